@@ -27,10 +27,10 @@ CONTENT_ID_SIZE: Final = 16
 
 # Maximum number of blocks of a file whose tiers are shown, those of 32 GiB at the default block size: looking them up
 # takes some 15 ms, and their text takes at most 58 of the 64 KiB that an extended attribute may have.
-MOST_LOCATED: Final = 8192
+MAX_LOCATED_BLOCKS: Final = 8192
 
 # xxhash releases the interpreter lock for larger pieces of data (bytes).
-_LOCKED: Final = 64 * 1024
+_DIGEST_CHUNK_BYTES: Final = 64 * 1024
 
 _MASK = (1 << 64) - 1
 _LENGTH = struct.Struct("<I")
@@ -41,7 +41,7 @@ _CHECKSUM = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class BlockLocation:
     """The location of one copy of a block."""
 
     # MEMORY or SSD.
@@ -59,7 +59,7 @@ class Location:
         return _LOCATION.pack(self.tier, self.segment, self.offset, self.length) + self.checksums
 
     @classmethod
-    def unpack(cls, record: bytes) -> "Location":
+    def unpack(cls, record: bytes) -> "BlockLocation":
         """Return the location in a packed record. Raises ValueError where the record is cut off or implausible."""
         try:
             tier, segment, offset, length = _LOCATION.unpack_from(record)
@@ -71,19 +71,19 @@ class Location:
         return cls(tier, segment, offset, length, checksums)
 
 
-def sealed(key: bytes, location: Location) -> bytes:
+def seal_location(key: bytes, location: BlockLocation) -> bytes:
     """Return *location* as the index stores it: packed, with a seal of 24 bits that binds the record to the key."""
     record = bytearray(location.pack())
-    record[_SEAL] = _seal(key, record)
+    record[_SEAL] = _compute_seal(key, record)
     return bytes(record)
 
 
 def is_sealed(key: bytes, record: bytes) -> bool:
     """Return whether *record* was sealed for *key*. Misses a changed bit of either in 1 of 16 million cases."""
-    return record[_SEAL] == _seal(key, bytearray(record))
+    return record[_SEAL] == _compute_seal(key, bytearray(record))
 
 
-def _seal(key: bytes, record: bytearray) -> bytes:
+def _compute_seal(key: bytes, record: bytearray) -> bytes:
     record[_SEAL] = bytes(3)
     return xxh3_64_digest(key + record)[:3]
 
@@ -133,8 +133,8 @@ def piece_checksums(key: bytes, data: bytes | bytearray | memoryview, first_piec
     view, seed, digests = memoryview(data), xxh3_64_intdigest(key), []
     for piece, start in enumerate(range(0, len(view), PIECE_SIZE), first_piece):
         digest = xxh3_64(seed=(seed + piece) & _MASK)
-        for part in range(start, min(start + PIECE_SIZE, len(view)), _LOCKED):
-            digest.update(view[part : min(part + _LOCKED, start + PIECE_SIZE)])
+        for part in range(start, min(start + PIECE_SIZE, len(view)), _DIGEST_CHUNK_BYTES):
+            digest.update(view[part : min(part + _DIGEST_CHUNK_BYTES, start + PIECE_SIZE)])
         digests.append(_CHECKSUM.pack(digest.intdigest()))
     return b"".join(digests)
 
@@ -145,23 +145,23 @@ def pieces_match(key: bytes, checksums: bytes, first_piece: int, data: memoryvie
     *data* ends where a piece or the block ends.
     """
     expected = checksums[8 * first_piece : 8 * (first_piece + piece_count(len(data)))]
-    return expected == b"".join(_CHECKSUM.pack(digest) for digest in _digests(key, data, first_piece))
+    return expected == b"".join(_CHECKSUM.pack(digest) for digest in _piece_digests(key, data, first_piece))
 
 
-def _digests(key: bytes, data: memoryview, first_piece: int) -> Iterator[int]:
+def _piece_digests(key: bytes, data: memoryview, first_piece: int) -> Iterator[int]:
     seed = xxh3_64_intdigest(key)
     for piece, start in enumerate(range(0, len(data), PIECE_SIZE), first_piece):
         yield xxh3_64_intdigest(data[start : start + PIECE_SIZE], (seed + piece) & _MASK)
 
 
-def describe_tiers(blocks: Iterable[Location | None], count: int) -> str:
+def describe_tiers(blocks: Iterable[BlockLocation | None], count: int) -> str:
     """Return the tier of each block of a file of *count* blocks, in runs: `memory` for a single block, or `ssd*3
     origin*2 memory` for several.
 
-    blocks: locations of the first MOST_LOCATED blocks, None for a block that is not on this node.
+    blocks: locations of the first MAX_LOCATED_BLOCKS blocks, None for a block that is not on this node.
     """
     names = ("origin" if location is None else TIER_NAMES[location.tier] for location in blocks)
     runs = [(name, len(list(run))) for name, run in itertools.groupby(names)]
-    if count > MOST_LOCATED:
-        runs.append(("more", count - MOST_LOCATED))
+    if count > MAX_LOCATED_BLOCKS:
+        runs.append(("more", count - MAX_LOCATED_BLOCKS))
     return " ".join(name if number == 1 and name != "more" else f"{name}*{number}" for name, number in runs)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final
 
 # Memory of a control group that is not reclaimable by dropping clean pages. tmpfs (the memory tier) counts as shmem.
-_HELD_V2: Final = ("anon", "shmem", "slab_unreclaimable", "kernel_stack", "pagetables")
-_HELD_V1: Final = ("total_rss", "total_shmem")
+_UNRECLAIMABLE_V2: Final = ("anon", "shmem", "slab_unreclaimable", "kernel_stack", "pagetables")
+_UNRECLAIMABLE_V1: Final = ("total_rss", "total_shmem")
 
 
 def memory_limits(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, int]]:
@@ -19,15 +19,15 @@ def memory_limits(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             for directory in _with_parents(sys, path):
-                limit = _number(directory / "memory.max")
+                limit = _read_limit(directory / "memory.max")
                 if limit is not None:
-                    yield limit, _held(directory, _HELD_V2)
+                    yield limit, _unreclaimable_bytes(directory, _UNRECLAIMABLE_V2)
         elif "memory" in controllers.split(","):
             for directory in _with_parents(sys / "memory", path):
-                limit = _number(directory / "memory.limit_in_bytes")
+                limit = _read_limit(directory / "memory.limit_in_bytes")
                 # The largest multiple of the page size stands for no limit.
                 if limit is not None and limit < 1 << 62:
-                    yield limit, _held(directory, _HELD_V1)
+                    yield limit, _unreclaimable_bytes(directory, _UNRECLAIMABLE_V1)
 
 
 def _with_parents(root: Path, path: str) -> Iterator[Path]:
@@ -39,14 +39,14 @@ def _with_parents(root: Path, path: str) -> Iterator[Path]:
     yield root
 
 
-def _number(path: Path) -> int | None:
+def _read_limit(path: Path) -> int | None:
     try:
         return int(path.read_text())
     except (OSError, ValueError):  # "max"
         return None
 
 
-def _held(directory: Path, names: tuple[str, ...]) -> int:
+def _unreclaimable_bytes(directory: Path, names: tuple[str, ...]) -> int:
     try:
         pairs = (line.split() for line in (directory / "memory.stat").read_text().splitlines())
         return sum(int(pair[1]) for pair in pairs if pair[0] in names)

@@ -12,9 +12,9 @@ import click
 import cachefs
 from cachefs.extras import DISTRIBUTION
 
-HELPER: Final = "mount.cachefs"
+MOUNT_HELPER: Final = "mount.cachefs"
 # mount(8) looks only in /sbin, not in $PATH.
-HELPER_LINK: Final = Path("/sbin") / HELPER
+MOUNT_HELPER_LINK: Final = Path("/sbin") / MOUNT_HELPER
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -50,7 +50,7 @@ def run(job: str | None, socket: str | None, quiet: bool, command: tuple[str, ..
     On stderr, lines that begin with "cachefs:" say which datasets are mounted, what is known of each loader, and in the
     end how long the job has waited for data, and what would help.
     """
-    from cachefs.run import run as become
+    from cachefs.run import run_command as become
 
     sys.exit(become(command, job, socket, quiet=quiet))
 
@@ -64,23 +64,27 @@ def install_mount_helper(force: bool) -> None:
     """
     script = _helper_script()
     try:
-        is_link = HELPER_LINK.is_symlink()
-        if is_link and not force and HELPER_LINK.exists() and not HELPER_LINK.samefile(script):
-            other = os.path.realpath(HELPER_LINK)
-            raise click.ClickException(f"{HELPER_LINK} is another installation's ({other}); replace it with --force")
+        is_link = MOUNT_HELPER_LINK.is_symlink()
+        if is_link and not force and MOUNT_HELPER_LINK.exists() and not MOUNT_HELPER_LINK.samefile(script):
+            other = os.path.realpath(MOUNT_HELPER_LINK)
+            raise click.ClickException(
+                f"{MOUNT_HELPER_LINK} is another installation's ({other}); replace it with --force"
+            )
         if force or is_link:
-            HELPER_LINK.unlink(missing_ok=True)
-        HELPER_LINK.symlink_to(script)
+            MOUNT_HELPER_LINK.unlink(missing_ok=True)
+        MOUNT_HELPER_LINK.symlink_to(script)
     except OSError as error:
         if error.errno == errno.EEXIST:
-            raise click.ClickException(f"{HELPER_LINK} exists and is not a link; replace it with --force") from None
-        raise click.ClickException(f"cannot link {HELPER_LINK} ({error.strerror}); this needs root") from None
-    click.echo(f"{HELPER_LINK} -> {script}")
+            raise click.ClickException(
+                f"{MOUNT_HELPER_LINK} exists and is not a link; replace it with --force"
+            ) from None
+        raise click.ClickException(f"cannot link {MOUNT_HELPER_LINK} ({error.strerror}); this needs root") from None
+    click.echo(f"{MOUNT_HELPER_LINK} -> {script}")
 
 
 def _helper_script() -> Path:
     """Return the path of this environment's mount.cachefs. Raises ClickException."""
-    script = Path(sysconfig.get_path("scripts")) / HELPER
+    script = Path(sysconfig.get_path("scripts")) / MOUNT_HELPER
     if not script.exists():
         raise click.ClickException(f"{script} is missing; reinstall {DISTRIBUTION} with the pip of {sys.executable}")
     return script

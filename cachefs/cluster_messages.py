@@ -6,7 +6,7 @@ import msgspec
 
 from cachefs.messages import Message
 
-MOST_GIVERS: Final = 64
+MAX_RECEIVED_NODES: Final = 64
 
 
 class PeerTraffic(Message, frozen=True):
@@ -51,7 +51,7 @@ class NodeCounters(Message, frozen=True):
     origin_bytes: int = 0
     # The node's problems with datasets of the cluster, a line each.
     problems: list[str] = msgspec.field(default_factory=list)
-    # Bytes received from other nodes by node id, for the MOST_GIVERS that gave most.
+    # Bytes received from other nodes by node id, for the MAX_RECEIVED_NODES that gave most.
     received: dict[str, int] = msgspec.field(default_factory=dict)
     # The node's cluster.replicas and cluster.grace, which should be equal on all nodes; 0 where unknown.
     replicas: int = 0
@@ -107,7 +107,7 @@ class ClusterStatus(Message, frozen=True):
     members: list[MemberStatus] = msgspec.field(default_factory=list)
 
 
-class DrainNode(Message, frozen=True):
+class DrainRequest(Message, frozen=True):
     """A request to drain a node, or for the state of its drain."""
 
     # Name or id of the node; "" for the receiver.

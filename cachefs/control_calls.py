@@ -14,17 +14,17 @@ import msgspec
 
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, Method
 
-# Version of the format of `lines_of`. A mount rejects a higher one.
+# Version of the format of `call_lines`. A mount rejects a higher one.
 VERSION: Final = 1
 # Bytes of a request in one line: 3960 in base64, with less than 120 around them.
 PART_BYTES: Final = 2970
 MAX_LINE_BYTES: Final = 4096
 # Maximum size in bytes of one request. An order or a sample map has 4 per sample.
-MAX_REQUEST: Final = 64 << 20
+MAX_REQUEST_BYTES: Final = 64 << 20
 TOKEN_BITS: Final = 36
 _TOKEN_DIGITS: Final = TOKEN_BITS // 4
-_PREFIX: Final = b"answers-"
-_NAME: Final = re.compile(rb"%s([0-9a-f]{%d})" % (_PREFIX, _TOKEN_DIGITS))
+_FIFO_PREFIX: Final = b"answers-"
+_FIFO_NAME: Final = re.compile(rb"%s([0-9a-f]{%d})" % (_FIFO_PREFIX, _TOKEN_DIGITS))
 # Methods that may be called through a mount, by name.
 METHODS: Final[dict[str, Method[Any, Any]]] = {
     method.name: method for method in (JOB_PUBLISH, JOB_EPOCH, JOB_PROGRESS, JOB_SHOW)
@@ -33,10 +33,10 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
 Token = Annotated[str, msgspec.Meta(pattern=rf"^[0-9a-f]{{{_TOKEN_DIGITS}}}\Z")]
 # Numbers that msgspec can write again: it also reads longer ones.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
-_Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_BYTES)]
 
 
-class Part(msgspec.Struct, tag_field="op", tag="part", forbid_unknown_fields=True):
+class RequestPart(msgspec.Struct, tag_field="op", tag="part", forbid_unknown_fields=True):
     """A part of a request that is too long for one line."""
 
     # Token of the FIFO for the response, and number of the call; together they identify the request.
@@ -47,7 +47,7 @@ class Part(msgspec.Struct, tag_field="op", tag="part", forbid_unknown_fields=Tru
     data: bytes
 
 
-class Call(msgspec.Struct, tag_field="op", tag="call", forbid_unknown_fields=True):
+class RequestEnd(msgspec.Struct, tag_field="op", tag="call", forbid_unknown_fields=True):
     """The last bytes of a request, which is then complete."""
 
     answers: Token
@@ -61,7 +61,7 @@ class Call(msgspec.Struct, tag_field="op", tag="call", forbid_unknown_fields=Tru
     version: _Number = VERSION
 
 
-class Answer(msgspec.Struct):
+class CallResponse(msgspec.Struct):
     """The result of a call: a reply, or an error."""
 
     id: int
@@ -71,29 +71,29 @@ class Answer(msgspec.Struct):
     text: str = ""
 
 
-def lines_of(answers: str, number: int, method: str, request: bytes) -> Iterator[bytes]:
+def call_lines(token: str, number: int, method: str, request: bytes) -> Iterator[bytes]:
     """Yield the lines of a call, each of at most MAX_LINE_BYTES."""
     last = max(0, len(request) - 1) // PART_BYTES * PART_BYTES
     for at in range(0, last, PART_BYTES):
-        yield _line(Part(answers, number, at, request[at : at + PART_BYTES]))
-    yield _line(Call(answers, number, method, len(request), zlib.crc32(request), request[last:]))
+        yield _line(RequestPart(token, number, at, request[at : at + PART_BYTES]))
+    yield _line(RequestEnd(token, number, method, len(request), zlib.crc32(request), request[last:]))
 
 
-def token_of(number: int) -> str:
+def format_token(number: int) -> str:
     """Return the token for a number of TOKEN_BITS bits."""
     return f"{number:0{_TOKEN_DIGITS}x}"
 
 
-def answers_name(token: str) -> str:
+def response_fifo_name(token: str) -> str:
     """Return the name of the FIFO for the responses, beside the control file."""
-    return (_PREFIX + token.encode()).decode()
+    return (_FIFO_PREFIX + token.encode()).decode()
 
 
-def token_in(name: bytes) -> int | None:
+def parse_fifo_token(name: bytes) -> int | None:
     """Return the number of the token in the name of a FIFO for responses; None for other names."""
-    found = _NAME.fullmatch(name)
+    found = _FIFO_NAME.fullmatch(name)
     return int(found[1], 16) if found else None
 
 
-def _line(said: Part | Call) -> bytes:
-    return msgspec.json.encode(said) + b"\n"
+def _line(message: RequestPart | RequestEnd) -> bytes:
+    return msgspec.json.encode(message) + b"\n"

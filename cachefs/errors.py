@@ -7,7 +7,7 @@ daemon sends the name of the class to its clients. A client that does not know t
 import errno
 from typing import Final
 
-from cachefs.secrets_in_text import without_secrets
+from cachefs.secrets_in_text import remove_secrets
 
 
 class CachefsError(Exception):
@@ -20,7 +20,7 @@ class CachefsError(Exception):
     errno = errno.EIO
 
     def __init__(self, *texts: str) -> None:
-        super().__init__(*map(without_secrets, texts))
+        super().__init__(*map(remove_secrets, texts))
 
 
 class ConfigError(CachefsError):
@@ -80,8 +80,8 @@ class OriginUnavailable(OriginError):
 
 
 # Advice where an object differs from the listed one, and where its dataset was refreshed after the listing.
-REFRESH: Final = "refresh the dataset"
-MOUNT_AGAIN: Final = (
+REFRESH_HINT: Final = "refresh the dataset"
+REMOUNT_HINT: Final = (
     "the dataset was refreshed since, so mount it again (on a mount that follows refreshes, open the file again)"
 )
 
@@ -91,9 +91,9 @@ class ObjectChanged(OriginError):
 
     errno = errno.ESTALE
 
-    def of_older_snapshot(self) -> "ObjectChanged":
+    def for_older_snapshot(self) -> "ObjectChanged":
         """Return the error for a mount of an older snapshot, whose reader another refresh would not help."""
-        return ObjectChanged(str(self).replace(REFRESH, MOUNT_AGAIN))
+        return ObjectChanged(str(self).replace(REFRESH_HINT, REMOUNT_HINT))
 
 
 class OriginAccessDenied(OriginError):

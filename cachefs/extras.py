@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 # The name of the distribution. The name of the import package, `cachefs`, belongs to another project on PyPI.
 DISTRIBUTION: Final = "cachefsd"
-USAGE: Final = 2
-_OWN: Final = ("cachefs", "cachefs_daemon", "cachefs_scheduler", "cachefs_tools")
+USAGE_EXIT_STATUS: Final = 2
+_OWN_PACKAGES: Final = ("cachefs", "cachefs_daemon", "cachefs_scheduler", "cachefs_tools")
 
 
-def way_out(extra: str, installed: "Distribution | None" = None) -> str:
+def install_command(extra: str, installed: "Distribution | None" = None) -> str:
     """Return the command that installs an extra, as the end of a message.
 
     cachefs is on no package index, so pip needs the directory or file from which it was installed, which pip records
@@ -45,13 +45,13 @@ def _installed_from(installed: "Distribution | None") -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def needs_extra(extra: str, command: str) -> Iterator[None]:
+def require_extra(extra: str, command: str) -> Iterator[None]:
     """Wrap the imports of a command: where a package of the extra is missing, print how to install it, and exit."""
     try:
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if not missing or missing in _OWN:
+        if not missing or missing in _OWN_PACKAGES:
             raise
-        print(f"{command}: {missing} is not installed; install it with: {way_out(extra)}", file=sys.stderr)
-        sys.exit(USAGE)
+        print(f"{command}: {missing} is not installed; install it with: {install_command(extra)}", file=sys.stderr)
+        sys.exit(USAGE_EXIT_STATUS)

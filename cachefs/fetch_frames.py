@@ -1,8 +1,9 @@
 """Frames of the daemon's fetch channel, a unix socket beside its own, where mounts request blocks.
 
 A frame is a length of four bytes (big-endian) and this number of bytes of msgpack. Both sides begin with a Hello. Then
-the mount sends any number of `Asked`, without waiting, and the daemon answers each with one `Answered`, in any order.
-The kernel tells the daemon who has connected (SO_PEERCRED), so a mount need not identify itself.
+the mount sends any number of `FetchRequestFrame`, without waiting, and the daemon answers each with one
+`FetchResponseFrame`, in any order. The kernel tells the daemon who has connected (SO_PEERCRED), so a mount need not
+identify itself.
 """
 
 from collections.abc import Callable
@@ -12,15 +13,15 @@ from typing import Final, TypeVar
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs.messages import Fetch, FetchedBlock, Message
+from cachefs.messages import FetchedBlock, FetchRequest, Message
 
 # Suffix of the daemon's socket path for that of the fetch channel.
 FETCH_SUFFIX: Final = ".ch"
 # Version of the frames after the Hello. It changes where one side could not understand the other.
 VERSION: Final = 1
 # Maximum size in bytes of a frame from a mount (3,000 blocks), and from the daemon.
-MOST_ASKED: Final = 256 << 10
-MOST_ANSWERED: Final = 128 << 20
+MAX_REQUEST_BYTES: Final = 256 << 10
+MAX_RESPONSE_BYTES: Final = 128 << 20
 # Timeout for the Hello.
 HELLO_SECONDS: Final = 5.0
 
@@ -30,7 +31,7 @@ Body = TypeVar("Body", bound=Message)
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
 
-class BadFrame(CachefsError):
+class InvalidFrame(CachefsError):
     """The other side violates the protocol."""
 
 
@@ -43,15 +44,15 @@ class Hello(Message, frozen=True):
     refusal: str = ""
 
 
-class Asked(Message, frozen=True, array_like=True):
+class FetchRequestFrame(Message, frozen=True, array_like=True):
     """A mount's request."""
 
     # The response has the same number.
     number: int
-    fetch: Fetch
+    request: FetchRequest
 
 
-class Answered(Message, frozen=True, array_like=True):
+class FetchResponseFrame(Message, frozen=True, array_like=True):
     """The daemon's response."""
 
     number: int
@@ -62,11 +63,11 @@ class Answered(Message, frozen=True, array_like=True):
     message: str = ""
 
 
-def fetch_socket(daemon_socket: Path) -> Path:
+def fetch_socket_path(daemon_socket: Path) -> Path:
     return daemon_socket.with_name(daemon_socket.name + FETCH_SUFFIX)
 
 
-def frame(message: Message) -> bytearray:
+def encode_frame(message: Message) -> bytearray:
     """Return the frame of a message. Raises UnicodeEncodeError for a text that is not UTF-8."""
     data = bytearray(_LENGTH)
     _encode_into(message, data, _LENGTH)
@@ -74,39 +75,39 @@ def frame(message: Message) -> bytearray:
     return data
 
 
-def decoder(kind: type[Body]) -> Callable[[bytes | memoryview], Body]:
-    """Return a function that decodes the body of a frame. It raises BadFrame."""
+def body_decoder(kind: type[Body]) -> Callable[[bytes | memoryview], Body]:
+    """Return a function that decodes the body of a frame. It raises InvalidFrame."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(body: bytes | memoryview) -> Body:
         try:
             return decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BadFrame(f"no {kind.__name__} ({error})") from None
+            raise InvalidFrame(f"no {kind.__name__} ({error})") from None
 
     return read
 
 
-class Frames:
+class FrameSplitter:
     """Splits a stream of bytes into the bodies of frames."""
 
-    def __init__(self, most: int) -> None:
-        """most: maximum size of a body in bytes."""
-        self._most = most
-        self._kept = bytearray()
+    def __init__(self, max_size: int) -> None:
+        """max_size: maximum size of a body in bytes."""
+        self._max_size = max_size
+        self._incomplete = bytearray()
 
-    def feed(self, data: bytes | memoryview) -> list[bytes | memoryview]:
-        """Return the bodies that end in *data*, some of them as views into it. Raises BadFrame."""
-        kept, begin = self._kept, 0
-        if not kept and 0 < len(data) - _LENGTH == int.from_bytes(data[:_LENGTH], "big") <= self._most:
+    def split_frames(self, data: bytes | memoryview) -> list[bytes | memoryview]:
+        """Return the bodies that end in *data*, some of them as views into it. Raises InvalidFrame."""
+        kept, begin = self._incomplete, 0
+        if not kept and 0 < len(data) - _LENGTH == int.from_bytes(data[:_LENGTH], "big") <= self._max_size:
             return [memoryview(data)[_LENGTH:]]
         found: list[bytes | memoryview] = []
         kept += data
         while len(kept) - begin >= _LENGTH:
             body = begin + _LENGTH
             length = int.from_bytes(kept[begin:body], "big")
-            if not 0 < length <= self._most:
-                raise BadFrame(f"a frame of {length} bytes; from 1 to {self._most} are allowed")
+            if not 0 < length <= self._max_size:
+                raise InvalidFrame(f"a frame of {length} bytes; from 1 to {self._max_size} are allowed")
             if len(kept) - body < length:
                 break
             begin = body + length

@@ -17,29 +17,29 @@ IDENTITY_SUFFIX: Final = ".id"
 # Metadata key of the caller's identity.
 IDENTITY_KEY: Final = "cachefs-identity"
 # Prefix of the identity of a mount that forwards calls of its control file, whose writer the mount does not know.
-FOR_SOMEBODY: Final = "somebody."
+UNKNOWN_USER_PREFIX: Final = "somebody."
 # Separates a job's name from its owner other than the daemon's user. Names given by users never contain it.
 OWNER_MARK: Final = "~"
 # Owner of the jobs of unknown users.
 UNKNOWN_OWNER: Final = "control"
 # Timeout: the daemon answers at once, since it examines nothing but the connection.
-_SECONDS: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
 _MAX_BYTES: Final = 256
 
 
-def identity_socket(daemon_socket: Path) -> Path:
+def identity_socket_path(daemon_socket: Path) -> Path:
     return daemon_socket.with_name(daemon_socket.name + IDENTITY_SUFFIX)
 
 
-def ask_identity(daemon_socket: Path) -> str | None:
+def request_identity(daemon_socket: Path) -> str | None:
     """Return this process's identity; "" without a second socket, None where the daemon has ended, or is too busy."""
     answer = b""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-            connection.settimeout(_SECONDS)
-            found = os.open(identity_socket(daemon_socket), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            connection.settimeout(_TIMEOUT_SECONDS)
+            found = os.open(identity_socket_path(daemon_socket), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if not _may_ask(daemon_socket, os.fstat(found)):
+                if not _is_trusted_socket(daemon_socket, os.fstat(found)):
                     return ""
                 connection.connect(f"/proc/self/fd/{found}")
             finally:
@@ -53,13 +53,13 @@ def ask_identity(daemon_socket: Path) -> str | None:
     return answer.decode("ascii", "replace")
 
 
-def _may_ask(daemon_socket: Path, asked: os.stat_result) -> bool:
+def _is_trusted_socket(daemon_socket: Path, socket_status: os.stat_result) -> bool:
     """Return whether the second socket belongs to the owner of the first, and only root, the owner and this user may
     replace either. Otherwise another user could link the second socket of a daemon beside a socket of their own, and
     receive our identity for that daemon."""
-    trusted = (0, asked.st_uid, os.geteuid())
+    trusted = (0, socket_status.st_uid, os.geteuid())
     above = daemon_socket.absolute().parent.resolve()
-    return stat.S_ISSOCK(asked.st_mode) and all(
+    return stat.S_ISSOCK(socket_status.st_mode) and all(
         (found := directory.stat()).st_uid in trusted
         and (not found.st_mode & stat.S_IWOTH or bool(found.st_mode & stat.S_ISVTX))
         for directory in (above, *above.parents)

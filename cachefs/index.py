@@ -12,7 +12,7 @@ from typing import Final
 
 import lmdb
 
-from cachefs.block import Location
+from cachefs.block import BlockLocation
 from cachefs.errors import CachefsError
 
 BLOCKS_DB: Final = b"blocks"
@@ -49,21 +49,21 @@ class IndexReader:
                 raise CachefsError(f"the index {path} cannot be read: {error}") from None
             undo.pop_all()
 
-    def get(self, key: bytes) -> Location | None:
+    def get(self, key: bytes) -> BlockLocation | None:
         try:
             with self._env.begin(db=self._blocks) as txn:
                 record = txn.get(key)
-            return Location.unpack(record) if record is not None else None
+            return BlockLocation.unpack(record) if record is not None else None
         except (lmdb.Error, ValueError):
             return None
 
-    def blocks_of(self, content: bytes) -> Iterator[tuple[bytes, Location]]:
+    def blocks_of(self, content: bytes) -> Iterator[tuple[bytes, BlockLocation]]:
         """Yield all cached blocks of one content, sorted by number. Iterate quickly: this holds a read transaction."""
         with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
             found = cursor.set_range(content)
             while found and cursor.key().startswith(content):
                 with contextlib.suppress(ValueError):
-                    yield cursor.key(), Location.unpack(cursor.value())
+                    yield cursor.key(), BlockLocation.unpack(cursor.value())
                 found = cursor.next()
 
     def is_current(self) -> bool:

@@ -6,7 +6,7 @@ of an inode never become stale. Inode 1 is the root of the mount, whether of one
 
 The root of each dataset in a mount has a symbolic link named IDENTITY_NAME, which is not listed. Its target is the id
 of the snapshot, and its inode number has the snapshot's slot, so that a program finds both without the daemon. A mount
-of an older version has the extended attribute OLD_ATTRIBUTE instead of the link.
+of an older version has the extended attribute LEGACY_ATTRIBUTE instead of the link.
 """
 
 import errno
@@ -23,51 +23,51 @@ ROOT: Final = 1
 ENTRY_BITS: Final = 40
 ENTRY_MASK: Final = (1 << ENTRY_BITS) - 1
 # Entry number of the link to the snapshot's id, which no file has.
-IDENTITY: Final = ENTRY_MASK
+IDENTITY_ENTRY: Final = ENTRY_MASK
 IDENTITY_NAME: Final = b".cachefs-snapshot"
-OLD_ATTRIBUTE: Final = "user.cachefs.snapshot"
+LEGACY_ATTRIBUTE: Final = "user.cachefs.snapshot"
 # Slots are numbered from 1 to SLOTS, so that inode numbers fit into a signed 64-bit integer.
 SLOTS: Final = 1 << 22
 
 
-def is_identity(inode: int) -> bool:
+def is_identity_link(inode: int) -> bool:
     """Return whether the inode is the link that names a snapshot."""
-    return inode & ENTRY_MASK == IDENTITY
+    return inode & ENTRY_MASK == IDENTITY_ENTRY
 
 
-def shown_snapshot(root: str | bytes | os.PathLike[str]) -> tuple[int, str]:
+def read_mounted_snapshot(root: str | bytes | os.PathLike[str]) -> tuple[int, str]:
     """Return slot and id of the snapshot that a mount shows at *root*, the root of a dataset. Raises OSError."""
     path = os.path.join(os.fsencode(root), IDENTITY_NAME)
     try:
         link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return _shown_by_old_mount(os.fsencode(root))
+        return _read_legacy_mount(os.fsencode(root))
     try:  # both of one link, even if the name refers to another one by then
         return slot_and_entry(os.fstat(link).st_ino)[0], os.readlink("", dir_fd=link)
     finally:
         os.close(link)
 
 
-def _shown_by_old_mount(root: bytes) -> tuple[int, str]:
+def _read_legacy_mount(root: bytes) -> tuple[int, str]:
     """Return the same for a mount of an older version, without the link. Raises OSError."""
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        snapshot = os.getxattr(directory, OLD_ATTRIBUTE)
+        snapshot = os.getxattr(directory, LEGACY_ATTRIBUTE)
         with os.scandir(directory) as entries:
             first = next(entries, None)
         if first is None:
             raise FileNotFoundError(errno.ENOENT, "the root is empty", os.fsdecode(root))
         slot, _ = slot_and_entry(os.stat(first.name, dir_fd=directory, follow_symlinks=False).st_ino)
-        if os.getxattr(directory, OLD_ATTRIBUTE) != snapshot:
+        if os.getxattr(directory, LEGACY_ATTRIBUTE) != snapshot:
             raise OSError(errno.ESTALE, "the mount shows another snapshot now", os.fsdecode(root))
     finally:
         os.close(directory)
-    _log_old_mount(root)
+    _log_legacy_mount(root)
     return slot, snapshot.decode("ascii", "replace")
 
 
 @functools.cache
-def _log_old_mount(root: bytes) -> None:
+def _log_legacy_mount(root: bytes) -> None:
     """Log once per mount that it is of an older version."""
     import logging
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs.messages import GuessCounts, Message, Trouble
+from cachefs.messages import Message, ReadaheadCounts, Trouble
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 
 # Maximum lengths of names in characters.
@@ -30,7 +30,7 @@ class SampleMap(Message, frozen=True):
     paths: list[bytes] = msgspec.field(default_factory=list)
 
 
-class JobPublish(Message, frozen=True):
+class JobPublication(Message, frozen=True):
     """Publishes how one consumer of a job will read."""
 
     job: str
@@ -70,7 +70,7 @@ class JobEpoch(Message, frozen=True):
 
 
 class LoaderView(Message, frozen=True):
-    """The progress of a loader as seen by its process (cachefs.publishing.tally). Times are seconds."""
+    """The progress of a loader as seen by its process (cachefs.publishing.loader_counts). Times are seconds."""
 
     # The class of the loader's dataset, and the line that made the loader.
     name: str
@@ -113,7 +113,7 @@ class JobProgress(Message, frozen=True):
     loader: LoaderView | None = None
 
 
-class JobProgressReply(Message, frozen=True):
+class JobProgressResponse(Message, frozen=True):
     # Epochs, the current one or the next, whose orders the daemon does not know, as after a restart.
     wanted: list[int] = msgspec.field(default_factory=list)
     # Present troubles of the job's reads (see JobView.troubles).
@@ -147,10 +147,10 @@ class ConsumerView(Message, frozen=True):
     loader: LoaderView | None = None
     # Seconds that reads have waited, by cause: `origin`, `peer`, `ssd`, `daemon`.
     stalled: dict[str, float] = msgspec.field(default_factory=dict)
-    mount_device: str = ""  # as in JobPublish
+    mount_device: str = ""  # as in JobPublication
 
 
-class FetchedAgain(Message, frozen=True):
+class RefetchedBytes(Message, frozen=True):
     """Bytes that a job has fetched in one epoch although the node had them before."""
 
     epoch: int  # as the job counts them, from 0
@@ -175,7 +175,7 @@ class JobView(Message, frozen=True):
     fetched_bytes: int = 0
     peer_bytes: int = 0
     # By epoch, fetched bytes that the node had before.
-    fetched_again: list[FetchedAgain] = msgspec.field(default_factory=list)
+    fetched_again: list[RefetchedBytes] = msgspec.field(default_factory=list)
     reason: str = ""  # why it ended; "" while it runs, where it ended by itself and where it was cancelled
     # Present troubles of its reads, the worst first, and those that have made its reads fail since it began.
     troubles: list[Trouble] = msgspec.field(default_factory=list)
@@ -184,20 +184,20 @@ class JobView(Message, frozen=True):
     longest: float = 0.0
 
 
-class GuessView(Message, frozen=True):
+class ReadaheadView(Message, frozen=True):
     """Readahead of a dataset by one rule, for readers who have published nothing."""
 
     # Name of the dataset; "" where it was removed.
     dataset: str
     snapshot: str
-    # One of cachefs.planning.prefetch.guess_counts.Rule.
+    # One of cachefs.planning.prefetch.readahead_counters.ReadaheadRule.
     rule: str
-    counts: GuessCounts
+    counts: ReadaheadCounts
 
 
 class JobList(Message, frozen=True):
     jobs: list[JobView]
-    guessed: list[GuessView] = msgspec.field(default_factory=list)
+    guessed: list[ReadaheadView] = msgspec.field(default_factory=list)
 
 
 class StallRow(Message, frozen=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachefs.job_messages import ConsumerView, JobView
-from cachefs.publishing.waiting import Waited, reason
+from cachefs.publishing.waiting import WaitTimes, explain_wait
 
 # States of jobs and consumers in the daemon's messages.
 RUNNING: Final = "running"
@@ -19,7 +19,7 @@ LEARNING: Final = "learning"
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class LoaderProgress:
     """The consumers of a job that read by one loader, one or more of each rank."""
 
     name: str
@@ -29,7 +29,7 @@ class Loader:
     def slowest(self) -> ConsumerView:
         """The consumer that is behind all others, of those that have not ended, if there are any."""
         left = [one for one in self.consumers if one.state != ENDED] or self.consumers
-        return min(left, key=lambda one: (epoch_of(one), done_of(one) or 0.0))
+        return min(left, key=lambda one: (current_epoch_of(one), done_share_of(one) or 0.0))
 
     @property
     def ranks(self) -> int:
@@ -44,17 +44,17 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The epoch of the slowest consumer, counted from 1."""
-        return epoch_of(self.slowest)
+        return current_epoch_of(self.slowest)
 
     @property
     def epochs(self) -> int:
         """The number of all epochs; 0 where unknown."""
-        return planned_of(self.slowest)
+        return planned_epochs_of(self.slowest)
 
     @property
-    def done(self) -> float | None:
+    def done_share(self) -> float | None:
         """The part of its epoch that the slowest consumer has read, from 0 to 1; None where unknown."""
-        return done_of(self.slowest)
+        return done_share_of(self.slowest)
 
     @property
     def rate(self) -> float:
@@ -62,27 +62,27 @@ class Loader:
         return sum(map(rate_of, self.consumers))
 
     @property
-    def epoch_left(self) -> float | None:
+    def epoch_seconds_left(self) -> float | None:
         """Seconds until the slowest consumer ends its epoch, at the rate of this epoch; None where unknown."""
-        return epoch_left_of(self.slowest)
+        return epoch_seconds_left_of(self.slowest)
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Seconds until the slowest consumer ends all its epochs; None where unknown."""
         one = self.slowest
-        rest, whole = epoch_left_of(one), epoch_seconds_of(one)
-        epochs = planned_of(one) - epoch_of(one)
+        rest, whole = epoch_seconds_left_of(one), epoch_duration_of(one)
+        epochs = planned_epochs_of(one) - current_epoch_of(one)
         return None if rest is None or whole is None or epochs < 0 else rest + epochs * whole
 
     @property
-    def waited(self) -> Waited:
+    def wait_times(self) -> WaitTimes:
         """The time that the loop has waited for the loader, in all ranks."""
         views = [one.loader for one in self.consumers if one.loader is not None]
         stalled: dict[str, float] = {}
         for one in self.consumers:
             for kind, seconds in one.stalled.items():
                 stalled[kind] = stalled.get(kind, 0.0) + seconds
-        return Waited(
+        return WaitTimes(
             busy=sum(view.busy for view in views),
             waited=sum(view.waited for view in views),
             first_busy=sum(view.first_busy for view in views),
@@ -96,57 +96,57 @@ class Loader:
         )
 
 
-def loaders_of(consumers: Iterable[ConsumerView]) -> list[Loader]:
+def group_by_loader(consumers: Iterable[ConsumerView]) -> list[LoaderProgress]:
     """Return the loaders of a job with these consumers, in order of appearance."""
     named: dict[str, list[ConsumerView]] = {}
     for one in consumers:
         named.setdefault(one.loader.name if one.loader is not None else one.consumer, []).append(one)
-    return [Loader(name, of_one) for name, of_one in named.items()]
+    return [LoaderProgress(name, of_one) for name, of_one in named.items()]
 
 
 def ranks_of_job(view: JobView) -> int:
     return len({one.rank for one in view.consumers})
 
 
-def share_waited(loaders: Iterable[Loader]) -> float | None:
+def waited_share(loaders: Iterable[LoaderProgress]) -> float | None:
     """Return the part of its time that the job has waited for data, from 0 to 1; None without reported times."""
-    times = [loader.waited for loader in loaders]
+    times = [loader.wait_times for loader in loaders]
     busy = sum(one.busy for one in times)
     return min(1.0, sum(one.waited for one in times) / busy) if busy else None
 
 
-def time_left(loaders: Sequence[Loader]) -> float | None:
+def job_seconds_left(loaders: Sequence[LoaderProgress]) -> float | None:
     """Return the seconds until the job ends, where its loaders take turns; None where any loader's are unknown."""
-    left = [loader.left for loader in loaders if loader.state != ENDED]
+    left = [loader.seconds_left for loader in loaders if loader.state != ENDED]
     known = [seconds for seconds in left if seconds is not None]
     return sum(known) if known and len(known) == len(left) else None
 
 
-def why(loaders: Sequence[Loader], processors: int = 0, *, has_full_tier: bool = False) -> str:
+def wait_explanation(loaders: Sequence[LoaderProgress], processors: int = 0, *, has_full_tier: bool = False) -> str:
     """Return why the job has waited longest, and what would help. processors: of the node; 0 where unknown.
-    has_full_tier: see `reason`."""
-    longest = max(loaders, key=lambda loader: loader.waited.waited, default=None)
-    if longest is None or not longest.waited.waited:
+    has_full_tier: see `explain_wait`."""
+    longest = max(loaders, key=lambda loader: loader.wait_times.waited, default=None)
+    if longest is None or not longest.wait_times.waited:
         return ""
-    sentence = reason(longest.waited, processors, has_full_tier=has_full_tier)
+    sentence = explain_wait(longest.wait_times, processors, has_full_tier=has_full_tier)
     return f"{longest.name}: {sentence}" if sentence and len(loaders) > 1 else sentence
 
 
 # --- of one consumer ------------------------------------------------------------------------------------------------
 
 
-def epoch_of(view: ConsumerView) -> int:
+def current_epoch_of(view: ConsumerView) -> int:
     """Return the current epoch, counted from 1."""
     return view.loader.epochs if view.loader is not None and view.loader.epochs else view.epoch + 1
 
 
-def planned_of(view: ConsumerView) -> int:
+def planned_epochs_of(view: ConsumerView) -> int:
     """Return the number of all epochs; 0 where unknown. A published sampler of a loader has no end."""
     planned = view.loader.planned if view.loader is not None else view.epochs
-    return planned if planned >= epoch_of(view) else 0
+    return planned if planned >= current_epoch_of(view) else 0
 
 
-def done_of(view: ConsumerView) -> float | None:
+def done_share_of(view: ConsumerView) -> float | None:
     loader = view.loader
     if loader is not None and loader.epochs:
         return loader.epoch_samples / loader.epoch_length if loader.epoch_length else None
@@ -164,7 +164,7 @@ def rate_of(view: ConsumerView) -> float:
     return view.rate
 
 
-def epoch_left_of(view: ConsumerView) -> float | None:
+def epoch_seconds_left_of(view: ConsumerView) -> float | None:
     rate = rate_of(view)
     loader = view.loader
     if loader is not None and loader.epochs:
@@ -176,7 +176,7 @@ def epoch_left_of(view: ConsumerView) -> float | None:
     return samples / rate if rate and samples is not None else None
 
 
-def epoch_seconds_of(view: ConsumerView) -> float | None:
+def epoch_duration_of(view: ConsumerView) -> float | None:
     """Return the duration of a whole epoch: the average after the first epoch, else at the rate of this epoch."""
     loader, rate = view.loader, rate_of(view)
     if loader is None or not loader.epochs:

@@ -6,9 +6,10 @@ So no user takes the room of others: with as many users as there is room for, ea
 from collections.abc import Iterable
 
 
-def largest(parts: Iterable[tuple[int | None, int]], user: int | None, size: int) -> int | None:
-    """Return the user with the largest sum of *parts*, once *user* has taken *size* more; *user* in case of a tie."""
+def find_largest_user(holdings: Iterable[tuple[int | None, int]], user: int | None, size: int) -> int | None:
+    """Return the user with the largest sum of *holdings*, once *user* has taken *size* more; *user* in case of a
+    tie."""
     together: dict[int | None, int] = {user: size}
-    for owner, part in parts:
+    for owner, part in holdings:
         together[owner] = together.get(owner, 0) + part
     return max(together, key=lambda one: (together[one], one == user))

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import Final
 
-_SECONDS: Final = 1.0
+_TIMEOUT_SECONDS: Final = 1.0
 # Seconds between two looks at a process that may be stopped only for a moment.
-_LOOK_AGAIN: Final = 0.2
+_RECHECK_SECONDS: Final = 0.2
 _CREDENTIALS: Final = struct.Struct("iII")  # of SO_PEERCRED: process, user, group
 
 
-def listening_process(path: Path, seconds: float = _SECONDS) -> int | None:
+def listening_process(path: Path, seconds: float = _TIMEOUT_SECONDS) -> int | None:
     """Return the process that listens at *path*; None where there is none, where this user may not ask, or where the
     process is in a container that hides its number. The kernel makes the connection, so a stopped process is found too.
 
@@ -38,26 +38,26 @@ def is_stopped(process: int, proc: Path = Path("/proc")) -> bool:
     return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
-def why_silent(path: Path) -> str:
+def silence_reason(path: Path) -> str:
     """Return why the listener at the socket does not answer, with the way out; "" where it is unknown."""
     process = listening_process(path)
-    return _way_out(process) if process is not None and is_stopped(process) else ""
+    return _resume_hint(process) if process is not None and is_stopped(process) else ""
 
 
-def why_unanswered(path: Path, proc: Path = Path("/proc")) -> str:
+def stopped_reason(path: Path, proc: Path = Path("/proc")) -> str:
     """Return before a call why the listener at the socket will not answer, with the way out; "" where it may answer.
 
     A process that a debugger or cpulimit stops for a moment answers. The process must therefore be stopped by a signal
     at two looks, and must not have run between them.
     """
     process = listening_process(path, 0)
-    if process is None or "State:\tT (stopped)" not in (first := _scheduling(process, proc)):
+    if process is None or "State:\tT (stopped)" not in (first := _scheduling_lines(process, proc)):
         return ""
-    time.sleep(_LOOK_AGAIN)
-    return _way_out(process) if _scheduling(process, proc) == first else ""
+    time.sleep(_RECHECK_SECONDS)
+    return _resume_hint(process) if _scheduling_lines(process, proc) == first else ""
 
 
-def _scheduling(process: int, proc: Path) -> list[str]:
+def _scheduling_lines(process: int, proc: Path) -> list[str]:
     """Return the kernel's lines with the state of the process, and with its number of context switches."""
     try:
         lines = (proc / str(process) / "status").read_text(errors="replace").splitlines()
@@ -66,5 +66,5 @@ def _scheduling(process: int, proc: Path) -> list[str]:
     return [line for line in lines if line.startswith("State:") or "_ctxt_switches:" in line]
 
 
-def _way_out(process: int) -> str:
+def _resume_hint(process: int) -> str:
     return f"process {process} is stopped; let it go on with `kill -CONT {process}`"

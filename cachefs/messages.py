@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 # Maximum number of datasets in one call for their cached bytes.
-MOST_NAMES: Final = 64
+MAX_DATASET_NAMES: Final = 64
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Stall(Message, frozen=True, array_like=True):
 # A worker of a mount reports at once after reading this share of the tiers' bytes, but not within this number of
 # seconds after its last report. Without the report, blocks that a reader has passed would stay in the tiers.
 REPORT_SHARE: Final = 1 / 64
-SHORTEST_REPORT_SECONDS: Final = 0.02
+MIN_REPORT_SECONDS: Final = 0.02
 
 
 class MountReport(Message, frozen=True):
@@ -105,7 +105,7 @@ class MountReport(Message, frozen=True):
     connection: int = 0
 
 
-class MountElsewhere(Message, frozen=True):
+class RemoteMount(Message, frozen=True):
     """A mount of another node of the cluster."""
 
     # Name of the node.
@@ -145,15 +145,15 @@ class BlockRef(Message, frozen=True, array_like=True):
     # Number of the block in the file.
     number: int
     # The packed Location whose bytes failed verification, or could not be read; empty without a failure.
-    bad: bytes = b""
+    failed_location: bytes = b""
     # The range of the block that the reader needs, returned where no tier can hold the block; none with a size of 0.
     start: int = 0
     size: int = 0
     # Whether the tier at *bad* does not answer: take the bytes from the origin, without waiting for the tier.
-    slow: bool = False
+    is_tier_slow: bool = False
 
 
-class Fetch(Message, frozen=True):
+class FetchRequest(Message, frozen=True):
     """A request to fetch blocks to the node (sent by cachefs.fetch_frames)."""
 
     blocks: list[BlockRef]
@@ -183,8 +183,8 @@ class FetchedBlock(Message, frozen=True, array_like=True):
     data: memoryview = memoryview(b"")
     checksums: bytes = b""
     # For a requesting node: fetch the block from the origin itself; or ask others, as the block is not here.
-    take_it: bool = False
-    not_here: bool = False
+    must_fetch_itself: bool = False
+    is_missing: bool = False
     # Source of a block that was just fetched: `peer NAME`, or "" for its origin.
     source: str = ""
     # For a requesting node: it is to ask the next node, since this one does not have the snapshot.
@@ -208,7 +208,7 @@ class SettingChange(Message, frozen=True):
     now: str
 
 
-class Reloaded(Message, frozen=True):
+class ReloadResult(Message, frozen=True):
     """The result of reloading the configuration."""
 
     # Changes that have taken effect, and changes that need a restart.
@@ -303,10 +303,10 @@ class ErrorCause(Message, frozen=True):
 class Trouble(Message, frozen=True):
     """A problem that keeps reads waiting, makes them fail, or leaves the node with less than it should have.
 
-    cachefs.troubles has the texts for users.
+    cachefs.trouble_texts has the texts for users.
     """
 
-    # One of cachefs.troubles.Cause.
+    # One of cachefs.trouble_texts.Cause.
     cause: str
     # The affected server, dataset, node or tier, by its name for users.
     subject: str
@@ -358,7 +358,7 @@ class FetchProcessStatus(Message, frozen=True):
     in_flight: int
 
 
-class GuessCounts(Message, frozen=True):
+class ReadaheadCounts(Message, frozen=True):
     """Counts of readahead without a published sequence."""
 
     # Blocks since the daemon started: all, those read since, and those not read.
@@ -443,7 +443,7 @@ class Status(Message, frozen=True):
     origin_detours: int = 0
     # All servers that have datasets.
     endpoints: list[EndpointStatus] = []
-    guessed: GuessCounts = GuessCounts()
+    guessed: ReadaheadCounts = ReadaheadCounts()
     fetch_processes: list[FetchProcessStatus] = []
     peers: PeerCounts = PeerCounts()
     cluster: ClusterBrief = ClusterBrief()
@@ -469,7 +469,7 @@ class OriginOptions(Message, frozen=True):
     user_project: str | None = None
 
 
-class DatasetAdd(Message, frozen=True):
+class DatasetAddRequest(Message, frozen=True):
     """A request to list an origin, and add it as the dataset *name*."""
 
     name: str
@@ -491,7 +491,7 @@ class OriginChange(Message, frozen=True):
     user_project: str | UnsetType | None = UNSET
 
 
-class DatasetSet(Message, frozen=True):
+class DatasetSetRequest(Message, frozen=True):
     """A request to change the options of a dataset's origin."""
 
     name: str
@@ -500,8 +500,8 @@ class DatasetSet(Message, frozen=True):
     unchecked: bool = False
 
 
-class DatasetReached(Message, frozen=True):
-    """The result of DatasetSet."""
+class DatasetSetResult(Message, frozen=True):
+    """The response to DatasetSetRequest."""
 
     dataset: DatasetView
     before: OriginOptions
@@ -536,12 +536,12 @@ class DatasetList(Message, frozen=True):
 
 
 class DatasetNames(Message, frozen=True):
-    """The names of up to MOST_NAMES datasets."""
+    """The names of up to MAX_DATASET_NAMES datasets."""
 
     names: list[str]
 
 
-class DatasetCached(Message, frozen=True):
+class CachedDataset(Message, frozen=True):
     """The approximate part of a dataset's current snapshot that is on this node."""
 
     name: str
@@ -553,10 +553,10 @@ class DatasetCached(Message, frozen=True):
     is_estimate: bool
 
 
-class DatasetsCached(Message, frozen=True):
+class CachedDatasets(Message, frozen=True):
     """The cached parts of the requested datasets that exist."""
 
-    datasets: list[DatasetCached]
+    datasets: list[CachedDataset]
 
 
 class SnapshotDiff(Message, frozen=True):
@@ -568,7 +568,7 @@ class SnapshotDiff(Message, frozen=True):
     unchanged: int
 
 
-class Problem(Message, frozen=True, array_like=True):
+class UnusableKey(Message, frozen=True, array_like=True):
     """A key of the origin that cannot be a file, and why."""
 
     key: bytes
@@ -585,7 +585,7 @@ class DatasetDetail(Message, frozen=True):
     cached: dict[str, int]
     # Pinned paths, relative to the dataset.
     pinned: list[bytes]
-    problems: list[Problem]
+    problems: list[UnusableKey]
     # Ids of the snapshots still on disk, newest first.
     snapshots: list[str]
 
@@ -611,7 +611,7 @@ class ListingProgress(Message, frozen=True):
     dataset: DatasetView | None = None
     diff: SnapshotDiff | None = None
     # Mounts of other nodes that keep an older snapshot: only in the last message of a refresh.
-    behind_elsewhere: list[MountElsewhere] = []
+    behind_elsewhere: list[RemoteMount] = []
 
 
 class Selection(Message, frozen=True):
@@ -621,7 +621,7 @@ class Selection(Message, frozen=True):
     paths: list[bytes] = []
 
 
-class Directory(Message, frozen=True):
+class DirectoryPath(Message, frozen=True):
     """A directory of a dataset, or a file."""
 
     dataset: str
@@ -670,7 +670,7 @@ class FileInfo(Message, frozen=True):
     tiers: str
 
 
-class Warmup(Message, frozen=True):
+class WarmupRequest(Message, frozen=True):
     """A request to fetch files of a dataset, selected as in Selection."""
 
     dataset: str
@@ -713,14 +713,14 @@ class WarmupList(Message, frozen=True):
     warmups: list[WarmupProgress]
 
 
-class Freed(Message, frozen=True):
+class EvictedAmount(Message, frozen=True):
     """The amount that was evicted."""
 
     blocks: int
     bytes: int
 
 
-class Held(Message, frozen=True):
+class DatasetAmount(Message, frozen=True):
     """An amount of a dataset: whole files; blocks and bytes, which may include parts of other files."""
 
     files: int
@@ -732,8 +732,8 @@ class WarmupForecast(Message, frozen=True):
     """The forecast of a warmup."""
 
     # Everything requested, and the part that is on the node already.
-    wanted: Held
-    here: Held
+    wanted: DatasetAmount
+    here: DatasetAmount
     # Bytes that the tiers can take without evicting anything.
     free: int
 
@@ -741,11 +741,11 @@ class WarmupForecast(Message, frozen=True):
 class EvictForecast(Message, frozen=True):
     """The forecast of an eviction: the amount it would free, and the part of it that is pinned."""
 
-    here: Held
-    pinned: Held
+    here: DatasetAmount
+    pinned: DatasetAmount
 
 
-class Pinned(Message, frozen=True):
+class PinnedAmount(Message, frozen=True):
     """The amount that was pinned or unpinned."""
 
     files: int

@@ -11,31 +11,31 @@ import msgspec
 from cachefs.messages import Message
 
 # Header with the caller's name, in `[cluster] observers` or `[cluster] schedulers` of the daemon, without TLS.
-OBSERVER: Final = "Cachefs-Observer"
+OBSERVER_HEADER: Final = "Cachefs-Observer"
 
 MEMBERS_PATH: Final = "/observe/cluster"
 REPORT_PATH: Final = "/observe/node"
-ORDER_PATH: Final = "/observe/order"
+COMMAND_PATH: Final = "/observe/order"
 # Prefix of the paths that observers may request.
-OBSERVE: Final = "/observe/"
+OBSERVE_PREFIX: Final = "/observe/"
 
 # Minimum seconds between two responses to one observer, and maximum seconds that a poll waits for news.
-LEAST_PAUSE: Final = 1.0
-MOST_WAIT: Final = 60.0
+MIN_PAUSE_SECONDS: Final = 1.0
+MAX_WAIT_SECONDS: Final = 60.0
 # Maximum size of one report in bytes, and number of snapshots in it.
-MOST_REPORT: Final = 8 << 20
-MOST_SNAPSHOTS: Final = 2048
-MOST_MEMBERS: Final = 16384
+MAX_REPORT_BYTES: Final = 8 << 20
+MAX_SNAPSHOTS: Final = 2048
+MAX_MEMBERS: Final = 16384
 # Maximum plausible rate in bytes per second.
-MOST_RATE: Final = 1e15
+MAX_RATE: Final = 1e15
 # A healthy daemon sends no value outside these ranges, which would spoil every later sum.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
-Rate = Annotated[float, msgspec.Meta(ge=0.0, le=MOST_RATE)]
+Rate = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_RATE)]
 # Names appear in the log of the receiver.
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 
 
-class Member(Message, frozen=True):
+class ClusterMember(Message, frozen=True):
     """A node of the cluster."""
 
     id: str
@@ -47,13 +47,13 @@ class Member(Message, frozen=True):
     state: str = ""
 
 
-class Members(Message, frozen=True):
+class ClusterMembers(Message, frozen=True):
     """The nodes of the cluster, as known to the responding node."""
 
     cluster: str
     # Id of the responding node.
     me: str
-    members: Annotated[list[Member], msgspec.Meta(max_length=MOST_MEMBERS)]
+    members: Annotated[list[ClusterMember], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class SnapshotReport(Message, frozen=True):
@@ -86,7 +86,7 @@ class RunningJob(Message, frozen=True, array_like=True):
     rate: Rate
 
 
-class OrderedWarmup(Message, frozen=True, array_like=True):
+class CommandedWarmup(Message, frozen=True, array_like=True):
     """The progress of a warmup that a scheduler has ordered."""
 
     # Id of the order.
@@ -101,7 +101,7 @@ class OrderedWarmup(Message, frozen=True, array_like=True):
     message: str = ""
 
 
-class Load(Message, frozen=True):
+class NodeLoad(Message, frozen=True):
     """Rates in bytes per second: the recent maximum, and the present ones."""
 
     # Maximum rates from origins, and from other nodes; 0 before the first bytes.
@@ -130,15 +130,15 @@ class NodeReport(Message, frozen=True):
     # Bytes that all tiers together may hold, and bytes that they hold.
     capacity: Count = 0
     used: Count = 0
-    snapshots: Annotated[list[SnapshotReport], msgspec.Meta(max_length=MOST_SNAPSHOTS)] = msgspec.field(
+    snapshots: Annotated[list[SnapshotReport], msgspec.Meta(max_length=MAX_SNAPSHOTS)] = msgspec.field(
         default_factory=list
     )
     jobs: Annotated[list[RunningJob], msgspec.Meta(max_length=4096)] = msgspec.field(default_factory=list)
-    warmups: Annotated[list[OrderedWarmup], msgspec.Meta(max_length=256)] = msgspec.field(default_factory=list)
-    load: Load = Load()
+    warmups: Annotated[list[CommandedWarmup], msgspec.Meta(max_length=256)] = msgspec.field(default_factory=list)
+    load: NodeLoad = NodeLoad()
 
 
-class OrderKind(StrEnum):
+class CommandKind(StrEnum):
     """A command from a scheduler to a node."""
 
     WARM = "warm"
@@ -150,10 +150,10 @@ class OrderKind(StrEnum):
     DRAIN = "drain"
 
 
-class Order(Message, frozen=True):
+class NodeCommand(Message, frozen=True):
     """A request to carry out a command on a dataset of this node."""
 
-    kind: OrderKind
+    kind: CommandKind
     # Id of a warmup, so that a repeated order is carried out once, and a warmup can be stopped.
     id: Annotated[str, msgspec.Meta(max_length=128, pattern=_ONE_LINE)] = ""
     dataset: Annotated[str, msgspec.Meta(max_length=256, pattern=_ONE_LINE)] = ""
@@ -166,7 +166,7 @@ class Order(Message, frozen=True):
     ttl: float | None = None
 
 
-class OrderDone(Message, frozen=True):
+class NodeCommandResult(Message, frozen=True):
     """The result of an order; for a warmup, that it has begun."""
 
     blocks: int = 0

@@ -9,22 +9,22 @@ from pathlib import Path
 from cachefs.errors import ConfigError
 
 # Mtime, inode and size of each file; None for a missing file.
-FilesState = tuple[tuple[int, int, int] | None, ...]
+FileStamps = tuple[tuple[int, int, int] | None, ...]
 
 
-def why_unusable(error: Exception) -> str:
+def describe_load_error(error: Exception) -> str:
     """Return a text for users about an error of loading the files into an SSLContext."""
     if isinstance(error, ssl.SSLError):
         return f"not what PEM files of TLS have in them, or they do not belong together ({error.reason or error})"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def files_state(paths: Sequence[Path | None]) -> FilesState:
+def file_stamps(paths: Sequence[Path | None]) -> FileStamps:
     """Return a value that changes when one of the files does. A None among the paths stands for an unset file."""
-    return tuple(_state(path) if path is not None else None for path in paths)
+    return tuple(_stamp(path) if path is not None else None for path in paths)
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         seen = os.stat(path)
     except OSError:
@@ -45,8 +45,8 @@ class PemFiles:
     names: tuple[str, str, str] = ("tls_cert", "tls_key", "tls_ca")
 
     @property
-    def state(self) -> FilesState:
-        return files_state((self.cert, self.key, self.ca))
+    def stamps(self) -> FileStamps:
+        return file_stamps((self.cert, self.key, self.ca))
 
     def load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         """Load the files into a context, and return it. Raises ConfigError with the setting and the file."""
@@ -55,14 +55,14 @@ class PemFiles:
             try:
                 context.load_verify_locations(cafile=self.ca)
             except (OSError, ssl.SSLError) as error:
-                raise ConfigError(f"{ca} = {str(self.ca)!r}: {why_unusable(error)}") from None
+                raise ConfigError(f"{ca} = {str(self.ca)!r}: {describe_load_error(error)}") from None
         if self.cert is not None and self.key is not None:
             try:
                 # Without this, OpenSSL would ask for the key's password on the terminal.
                 context.load_cert_chain(self.cert, self.key, password=lambda: "")
             except (OSError, ssl.SSLError, ValueError) as error:
                 raise ConfigError(
-                    f"{cert} = {str(self.cert)!r}, {key} = {str(self.key)!r}: {why_unusable(error)}"
+                    f"{cert} = {str(self.cert)!r}, {key} = {str(self.key)!r}: {describe_load_error(error)}"
                 ) from None
         return context
 

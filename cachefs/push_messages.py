@@ -9,7 +9,7 @@ import msgspec
 from cachefs.messages import Message
 
 
-class HeldPages(Message, frozen=True):
+class StoredPages(Message, frozen=True):
     """Blocks of one snapshot that were stored, and not dropped since."""
 
     snapshot: str
@@ -17,7 +17,7 @@ class HeldPages(Message, frozen=True):
     numbers: bytes
 
 
-class PushSubscribe(Message, frozen=True):
+class PushSubscription(Message, frozen=True):
     """Opens the stream of orders. A mount has one stream; a later one replaces an earlier one."""
 
     # The mount's id in its MountReports.
@@ -25,8 +25,8 @@ class PushSubscribe(Message, frozen=True):
     # Bytes of the page cache that may be filled now.
     budget: int
     # Blocks stored by orders of earlier streams that are still in the page cache.
-    held: list[HeldPages] = msgspec.field(default_factory=list)
-    # Counters since the pusher started (see PushDone).
+    held: list[StoredPages] = msgspec.field(default_factory=list)
+    # Counters since the pusher started (see PushReport).
     counters: dict[str, int] = msgspec.field(default_factory=dict)
     # Whether the pusher stores and drops pages; otherwise it only reports which pages are there.
     pushes: bool = True
@@ -34,7 +34,7 @@ class PushSubscribe(Message, frozen=True):
     directory: str = ""
 
 
-class PushOrder(Message, frozen=True):
+class PushCommand(Message, frozen=True):
     """A command to store blocks, or drop them, in this order. An empty order is the daemon's heartbeat."""
 
     # Number of the order in its stream.
@@ -47,7 +47,7 @@ class PushOrder(Message, frozen=True):
     check: bool = False
 
 
-class OrderDone(Message, frozen=True, array_like=True):
+class PushResult(Message, frozen=True, array_like=True):
     """The result of one order."""
 
     serial: int
@@ -55,16 +55,16 @@ class OrderDone(Message, frozen=True, array_like=True):
     failed: bytes = b""
 
 
-class PushDone(Message, frozen=True):
+class PushReport(Message, frozen=True):
     """The results of orders."""
 
     mount: str
-    done: list[OrderDone]
+    done: list[PushResult]
     # Bytes of the page cache that may be filled now.
     budget: int
     # Counters since the pusher started, by name (see cachefs.mount.push.blocks).
     counters: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class PushReply(Message, frozen=True):
-    """Acknowledges a PushDone."""
+class PushAcknowledgement(Message, frozen=True):
+    """Acknowledges a PushReport."""

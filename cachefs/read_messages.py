@@ -22,13 +22,13 @@ class FileRead(Message, frozen=True, array_like=True):
     when: int
 
 
-class MountReads(Message, frozen=True):
+class MountReadReport(Message, frozen=True):
     """Reads reported by a mount's worker, of processes whose users ask for reads (NodeView.asking)."""
 
     reads: list[FileRead]
 
 
-class ReadsAsked(Message, frozen=True):
+class ReadsRequest(Message, frozen=True):
     """A request for the files that processes have read, to be repeated about every second."""
 
     # Identifies the requester among those of the same user.
@@ -38,7 +38,7 @@ class ReadsAsked(Message, frozen=True):
     pids: list[int]
 
 
-class ReadsTold(Message, frozen=True):
+class ReadsResponse(Message, frozen=True):
     """Reads since the last request, in no certain order, of processes of the requester's user."""
 
     reads: list[FileRead]

@@ -13,25 +13,25 @@ from numpy.typing import NDArray
 from cachefs.errors import ConfigError
 
 # Function (offset, length) -> bytes; fewer only at the end of the file.
-Read = Callable[[int, int], bytes]
+ReadRange = Callable[[int, int], bytes]
 Offsets = NDArray[numpy.uint64]
 # Offset and length of each record in bytes: two arrays of shape (records,), in file order.
-Extents = tuple[Offsets, Offsets]
+RecordExtents = tuple[Offsets, Offsets]
 
 INDEXERS = ("npy", "tar", "tfrecord", "fixed:<bytes>")
 _FIXED: Final = "fixed:"
-_LONGEST_NUMBER: Final = 20  # digits
+_MAX_DIGITS: Final = 20  # digits
 
 # Minimum bytes of a sequential read: an object store takes less than 1 ms for 64 KiB, and 20 ms for a request.
-AHEAD = 64 << 10
+READAHEAD_BYTES = 64 << 10
 # Maximum number of records of one file, or of all files of a map: their extents take 16 bytes each.
-MOST: Final = 1 << 26
+MAX_RECORDS: Final = 1 << 26
 
 # Bytes read after a longer skip: enough for a tar header with the extended headers before it.
-HEADER = 4 << 10
+HEADER_READ_BYTES = 4 << 10
 
 
-def index(kind: str, read: Read, size: int) -> Extents:
+def index_records(kind: str, read: ReadRange, size: int) -> RecordExtents:
     """Return the extents of the records of a file of *size* bytes: their offsets and lengths in bytes, in file order,
     each an array of shape (records,) and dtype uint64.
 
@@ -42,75 +42,75 @@ def index(kind: str, read: Read, size: int) -> Extents:
     - `fixed:<bytes>`: records of this number of bytes from the start of the file to its end.
 
     The work is bounded by the file's size, whatever its content. Raises ConfigError, without the name of the file, also
-    for more than MOST records.
+    for more than MAX_RECORDS records.
     """
-    check_kind(kind)
-    file = _Window(read, size)
+    check_record_format(kind)
+    file = _FileWindow(read, size)
     if kind == "npy":
-        return _npy(file)
+        return _index_npy(file)
     if kind == "tar":
-        return _tar(file)
+        return _index_tar(file)
     if kind == "tfrecord":
-        return _tfrecord(file)
-    return _fixed(int(kind.removeprefix(_FIXED)), size)
+        return _index_tfrecord(file)
+    return _index_fixed(int(kind.removeprefix(_FIXED)), size)
 
 
-def check_kind(kind: str) -> None:
+def check_record_format(kind: str) -> None:
     """Raises ConfigError where records of this kind cannot be found."""
     if kind in INDEXERS[:-1]:
         return
     if not kind.startswith(_FIXED):
         raise ConfigError(f"unknown record format {kind!r:.80}; known: {', '.join(INDEXERS)}")
     digits = kind.removeprefix(_FIXED)
-    if not (digits.isascii() and digits.isdecimal() and len(digits) < _LONGEST_NUMBER and 0 < int(digits) < 2**63):
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < _MAX_DIGITS and 0 < int(digits) < 2**63):
         raise ConfigError(
             f"record format {kind!r:.80}: expected a number of bytes from 1 to {2**63 - 1}, such as fixed:3073"
         )
 
 
-class _Window:
-    """Keeps one range of a file in memory. Sequential reads request AHEAD bytes at once."""
+class _FileWindow:
+    """Keeps one range of a file in memory. Sequential reads request READAHEAD_BYTES bytes at once."""
 
-    def __init__(self, read: Read, size: int) -> None:
+    def __init__(self, read: ReadRange, size: int) -> None:
         self.size = size
         self._read = read
         self._start = 0  # of the range in memory
-        self._held = b""
+        self._data = b""
 
-    def at(self, offset: int, length: int) -> bytes:
+    def read_at(self, offset: int, length: int) -> bytes:
         """Return the bytes at *offset*; fewer at the end of the file. Raises ConfigError if it ends before *size*."""
         length = min(length, self.size - offset)
         if length <= 0:
             return b""
         skipped = offset - self._start
-        if not 0 <= skipped <= len(self._held) - length:
-            near = bool(self._held) and 0 <= skipped <= len(self._held) + AHEAD
-            wanted = min(max(length, AHEAD if near else HEADER), self.size - offset)
-            self._start, self._held, skipped = offset, self._read(offset, wanted), 0
-            if len(self._held) < wanted:
+        if not 0 <= skipped <= len(self._data) - length:
+            near = bool(self._data) and 0 <= skipped <= len(self._data) + READAHEAD_BYTES
+            wanted = min(max(length, READAHEAD_BYTES if near else HEADER_READ_BYTES), self.size - offset)
+            self._start, self._data, skipped = offset, self._read(offset, wanted), 0
+            if len(self._data) < wanted:
                 raise ConfigError(
-                    f"the file ends at byte {offset + len(self._held)}, not {self.size}; refresh the dataset"
+                    f"the file ends at byte {offset + len(self._data)}, not {self.size}; refresh the dataset"
                 )
-        return self._held[skipped : skipped + length]
+        return self._data[skipped : skipped + length]
 
 
-def check_number(records: int) -> None:
-    """Raises ConfigError for more than MOST records."""
-    if records > MOST:
-        raise ConfigError(f"{records:,} records are more than the {MOST:,} that one sample map may have")
+def check_record_count(records: int) -> None:
+    """Raises ConfigError for more than MAX_RECORDS records."""
+    if records > MAX_RECORDS:
+        raise ConfigError(f"{records:,} records are more than the {MAX_RECORDS:,} that one sample map may have")
 
 
-def _evenly(start: int, length: int, count: int) -> Extents:
-    check_number(count)
+def _even_extents(start: int, length: int, count: int) -> RecordExtents:
+    check_record_count(count)
     offsets = numpy.uint64(start) + numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(length)
     return offsets, numpy.full(count, length, dtype=numpy.uint64)
 
 
-def _fixed(bytes_per_record: int, size: int) -> Extents:
+def _index_fixed(bytes_per_record: int, size: int) -> RecordExtents:
     count, rest = divmod(size, bytes_per_record)
     if rest:
         raise ConfigError(f"{size} bytes are not a whole number of records of {bytes_per_record} bytes")
-    return _evenly(0, bytes_per_record, count)
+    return _even_extents(0, bytes_per_record, count)
 
 
 # --- npy (numpy.lib.format) ---
@@ -121,8 +121,8 @@ _NPY_LENGTH_SIZE = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _NPY_MAX_HEADER = 10_000
 
 
-def _npy(file: _Window) -> Extents:
-    start = file.at(0, 12)
+def _index_npy(file: _FileWindow) -> RecordExtents:
+    start = file.read_at(0, 12)
     if start[:6] != b"\x93NUMPY":
         raise ConfigError("this is not an npy file (numpy.save); its first bytes are not \\x93NUMPY")
     length_size = _NPY_LENGTH_SIZE.get((start[6], start[7])) if len(start) == 12 else None
@@ -132,15 +132,15 @@ def _npy(file: _Window) -> Extents:
     if header_length > _NPY_MAX_HEADER:
         raise ConfigError(f"the npy header is {header_length} bytes long; more than {_NPY_MAX_HEADER} are not accepted")
     data = 8 + length_size + header_length
-    rows, row_bytes = _npy_rows(file.at(8 + length_size, header_length))
+    rows, row_bytes = _parse_npy_header(file.read_at(8 + length_size, header_length))
     if data + rows * row_bytes > file.size:
         raise ConfigError(
             f"the npy file is cut off: its array needs {data + rows * row_bytes} bytes, it has {file.size}"
         )
-    return _evenly(data, row_bytes if rows else 0, rows)
+    return _even_extents(data, row_bytes if rows else 0, rows)
 
 
-def _npy_rows(header: bytes) -> tuple[int, int]:
+def _parse_npy_header(header: bytes) -> tuple[int, int]:
     """Return (number of rows, bytes per row)."""
     try:
         described = ast.literal_eval(header.decode("utf-8" if not header.isascii() else "ascii"))
@@ -179,25 +179,25 @@ _TAR_EXTENDED, _TAR_GLOBAL, _TAR_SPARSE = (b"x", b"X"), b"g", b"S"
 _TAR_MAX_EXTENDED = 1 << 20
 
 
-def _tar(file: _Window) -> Extents:
+def _index_tar(file: _FileWindow) -> RecordExtents:
     offsets, lengths = array("Q"), array("Q")
     position = 0
     extended: dict[bytes, bytes] = {}
-    while any(header := file.at(position, _TAR_BLOCK)):
-        size = _tar_size(header, position)
+    while any(header := file.read_at(position, _TAR_BLOCK)):
+        size = _parse_tar_size(header, position)
         data = position + _TAR_BLOCK
         kind = header[156:157]
         if kind in _TAR_EXTENDED or kind == _TAR_GLOBAL:
-            _tar_extend(extended, kind, file.at(data, min(size, _TAR_MAX_EXTENDED)), position)
+            _add_pax_records(extended, kind, file.read_at(data, min(size, _TAR_MAX_EXTENDED)), position)
         elif kind not in (b"L", b"K"):  # GNU's long names, of the member that follows
             if kind == _TAR_SPARSE or any(key.startswith(b"GNU.sparse.") for key in extended):
                 raise ConfigError(f"the tar member at byte {position} is sparse; pack it without --sparse")
-            size = _number(extended.get(b"size"), size, position)
+            size = _parse_number(extended.get(b"size"), size, position)
             extended.clear()
             if kind in _TAR_FILE and not _is_old_directory(kind, header):
                 offsets.append(data)
                 lengths.append(size)
-                check_number(len(offsets))
+                check_record_count(len(offsets))
             elif kind in _TAR_WITHOUT_DATA:
                 size = 0
         if data + size > file.size:
@@ -208,7 +208,7 @@ def _tar(file: _Window) -> Extents:
     return numpy.array(offsets, dtype=numpy.uint64), numpy.array(lengths, dtype=numpy.uint64)
 
 
-def _tar_size(header: bytes, position: int) -> int:
+def _parse_tar_size(header: bytes, position: int) -> int:
     """Return the size field of a header whose checksum is right. The checksum counts its own field as spaces."""
     try:
         if (
@@ -229,13 +229,13 @@ def _is_old_directory(kind: bytes, header: bytes) -> bool:
     return kind == b"\0" and header[:100].rstrip(b"\0").endswith(b"/")
 
 
-def _tar_extend(extended: dict[bytes, bytes], kind: bytes, records: bytes, position: int) -> None:
+def _add_pax_records(extended: dict[bytes, bytes], kind: bytes, records: bytes, position: int) -> None:
     """Add the records of a pax header to *extended*. Each is `<its length> <key>=<value>\\n`."""
     at, end = 0, len(records.rstrip(b"\0"))
     while at < end:
-        blank = records.find(b" ", at, at + _LONGEST_NUMBER)
+        blank = records.find(b" ", at, at + _MAX_DIGITS)
         digits = records[at:blank] if blank >= 0 else b""
-        length = _number(digits, 0, position)
+        length = _parse_number(digits, 0, position)
         key, equals, value = records[blank + 1 : at + length].partition(b"=")
         # A length smaller than its own digits would make this loop endless.
         if not len(digits) < length <= len(records) - at or not equals or not value.endswith(b"\n"):
@@ -247,10 +247,10 @@ def _tar_extend(extended: dict[bytes, bytes], kind: bytes, records: bytes, posit
         at += length
 
 
-def _number(digits: bytes | None, otherwise: int, position: int) -> int:
+def _parse_number(digits: bytes | None, otherwise: int, position: int) -> int:
     if digits is None:
         return otherwise
-    if not (digits.isdigit() and len(digits) < _LONGEST_NUMBER):
+    if not (digits.isdigit() and len(digits) < _MAX_DIGITS):
         raise ConfigError(f"the tar archive has a damaged extended header at byte {position}")
     return int(digits)
 
@@ -264,10 +264,10 @@ _TFRECORD_FRAME = _TFRECORD_HEADER.size + 4
 _TFRECORD_CHECKED_AT_ONCE = 4096
 
 
-def _tfrecord(file: _Window) -> Extents:
+def _index_tfrecord(file: _FileWindow) -> RecordExtents:
     offsets = [0]
     headers = bytearray()
-    at, size, unpack = file.at, file.size, _TFRECORD_HEADER.unpack
+    at, size, unpack = file.read_at, file.size, _TFRECORD_HEADER.unpack
     while offsets[-1] < size:
         header = at(offsets[-1], _TFRECORD_HEADER.size)
         if len(header) < _TFRECORD_HEADER.size:
@@ -275,10 +275,10 @@ def _tfrecord(file: _Window) -> Extents:
         headers += header
         offsets.append(offsets[-1] + unpack(header)[0] + _TFRECORD_FRAME)
         if len(headers) == _TFRECORD_CHECKED_AT_ONCE * _TFRECORD_HEADER.size:
-            _check_lengths(bytes(headers), offsets)
+            _verify_lengths(bytes(headers), offsets)
             headers.clear()
-            check_number(len(offsets))
-    _check_lengths(bytes(headers), offsets)
+            check_record_count(len(offsets))
+    _verify_lengths(bytes(headers), offsets)
     if offsets[-1] != size:
         last = next(offset for offset in reversed(offsets) if offset < size)
         raise ConfigError(f"the TFRecord file is cut off in the record at byte {last}")
@@ -286,7 +286,7 @@ def _tfrecord(file: _Window) -> Extents:
     return edges[:-1], numpy.diff(edges)
 
 
-def _check_lengths(headers: bytes, offsets: list[int]) -> None:
+def _verify_lengths(headers: bytes, offsets: list[int]) -> None:
     """Verify the headers of the last records of *offsets*. Reports the first wrong one: the next are wrong too."""
     fields = numpy.frombuffer(headers, dtype=[("length", numpy.uint8, 8), ("crc", "<u4")])
     wrong = numpy.flatnonzero(masked_crc32c(fields["length"]) != fields["crc"])

@@ -1,7 +1,7 @@
 """The control plane of one node: gRPC over a unix socket, msgpack messages, no data.
 
-METHODS is the whole interface. A call is named after its constant here: DATASET_ADD is `DatasetAdd` on the wire, and
-the daemon serves it with its coroutine (or async generator, where it streams) `dataset_add`.
+METHODS is the whole interface. A call is named after its constant here: DATASET_ADD is `DatasetAddRequest` on the wire,
+and the daemon serves it with its coroutine (or async generator, where it streams) `dataset_add`.
 """
 
 import os
@@ -15,56 +15,56 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from cachefs import errors
-from cachefs.cluster_messages import ClusterStatus, DrainNode, DrainStatus, ScaleStatus
-from cachefs.identity import FOR_SOMEBODY, IDENTITY_KEY, ask_identity
+from cachefs.cluster_messages import ClusterStatus, DrainRequest, DrainStatus, ScaleStatus
+from cachefs.identity import IDENTITY_KEY, UNKNOWN_USER_PREFIX, request_identity
 from cachefs.job_messages import (
     JobEpoch,
     JobList,
     JobName,
     JobProgress,
-    JobProgressReply,
-    JobPublish,
+    JobProgressResponse,
+    JobPublication,
     JobView,
     StallRows,
 )
-from cachefs.listener import why_silent
+from cachefs.listener import silence_reason
 from cachefs.messages import (
+    CachedDatasets,
     CachedFiles,
-    DatasetAdd,
+    DatasetAddRequest,
     DatasetDetail,
     DatasetLimit,
     DatasetList,
     DatasetName,
     DatasetNames,
-    DatasetReached,
-    DatasetsCached,
-    DatasetSet,
+    DatasetSetRequest,
+    DatasetSetResult,
     DatasetView,
-    Directory,
     DirectoryEntries,
+    DirectoryPath,
     Empty,
+    EvictedAmount,
     EvictForecast,
     FileInfo,
     FilePath,
-    Freed,
     ListingProgress,
     LogLevel,
     Message,
     MountReport,
     NodeView,
-    Pinned,
-    Reloaded,
+    PinnedAmount,
+    ReloadResult,
     Selection,
     Status,
     VerifyProgress,
-    Warmup,
     WarmupForecast,
     WarmupId,
     WarmupList,
     WarmupProgress,
+    WarmupRequest,
 )  # fmt: skip
-from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
-from cachefs.read_messages import MountReads, ReadsAsked, ReadsTold
+from cachefs.push_messages import PushAcknowledgement, PushCommand, PushReport, PushSubscription
+from cachefs.read_messages import MountReadReport, ReadsRequest, ReadsResponse
 from cachefs.socket_path import MAX_SOCKET_PATH, is_forbidden
 
 # Must be set before gRPC is loaded. No process uses gRPC on both sides of a fork, and gRPC's fork handlers have made
@@ -94,10 +94,10 @@ CHANNEL_OPTIONS: Final = (
 )
 
 Request = TypeVar("Request", bound=Message)
-Reply = TypeVar("Reply", bound=Message)
+Response = TypeVar("Response", bound=Message)
 
 
-class Right(StrEnum):
+class AccessRight(StrEnum):
     """The users who may make a call."""
 
     LOOK = "look"  # every local user
@@ -107,15 +107,16 @@ class Right(StrEnum):
 
 
 @dataclass(eq=False)
-class Method(Generic[Request, Reply]):
+class Method(Generic[Request, Response]):
     """One call of the interface."""
 
     request: type[Request]
-    reply: type[Reply]
-    right: Right
+    response: type[Response]
+    right: AccessRight
     # Whether the reply is a stream of *reply* messages.
-    streams: bool = False
-    # Name on the wire, such as `DatasetAdd`, and name of the daemon's function, such as `dataset_add`; see `_named`.
+    is_streaming: bool = False
+    # Name on the wire, such as `DatasetAddRequest`, and name of the daemon's function, such as `dataset_add`; see
+    # `_name_methods`.
     name: str = field(default="", init=False)
     function: str = field(default="", init=False)
 
@@ -124,50 +125,50 @@ class Method(Generic[Request, Reply]):
         return f"/{SERVICE}/{self.name}"
 
 
-REPORT: Final = Method(MountReport, NodeView, Right.MOUNT)
-NODE: Final = Method(Empty, NodeView, Right.LOOK)
-STATUS: Final = Method(Empty, Status, Right.LOOK)
-RELOAD: Final = Method(Empty, Reloaded, Right.ADMINISTER)
-LOG_LEVEL: Final = Method(LogLevel, LogLevel, Right.ADMINISTER)
-CLUSTER: Final = Method(Empty, ClusterStatus, Right.LOOK)
-DRAIN: Final = Method(DrainNode, DrainStatus, Right.ADMINISTER)
-SCALE_HINT: Final = Method(Empty, ScaleStatus, Right.LOOK)
-DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, streams=True)
-DATASET_TRY: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, streams=True)
-DATASET_SET: Final = Method(DatasetSet, DatasetReached, Right.ADMINISTER)
-DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, Right.ADMINISTER, streams=True)
-DATASET_LIST: Final = Method(Empty, DatasetList, Right.LOOK)
-DATASET_SHOW: Final = Method(DatasetName, DatasetDetail, Right.LOOK)
-DATASET_CACHED: Final = Method(DatasetNames, DatasetsCached, Right.LOOK)
-DATASET_REMOVE: Final = Method(DatasetName, Freed, Right.ADMINISTER)
-DATASET_LIMIT: Final = Method(DatasetLimit, DatasetView, Right.ADMINISTER)
-WARMUP: Final = Method(Warmup, WarmupProgress, Right.ADMINISTER, streams=True)
-WARMUP_LIST: Final = Method(Empty, WarmupList, Right.LOOK)
-WARMUP_WATCH: Final = Method(WarmupId, WarmupProgress, Right.LOOK, streams=True)
-WARMUP_CANCEL: Final = Method(WarmupId, WarmupProgress, Right.ADMINISTER)
-EVICT: Final = Method(Selection, Freed, Right.ADMINISTER)
-PIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
-UNPIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
-DIRECTORY_LIST: Final = Method(Directory, DirectoryEntries, Right.LOOK, streams=True)
-FILE_SHOW: Final = Method(FilePath, FileInfo, Right.LOOK)
-CACHED: Final = Method(Selection, CachedFiles, Right.LOOK, streams=True)
-WARMUP_FORECAST: Final = Method(Warmup, WarmupForecast, Right.LOOK)
-EVICT_FORECAST: Final = Method(Selection, EvictForecast, Right.LOOK)
-VERIFY: Final = Method(Empty, VerifyProgress, Right.ADMINISTER, streams=True)
-JOB_PUBLISH: Final = Method(JobPublish, JobView, Right.JOB)
-JOB_EPOCH: Final = Method(JobEpoch, Empty, Right.JOB)
-JOB_PROGRESS: Final = Method(JobProgress, JobProgressReply, Right.JOB)
-JOB_LIST: Final = Method(Empty, JobList, Right.LOOK)
-JOB_SHOW: Final = Method(JobName, JobView, Right.JOB)
-JOB_CANCEL: Final = Method(JobName, Empty, Right.JOB)
-PUSH: Final = Method(PushSubscribe, PushOrder, Right.MOUNT, streams=True)
-PUSH_REPORT: Final = Method(PushDone, PushReply, Right.MOUNT)
-TELL_READS: Final = Method(MountReads, Empty, Right.MOUNT)
-ASK_READS: Final = Method(ReadsAsked, ReadsTold, Right.JOB)
-STALL_LIST: Final = Method(JobName, StallRows, Right.JOB)  # an empty name: of all jobs
+REPORT: Final = Method(MountReport, NodeView, AccessRight.MOUNT)
+NODE: Final = Method(Empty, NodeView, AccessRight.LOOK)
+STATUS: Final = Method(Empty, Status, AccessRight.LOOK)
+RELOAD: Final = Method(Empty, ReloadResult, AccessRight.ADMINISTER)
+LOG_LEVEL: Final = Method(LogLevel, LogLevel, AccessRight.ADMINISTER)
+CLUSTER: Final = Method(Empty, ClusterStatus, AccessRight.LOOK)
+DRAIN: Final = Method(DrainRequest, DrainStatus, AccessRight.ADMINISTER)
+SCALE_HINT: Final = Method(Empty, ScaleStatus, AccessRight.LOOK)
+DATASET_ADD: Final = Method(DatasetAddRequest, ListingProgress, AccessRight.ADMINISTER, is_streaming=True)
+DATASET_TRY: Final = Method(DatasetAddRequest, ListingProgress, AccessRight.ADMINISTER, is_streaming=True)
+DATASET_SET: Final = Method(DatasetSetRequest, DatasetSetResult, AccessRight.ADMINISTER)
+DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, AccessRight.ADMINISTER, is_streaming=True)
+DATASET_LIST: Final = Method(Empty, DatasetList, AccessRight.LOOK)
+DATASET_SHOW: Final = Method(DatasetName, DatasetDetail, AccessRight.LOOK)
+DATASET_CACHED: Final = Method(DatasetNames, CachedDatasets, AccessRight.LOOK)
+DATASET_REMOVE: Final = Method(DatasetName, EvictedAmount, AccessRight.ADMINISTER)
+DATASET_LIMIT: Final = Method(DatasetLimit, DatasetView, AccessRight.ADMINISTER)
+WARMUP: Final = Method(WarmupRequest, WarmupProgress, AccessRight.ADMINISTER, is_streaming=True)
+WARMUP_LIST: Final = Method(Empty, WarmupList, AccessRight.LOOK)
+WARMUP_WATCH: Final = Method(WarmupId, WarmupProgress, AccessRight.LOOK, is_streaming=True)
+WARMUP_CANCEL: Final = Method(WarmupId, WarmupProgress, AccessRight.ADMINISTER)
+EVICT: Final = Method(Selection, EvictedAmount, AccessRight.ADMINISTER)
+PIN: Final = Method(Selection, PinnedAmount, AccessRight.ADMINISTER)
+UNPIN: Final = Method(Selection, PinnedAmount, AccessRight.ADMINISTER)
+DIRECTORY_LIST: Final = Method(DirectoryPath, DirectoryEntries, AccessRight.LOOK, is_streaming=True)
+FILE_SHOW: Final = Method(FilePath, FileInfo, AccessRight.LOOK)
+CACHED: Final = Method(Selection, CachedFiles, AccessRight.LOOK, is_streaming=True)
+WARMUP_FORECAST: Final = Method(WarmupRequest, WarmupForecast, AccessRight.LOOK)
+EVICT_FORECAST: Final = Method(Selection, EvictForecast, AccessRight.LOOK)
+VERIFY: Final = Method(Empty, VerifyProgress, AccessRight.ADMINISTER, is_streaming=True)
+JOB_PUBLISH: Final = Method(JobPublication, JobView, AccessRight.JOB)
+JOB_EPOCH: Final = Method(JobEpoch, Empty, AccessRight.JOB)
+JOB_PROGRESS: Final = Method(JobProgress, JobProgressResponse, AccessRight.JOB)
+JOB_LIST: Final = Method(Empty, JobList, AccessRight.LOOK)
+JOB_SHOW: Final = Method(JobName, JobView, AccessRight.JOB)
+JOB_CANCEL: Final = Method(JobName, Empty, AccessRight.JOB)
+PUSH: Final = Method(PushSubscription, PushCommand, AccessRight.MOUNT, is_streaming=True)
+PUSH_REPORT: Final = Method(PushReport, PushAcknowledgement, AccessRight.MOUNT)
+TELL_READS: Final = Method(MountReadReport, Empty, AccessRight.MOUNT)
+ASK_READS: Final = Method(ReadsRequest, ReadsResponse, AccessRight.JOB)
+STALL_LIST: Final = Method(JobName, StallRows, AccessRight.JOB)  # an empty name: of all jobs
 
 
-def _named(namespace: Mapping[str, object]) -> tuple[Method[Any, Any], ...]:
+def _name_methods(namespace: Mapping[str, object]) -> tuple[Method[Any, Any], ...]:
     """Return all methods among the constants of a module, and name each after its constant."""
     found = []
     for constant, value in namespace.items():
@@ -177,10 +178,10 @@ def _named(namespace: Mapping[str, object]) -> tuple[Method[Any, Any], ...]:
     return tuple(found)
 
 
-METHODS: Final = _named(globals())
+METHODS: Final = _name_methods(globals())
 
 # Status codes of a call without an answer.
-_SILENT: Final = (
+_UNANSWERED_CODES: Final = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -202,11 +203,11 @@ def encode(message: Message) -> bytes:
         raise errors.ConfigError(f"a number of more than 64 bits in {type(message).__name__}") from None
 
 
-def decoder(kind: type[Reply]) -> Callable[[bytes], Reply]:
+def response_decoder(kind: type[Response]) -> Callable[[bytes], Response]:
     return msgspec.msgpack.Decoder(kind).decode
 
 
-def _target(socket: Path) -> str:
+def _grpc_target(socket: Path) -> str:
     path = str(socket.absolute())
     shown = os.fsencode(path).decode("utf-8", "backslashreplace")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
@@ -219,48 +220,49 @@ def _target(socket: Path) -> str:
 class DaemonClient:
     """Blocking client of the node's daemon. Must be made after the last fork."""
 
-    def __init__(self, socket: Path, *, for_somebody: bool = False) -> None:
-        """for_somebody: call on behalf of an unknown user, which only users who may mount may do.
+    def __init__(self, socket: Path, *, for_unknown_user: bool = False) -> None:
+        """for_unknown_user: call on behalf of an unknown user, which only users who may mount may do.
 
         Raises ConfigError where the path is not possible for a socket.
         """
         self.socket = socket
-        self._channel = grpc.insecure_channel(_target(socket), options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(_grpc_target(socket), options=CHANNEL_OPTIONS)
         self.identity = ""  # sent along with each call; "" before it is known
-        self._prefix = FOR_SOMEBODY if for_somebody else ""
-        self._nobody_answers = False  # as the identity was last requested: the daemon has ended
+        self._identity_prefix = UNKNOWN_USER_PREFIX if for_unknown_user else ""
+        self._has_daemon_ended = False  # as the identity was last requested: the daemon has ended
 
-    def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
+    def call(self, method: Method[Request, Response], request: Request, timeout: float = 30.0) -> Response:
         """Call the daemon. Raises the CachefsError that the daemon raised, or DaemonUnavailable."""
         # Encoded here, since gRPC would hide the error of an invalid request.
         encoded = encode(request)
-        stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
+        stub = self._channel.unary_unary(method.path, None, response_decoder(method.response))
         while True:
             used = self.identity
             try:
-                return cast(Reply, stub(encoded, timeout=timeout, metadata=self._metadata))
+                return cast(Response, stub(encoded, timeout=timeout, metadata=self._metadata))
             except grpc.RpcError as error:
-                if not self.identified(error, used):
-                    raise self.error(error) from None
+                if not self.renew_identity(error, used):
+                    raise self.translate_error(error) from None
 
-    def begin(self, method: Method[Request, Reply], request: Request, timeout: float) -> Any:
-        """Start a call. Returns its gRPC future: result() gives the reply or raises grpc.RpcError (see `error`).
+    def start_call(self, method: Method[Request, Response], request: Request, timeout: float) -> Any:
+        """Start a call. Returns its gRPC future: result() gives the reply or raises grpc.RpcError (see
+        `translate_error`).
 
-        The caller retries where `identified` returns True. Raises ConfigError as `encode` does.
+        The caller retries where `renew_identity` returns True. Raises ConfigError as `encode` does.
         """
         encoded = encode(request)
-        stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
+        stub = self._channel.unary_unary(method.path, None, response_decoder(method.response))
         return stub.future(encoded, timeout=timeout, wait_for_ready=True, metadata=self._metadata)
 
-    def stream(
+    def stream_responses(
         self,
-        method: Method[Request, Reply],
+        method: Method[Request, Response],
         request: Request,
         timeout: float | None = None,
-    ) -> Iterator[Reply]:
+    ) -> Iterator[Response]:
         """Yield the replies. Raises as `call` does, also where the daemon stops answering before the last reply."""
         encoded = encode(request)
-        stub = self._channel.unary_stream(method.path, None, decoder(method.reply))
+        stub = self._channel.unary_stream(method.path, None, response_decoder(method.response))
         while True:
             used = self.identity
             replies = stub(encoded, timeout=timeout, metadata=self._metadata)
@@ -268,34 +270,34 @@ class DaemonClient:
                 yield from replies
                 return
             except grpc.RpcError as error:
-                if not self.identified(error, used):
-                    raise self.error(error) from None
+                if not self.renew_identity(error, used):
+                    raise self.translate_error(error) from None
             finally:
                 replies.cancel()  # the daemon's work for a caller ends with the caller, not with its garbage collection
 
-    def identified(self, error: grpc.RpcError, used: str) -> bool:
+    def renew_identity(self, error: grpc.RpcError, old_identity: str) -> bool:
         """Return whether a failed call should be retried, as the daemon did not know the caller and now does.
 
-        used: `identity` when the call was made. A daemon that has just started knows no identity. Blocks while
+        old_identity: `identity` when the call was made. A daemon that has just started knows no identity. Blocks while
         connecting to the daemon.
         """
         if error.code() != grpc.StatusCode.UNAUTHENTICATED:
             return False
-        if self.identity == used:
-            answer = ask_identity(self.socket)
-            self._nobody_answers = answer is None
+        if self.identity == old_identity:
+            answer = request_identity(self.socket)
+            self._has_daemon_ended = answer is None
             self.identity = answer or ""
-        return self.identity != used
+        return self.identity != old_identity
 
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((IDENTITY_KEY, self._prefix + self.identity),) if self.identity else ()
+        return ((IDENTITY_KEY, self._identity_prefix + self.identity),) if self.identity else ()
 
-    def error(self, error: grpc.RpcError) -> errors.CachefsError:
+    def translate_error(self, error: grpc.RpcError) -> errors.CachefsError:
         """Return the error for a failed call."""
-        if error.code() in _SILENT and (why := why_silent(self.socket)):
+        if error.code() in _UNANSWERED_CODES and (why := silence_reason(self.socket)):
             return errors.DaemonUnavailable(f"the daemon at {self.socket} does not answer: {why}")
-        if error.code() == grpc.StatusCode.UNAUTHENTICATED and self._nobody_answers:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED and self._has_daemon_ended:
             return errors.DaemonUnavailable(f"the daemon at {self.socket} has ended; start it with `cachefsd`")
         for name, text in error.trailing_metadata() or ():
             if name == ERROR_TRAILER:

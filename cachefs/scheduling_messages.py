@@ -11,57 +11,57 @@ import msgspec
 
 from cachefs.messages import Message
 
-STATUS: Final = "/v1/status"
-QUEUE: Final = "/v1/queue"
-NODES: Final = "/v1/nodes"
-RANK: Final = "/v1/rank"
-ASSIGN: Final = "/v1/assign"
-ADMIT: Final = "/v1/admit"
-ADMISSIONS: Final = "/v1/admissions"
-PLACED: Final = "/v1/placed"
-RESIZED: Final = "/v1/resized"
-ENDED: Final = "/v1/ended"
-KNOWN: Final = "/v1/known"
-POLICY: Final = "/v1/policy"
-EXPLAIN: Final = "/v1/explain"
-SCALE: Final = "/v1/scale"
-METRICS: Final = "/metrics"
+STATUS_PATH: Final = "/v1/status"
+QUEUE_PATH: Final = "/v1/queue"
+NODES_PATH: Final = "/v1/nodes"
+RANK_PATH: Final = "/v1/rank"
+ASSIGN_PATH: Final = "/v1/assign"
+ADMIT_PATH: Final = "/v1/admit"
+ADMISSIONS_PATH: Final = "/v1/admissions"
+PLACED_PATH: Final = "/v1/placed"
+RESIZED_PATH: Final = "/v1/resized"
+ENDED_PATH: Final = "/v1/ended"
+KNOWN_PATH: Final = "/v1/known"
+POLICY_PATH: Final = "/v1/policy"
+EXPLAIN_PATH: Final = "/v1/explain"
+SCALE_PATH: Final = "/v1/scale"
+METRICS_PATH: Final = "/metrics"
 
-MOST_NODES: Final = 16384
-MOST_RANKS: Final = 16384
-MOST_JOBS_PER_COPY: Final = 1_000_000
+MAX_NODES: Final = 16384
+MAX_RANKS: Final = 16384
+MAX_JOBS_PER_COPY: Final = 1_000_000
 
 # Fits Kubernetes: a namespace and a name of at most 253 characters, with prefix and separator.
 JobName = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"^[!-~]+$")]
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=253, pattern=r"^[!-~]+$")]
 # NAME, NAME@SNAPSHOT or NAME@latest.
 DatasetName = Annotated[str, msgspec.Meta(min_length=1, max_length=320, pattern=r"^[!-~]+$")]
-NodeNames = Annotated[list[NodeName], msgspec.Meta(max_length=MOST_NODES)]
+NodeNames = Annotated[list[NodeName], msgspec.Meta(max_length=MAX_NODES)]
 
 
-class Policy(StrEnum):
+class PlacementPolicy(StrEnum):
     """The action where no node that holds a job's dataset can take the job."""
 
     # Place the job elsewhere.
     PREFER = "prefer"
     # Refuse nodes that hold nothing of the dataset, where any node holds something.
     REQUIRE = "require"
-    # Let the job wait until a copy has a slot; see `Ask.max_jobs_per_copy`.
+    # Let the job wait until a copy has a slot; see `PlacementRequest.max_jobs_per_copy`.
     SUSPEND = "suspend"
     # Place the job elsewhere, and make another copy there.
     CLONE = "clone"
 
 
-class Ask(Message, frozen=True):
+class PlacementRequest(Message, frozen=True):
     """A job to be placed."""
 
     job: JobName
     dataset: DatasetName
-    policy: Policy = Policy.PREFER
+    policy: PlacementPolicy = PlacementPolicy.PREFER
     # Jobs that may read one copy at the same time; 0 for the limit of the dataset's policy.
-    max_jobs_per_copy: Annotated[int, msgspec.Meta(ge=0, le=MOST_JOBS_PER_COPY)] = 0
+    max_jobs_per_copy: Annotated[int, msgspec.Meta(ge=0, le=MAX_JOBS_PER_COPY)] = 0
     # Units that are placed separately and read together: pods, or nodes of a Slurm job.
-    ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
     # Order in the queue: users get equal numbers of slots; higher priorities go first.
     user: Annotated[str, msgspec.Meta(max_length=253)] = ""
     priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
@@ -70,10 +70,10 @@ class Ask(Message, frozen=True):
     epochs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
 
 
-class RankAsk(Message, frozen=True):
+class RankRequest(Message, frozen=True):
     """A request to rank nodes for a job."""
 
-    ask: Ask
+    ask: PlacementRequest
     # None for all nodes that the service knows.
     candidates: NodeNames | None = None
 
@@ -99,7 +99,7 @@ class Assignment(Message, frozen=True):
     why: str = ""
 
 
-class Admission(Message, frozen=True):
+class JobAdmission(Message, frozen=True):
     """Whether a job may start."""
 
     job: str
@@ -112,24 +112,24 @@ class Admission(Message, frozen=True):
     targets: list[str] = msgspec.field(default_factory=list)
 
 
-class Admissions(Message, frozen=True):
+class JobAdmissions(Message, frozen=True):
     """The admissions of all requested jobs that are not placed; the response to a long poll."""
 
     # Value for `after` in the next poll, which then waits until something changes.
     version: int
-    jobs: list[Admission] = msgspec.field(default_factory=list)
+    jobs: list[JobAdmission] = msgspec.field(default_factory=list)
 
 
-class Placed(Message, frozen=True):
+class PlacementReport(Message, frozen=True):
     """Reports that a job runs on these nodes, or is about to."""
 
     job: JobName
     nodes: NodeNames
     # For a service that does not know the job, as after a restart without its state.
-    ask: Ask | None = None
+    ask: PlacementRequest | None = None
 
 
-class Ended(Message, frozen=True):
+class JobEndReport(Message, frozen=True):
     """Reports that a job has ended, whether it ran or not."""
 
     job: JobName
@@ -160,12 +160,12 @@ class NodeEstimate(Message, frozen=True):
     state: str = ""
 
 
-class Explanation(Message, frozen=True):
+class JobExplanation(Message, frozen=True):
     """The reasons for a job's placement or wait."""
 
     job: str
     dataset: str = ""
-    policy: Policy = Policy.PREFER
+    policy: PlacementPolicy = PlacementPolicy.PREFER
     # Bytes of the dataset's snapshot.
     bytes: int = 0
     # asked, waiting, placed.
@@ -177,7 +177,7 @@ class Explanation(Message, frozen=True):
     placed: list[str] = msgspec.field(default_factory=list)
 
 
-class HeldPart(Message, frozen=True, array_like=True):
+class DatasetPart(Message, frozen=True, array_like=True):
     """The part of a dataset that a node holds."""
 
     dataset: str
@@ -200,7 +200,7 @@ class NodeStatus(Message, frozen=True):
     used: int = 0
     zone: str = ""
     # Datasets of which the node holds anything.
-    datasets: list[HeldPart] = msgspec.field(default_factory=list)
+    datasets: list[DatasetPart] = msgspec.field(default_factory=list)
     # Running jobs that have published, on all datasets.
     jobs: int = 0
     # Why there was no recent report; "" where there was one.
@@ -213,7 +213,7 @@ class NodesStatus(Message, frozen=True):
     nodes: list[NodeStatus] = msgspec.field(default_factory=list)
 
 
-class WaitingJob(Message, frozen=True):
+class QueueEntry(Message, frozen=True):
     """A job known to the service."""
 
     job: str
@@ -226,7 +226,7 @@ class WaitingJob(Message, frozen=True):
     seconds: float
     # Place in its queue; 0 where it does not wait.
     place: int = 0
-    policy: Policy = Policy.PREFER
+    policy: PlacementPolicy = PlacementPolicy.PREFER
     nodes: list[str] = msgspec.field(default_factory=list)
     why: str = ""
 
@@ -234,7 +234,7 @@ class WaitingJob(Message, frozen=True):
 class QueueStatus(Message, frozen=True):
     """Jobs known to the service: the waiting ones in their order, then the others."""
 
-    jobs: list[WaitingJob] = msgspec.field(default_factory=list)
+    jobs: list[QueueEntry] = msgspec.field(default_factory=list)
 
 
 class WarmupStatus(Message, frozen=True):
@@ -278,7 +278,7 @@ class DatasetPolicy(Message, frozen=True):
     """The policy for a dataset. In a request, None leaves a field as it is."""
 
     dataset: DatasetName
-    max_jobs_per_copy: Annotated[int, msgspec.Meta(ge=0, le=MOST_JOBS_PER_COPY)] | None = None
+    max_jobs_per_copy: Annotated[int, msgspec.Meta(ge=0, le=MAX_JOBS_PER_COPY)] | None = None
     max_copies: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     # none, ttl, lru or pin.
     cleanup: str | None = None
@@ -313,7 +313,7 @@ class PolicyList(Message, frozen=True):
     datasets: list[PolicyStatus] = msgspec.field(default_factory=list)
 
 
-class ScaleAsk(Message, frozen=True):
+class ScaleRequest(Message, frozen=True):
     """A request for one change: move a job's data to these nodes, set a dataset's number of copies, or drain a node."""
 
     job: Annotated[str, msgspec.Meta(max_length=512)] = ""
@@ -323,7 +323,7 @@ class ScaleAsk(Message, frozen=True):
     drain: Annotated[str, msgspec.Meta(max_length=253)] = ""
 
 
-class ScaleDone(Message, frozen=True):
+class ScaleResult(Message, frozen=True):
     """The begun changes, in sentences."""
 
     text: list[str] = msgspec.field(default_factory=list)

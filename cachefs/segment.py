@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from cachefs.block import PIECE_SIZE, Location, pieces_match
+from cachefs.block import PIECE_SIZE, BlockLocation, pieces_match
 
 MAX_OPEN_SEGMENTS: Final = 512
 # Errors of file systems without RWF_NOWAIT (tmpfs, overlayfs, NFS, ZFS), where it is unknown whether a read would wait.
@@ -38,7 +38,7 @@ class SegmentReader:
         self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def read(
-        self, key: bytes, location: Location, start: int, size: int, buffer: memoryview, *, wait: bool = True
+        self, key: bytes, location: BlockLocation, start: int, size: int, buffer: memoryview, *, wait: bool = True
     ) -> memoryview | None:
         """Return bytes [start, start + size) of the block *key*, as a view into *buffer*; None where they fail
         verification.
@@ -69,7 +69,7 @@ class SegmentReader:
             return None
         return pieces[start - begin : min(start + size, location.length) - begin]
 
-    def forget_unlinked(self) -> None:
+    def close_unlinked(self) -> None:
         """Close segments that the daemon has deleted, so that their space becomes free."""
         for name, fd in list(self._files.items()):
             if os.fstat(fd).st_nlink == 0:
@@ -80,7 +80,7 @@ class SegmentReader:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _file(self, location: Location) -> int:
+    def _file(self, location: BlockLocation) -> int:
         name = (location.tier, location.segment)
         fd = self._files.get(name)
         if fd is None:

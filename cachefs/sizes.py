@@ -13,18 +13,18 @@ _UNITS: Final = {
 }  # fmt: skip
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _PERCENT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
-MOST: Final = 1 << 60  # bytes
+MAX_SIZE: Final = 1 << 60  # bytes
 _STEPS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SizeSetting:
     """A size in bytes: `size`, or `percent` of a total that is only known later."""
 
     size: int = 0
     percent: float = 0.0
 
-    def of(self, total: int) -> int:
+    def resolve(self, total: int) -> int:
         return int(total * self.percent / 100) if self.percent else self.size
 
     def __str__(self) -> str:
@@ -41,23 +41,23 @@ def parse_size(value: object) -> int:
         size = float(found[1]) * _UNITS[found[2].lower()]
     if size < 0:
         raise ValueError('expected a size such as "4MiB", "1.5GiB" or a number of bytes')
-    if size > MOST:
+    if size > MAX_SIZE:
         raise ValueError("expected a size of at most 1 EiB")
     return int(size)
 
 
-def parse_share(value: object) -> Share:
+def parse_share(value: object) -> SizeSetting:
     """Return a size or a percentage. Raises ValueError with the expected format."""
-    if isinstance(value, Share):
+    if isinstance(value, SizeSetting):
         return value
     found = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if found is not None:
         percent = float(found[1])
         if percent > 100:
             raise ValueError('expected a percentage up to 100, such as "25%"')
-        return Share(percent=percent)
+        return SizeSetting(percent=percent)
     try:
-        return Share(size=parse_size(value))
+        return SizeSetting(size=parse_size(value))
     except ValueError:
         raise ValueError('expected a size such as "8GiB" or a percentage such as "25%"') from None
 

@@ -54,7 +54,7 @@ _OF_DIRECTORY: Final = struct.Struct("<QQ")  # first child, number of children; 
 _CHECKSUM: Final = struct.Struct("<I")
 _MASK: Final = 0xFFFFFFFF
 # Number of directories whose paths are cached: ImageNet has 1,000, read in any order. A path of S3 has at most 1 KiB.
-_MOST_PARENTS: Final = 2048
+_MAX_CACHED_PARENTS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Entry:
     child_count: int
 
 
-class Meta(msgspec.Struct, frozen=True):
+class SnapshotMeta(msgspec.Struct, frozen=True):
     """Facts about the whole snapshot."""
 
     # Name of the snapshot: 32 hex digits, a function of everything in it but *created_ns* and *archived*.
@@ -203,7 +203,7 @@ class Snapshot:
         """Return the entry with this number. Raises NotFound, SnapshotDamaged."""
         return _unpack_entry(number, self._payload(number))
 
-    def file(self, number: int) -> tuple[int, bytes]:
+    def size_and_content(self, number: int) -> tuple[int, bytes]:
         """Return (size, content id) of a file, all that a read needs. Raises as `entry` does."""
         payload = self._payload(number)
         if payload[0] != _FILE:
@@ -225,7 +225,7 @@ class Snapshot:
         """Yield the entries of the directory *entry*, sorted by the bytes of their names, from index *start* on."""
         return self._scan(entry.first_child + start, entry.first_child + entry.child_count)
 
-    def find(self, path: bytes) -> Entry | None:
+    def find_path(self, path: bytes) -> Entry | None:
         """Return the entry at *path*, relative to the root, whose own path is b""; None where it does not exist."""
         entry: Entry | None = self.entry(ROOT)
         for name in path.split(b"/") if path else ():
@@ -246,7 +246,7 @@ class Snapshot:
         return parent + entry.name
 
     def _find_parent(self, number: int) -> bytes:
-        if len(self._parents) >= _MOST_PARENTS:
+        if len(self._parents) >= _MAX_CACHED_PARENTS:
             self._parents.clear()
         names, above = [b""], number
         while above != ROOT:
@@ -256,7 +256,7 @@ class Snapshot:
         path = self._parents[number] = b"/".join(reversed(names))
         return path
 
-    def walk(self, top: Entry) -> Iterator[Entry]:
+    def walk_files(self, top: Entry) -> Iterator[Entry]:
         """Yield all files at or below *top*, level by level, each level sorted by path."""
         if not top.is_dir:
             yield top
@@ -278,7 +278,7 @@ class Snapshot:
         return self._scan(number + 1, min(number + 1 + most, end))
 
     def contents(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (number, size, content id) of every file, sorted by number. Faster than `walk`: 0.8 us each."""
+        """Yield (number, size, content id) of every file, sorted by number. Faster than `walk_files`: 0.8 us each."""
         end = 1 + self.directories + self.files
         number = -1
         for number, (key, record) in enumerate(self._records(ROOT)):
@@ -371,12 +371,12 @@ class Snapshot:
         except NotFound as error:
             raise _damaged(self._source, f"entry {number} is missing") from error
 
-    def _read_meta(self) -> Meta:
+    def _read_meta(self) -> SnapshotMeta:
         with self._env.begin(db=self._env.open_db(META_DB, create=False)) as txn:
             payload = unseal(0, txn.get(META_KEY, b""))
         if payload is None:
             raise _damaged(self._source, "its description does not match its checksum")
-        return msgspec.msgpack.decode(payload, type=Meta)
+        return msgspec.msgpack.decode(payload, type=SnapshotMeta)
 
 
 def _footer(path: Path) -> tuple[int, bytes]:

@@ -38,14 +38,14 @@ from cachefs.snapshot import (
     PROBLEM_DB,
     SUFFIX,
     Entry,
-    Meta,
+    SnapshotMeta,
     content_version,
     pack_entry,
     seal,
     verify,
 )
 from cachefs.snapshot_levels import SnapshotLevels, TreeRow, directory_row, file_row
-from cachefs.spill_file import Segment, SpillFile
+from cachefs.spill_file import RowRange, SpillFile
 
 MAX_NAME: Final = 255
 # Maximum size of a file in bytes, and nanoseconds before and after 1970: beyond these limits, the kernel would show
@@ -53,13 +53,13 @@ MAX_NAME: Final = 255
 MAX_SIZE: Final = 1 << 60
 MAX_TIME: Final = 1 << 62
 
-Progress = Callable[[str, int, int], None]
+BuildProgress = Callable[[str, int, int], None]
 
 # Maximum bytes of rows in memory, with Python's overhead for each, before they are sorted and written to the file.
-_ROOM: Final = 32 << 20
+_MAX_ROW_BYTES: Final = 32 << 20
 _ROW_OVERHEAD: Final = 41
 # Maximum number of directories remembered as having rows. With more, some directories get several rows.
-_RECENT: Final = 10_000
+_MAX_RECENT_DIRECTORIES: Final = 10_000
 # Number of entries per transaction.
 _BATCH: Final = 10_000
 # Address space only, while building. At 200 bytes per entry this is enough for some three hundred million entries.
@@ -82,19 +82,19 @@ class ListedObject:
     is_archived: bool = False
 
 
-def build(
+def build_snapshot_file(
     objects: Iterable[ListedObject],
     url: str,
     block_size: int,
-    identity: Callable[[bytes], bytes],
+    identify: Callable[[bytes], bytes],
     directory: Path,
-    progress: Progress = lambda phase, objects, size: None,
+    progress: BuildProgress = lambda phase, objects, size: None,
 ) -> Path:
     """Write the snapshot of *objects* into *directory*. Return the file, named after the id; see SnapshotBuilder."""
     with contextlib.closing(SpillFile(directory)) as spill:
-        builder = SnapshotBuilder(url, block_size, identity, spill)
-        builder.add(objects)
-        return builder.write(directory, progress)
+        builder = SnapshotBuilder(url, block_size, identify, spill)
+        builder.add_objects(objects)
+        return builder.write_snapshot(directory, progress)
 
 
 class BuilderState(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ class BuilderState(msgspec.Struct, frozen=True):
     # Size of the file in bytes.
     end: int = 0
     # The sorted runs of each depth, from the root down.
-    runs: list[list[Segment]] = []
+    runs: list[list[RowRange]] = []
     # Objects so far, and their bytes.
     objects: int = 0
     total_bytes: int = 0
@@ -119,16 +119,16 @@ class BuilderState(msgspec.Struct, frozen=True):
 class SnapshotBuilder:
     """Collects a listing, then writes the snapshot once."""
 
-    def __init__(self, url: str, block_size: int, identity: Callable[[bytes], bytes], spill: SpillFile) -> None:
-        """identity: key -> the object's full name at its origin, as for cachefs.block.content_id; spill: holds the
+    def __init__(self, url: str, block_size: int, identify: Callable[[bytes], bytes], spill: SpillFile) -> None:
+        """identify: key -> the object's full name at its origin, as for cachefs.block.content_id; spill: holds the
         rows, and is closed by the caller."""
         self._url = url
         self._block_size = block_size
-        self._identity = identity
+        self._identify = identify
         self._spill = spill
         self._levels: list[list[bytes]] = []  # rows of each depth that are in memory
-        self._held = 0  # bytes of these rows
-        self._runs: list[list[Segment]] = []  # sorted runs of each depth
+        self._row_bytes = 0  # bytes of these rows
+        self._runs: list[list[RowRange]] = []  # sorted runs of each depth
         self._recent: set[bytes] = set()  # directories that have recently got rows
         self._root_mtime_ns = 0
         self._problems: set[tuple[bytes, str]] = set()  # (key, reason): the first MAX_PROBLEMS, and a few more
@@ -138,11 +138,11 @@ class SnapshotBuilder:
         self.objects = 0  # added so far
         self.bytes = 0  # total size of these objects
 
-    def add(self, objects: Iterable[ListedObject]) -> None:
+    def add_objects(self, objects: Iterable[ListedObject]) -> None:
         """Add objects of the listing. Raises OSError."""
         for listed in objects:
             if not 0 <= listed.size <= MAX_SIZE:
-                self.report(listed.key, f"has {listed.size} bytes, it says")
+                self.report_problem(listed.key, f"has {listed.size} bytes, it says")
                 continue
             self.objects += 1
             self.bytes += listed.size
@@ -150,20 +150,20 @@ class SnapshotBuilder:
             key = listed.key.removesuffix(b"/") if listed.key != b"/" else listed.key
             if not key:
                 self._root_mtime_ns = mtime_ns
-            elif reason := _unusable(key):
-                self.report(listed.key, reason)
+            elif reason := _unusable_reason(key):
+                self.report_problem(listed.key, reason)
             elif key is not listed.key:
                 self._add_marker(key.replace(b"/", b"\0"), listed, mtime_ns)
             else:
                 path = key.replace(b"/", b"\0")
                 self._files += 1
                 row = file_row(path, mtime_ns, listed.size, listed.version, listed.is_archived)
-                self._keep(path.count(b"\0"), row)
+                self._add_row(path.count(b"\0"), row)
                 self._add_directory(path.rpartition(b"\0")[0])
-        if self._held > _ROOM:
+        if self._row_bytes > _MAX_ROW_BYTES:
             self._spill_rows()
 
-    def report(self, key: bytes, reason: str) -> None:
+    def report_problem(self, key: bytes, reason: str) -> None:
         """Record that *key* is not in the tree. A key that is listed twice counts once, up to MAX_PROBLEMS keys."""
         if (key, reason) in self._problems:
             return
@@ -172,15 +172,15 @@ class SnapshotBuilder:
         if len(self._problems) > 2 * MAX_PROBLEMS:
             self._problems = set(sorted(self._problems)[:MAX_PROBLEMS])
 
-    def left_out(self) -> str:
+    def exclusion_reason(self) -> str:
         """Return why there are no files though some were listed, for people; else ""."""
         if not self._problem_count or self._files:
             return ""
         key, reason = min(self._problems)
         return f"{key.decode(errors='backslashreplace')!r} {reason} ({self._problem_count} left out in all)"
 
-    def state(self) -> BuilderState:
-        """Return the state for `restore`. Raises OSError."""
+    def export_state(self) -> BuilderState:
+        """Return the state for `restore_state`. Raises OSError."""
         self._spill_rows()
         return BuilderState(
             self._spill.end, [list(runs) for runs in self._runs], self.objects, self.bytes,
@@ -188,15 +188,15 @@ class SnapshotBuilder:
             self._files,
         )  # fmt: skip
 
-    def restore(self, state: BuilderState) -> None:
+    def restore_state(self, state: BuilderState) -> None:
         """Continue from the state of another builder, whose file this builder was given.
 
         Raises OSError, and CachefsError where the file does not have the other builder's rows.
         """
-        self._spill.cut(state.end)
+        self._spill.truncate(state.end)
         for runs in state.runs:
             for run in runs:
-                for _ in self._spill.read(run):
+                for _ in self._spill.read_rows(run):
                     pass
         self._runs = [list(runs) for runs in state.runs]
         self.objects, self.bytes = state.objects, state.total_bytes
@@ -204,7 +204,7 @@ class SnapshotBuilder:
         self._problems, self._problem_count = set(state.problems), state.problem_count
         self._files = state.files
 
-    def write(self, directory: Path, progress: Progress = lambda phase, objects, size: None) -> Path:
+    def write_snapshot(self, directory: Path, progress: BuildProgress = lambda phase, objects, size: None) -> Path:
         """Write `<id>.snapshot` into *directory*, durably and atomically. Replaces a damaged file of the same name, but
         keeps a good one, as mounts have it open.
 
@@ -212,13 +212,13 @@ class SnapshotBuilder:
         OSError, lmdb.Error, CachefsError.
         """
         self._spill_rows()
-        levels = SnapshotLevels(directory, self.report)
+        levels = SnapshotLevels(directory, self.report_problem)
         with contextlib.closing(levels):
-            levels.merge([self._spill.read(run) for run in runs] for runs in reversed(self._runs))
+            levels.merge_depths([self._spill.read_rows(run) for run in runs] for runs in reversed(self._runs))
             with tempfile.NamedTemporaryFile(dir=directory, prefix=".building-", suffix=SUFFIX, delete=False) as file:
                 temporary = Path(file.name)
             try:
-                entries = map(self._entry, levels.tree(self._root_mtime_ns))
+                entries = map(self._make_entry, levels.tree_rows(self._root_mtime_ns))
                 snapshot_id = self._write_tables(temporary, entries, progress)
                 _append_footer(temporary)
                 path = directory / f"{snapshot_id}{SUFFIX}"
@@ -231,44 +231,44 @@ class SnapshotBuilder:
 
     def _add_marker(self, path: bytes, listed: ListedObject, mtime_ns: int) -> None:
         if listed.size:
-            self.report(listed.key, f"names a directory, so its {listed.size} bytes cannot be read as a file")
-        self._keep(path.count(b"\0"), directory_row(path, mtime_ns))
+            self.report_problem(listed.key, f"names a directory, so its {listed.size} bytes cannot be read as a file")
+        self._add_row(path.count(b"\0"), directory_row(path, mtime_ns))
         self._add_directory(path.rpartition(b"\0")[0])
 
     def _add_directory(self, path: bytes) -> None:
         """Add one row for each directory on the way to *path*. Repeated rows become one when rows are merged."""
         while path and path not in self._recent:
-            if len(self._recent) >= _RECENT:
+            if len(self._recent) >= _MAX_RECENT_DIRECTORIES:
                 self._recent.clear()
             self._recent.add(path)
-            self._keep(path.count(b"\0"), directory_row(path))
+            self._add_row(path.count(b"\0"), directory_row(path))
             path = path.rpartition(b"\0")[0]
 
-    def _keep(self, depth: int, row: bytes) -> None:
+    def _add_row(self, depth: int, row: bytes) -> None:
         while len(self._levels) <= depth:
             self._levels.append([])
         self._levels[depth].append(row)
-        self._held += len(row) + _ROW_OVERHEAD
+        self._row_bytes += len(row) + _ROW_OVERHEAD
 
     def _spill_rows(self) -> None:
         self._runs += [[] for _ in self._levels[len(self._runs) :]]
         for runs, rows in zip(self._runs, self._levels, strict=False):
             if rows:
                 rows.sort()
-                runs.append(self._spill.write(rows))
-        self._levels, self._held = [], 0
+                runs.append(self._spill.write_rows(rows))
+        self._levels, self._row_bytes = [], 0
 
-    def _entry(self, row: TreeRow) -> Entry:
+    def _make_entry(self, row: TreeRow) -> Entry:
         number, parent, path, is_dir, mtime_ns, size, version, first_child, children, is_archived = row
         self._archived += is_archived
         name = path[path.rfind(b"\0") + 1 :]
         content = b""
         if not is_dir:
-            identity = self._identity(path.replace(b"\0", b"/"))
+            identity = self._identify(path.replace(b"\0", b"/"))
             content = content_id(identity, content_version(version), size, self._block_size)
         return Entry(number, parent, name, is_dir, size, mtime_ns, version, content, first_child, children)
 
-    def _write_tables(self, path: Path, entries: Iterator[Entry], progress: Progress) -> str:
+    def _write_tables(self, path: Path, entries: Iterator[Entry], progress: BuildProgress) -> str:
         """Write the LMDB file. Return the snapshot's id."""
         digest = hashlib.blake2b(b"%d %b\0" % (self._block_size, self._url.encode()), digest_size=16)
         self._archived = 0
@@ -292,7 +292,7 @@ class SnapshotBuilder:
             problems = _sealed_problems(self._problems)
             for _, record in problems:
                 digest.update(record)
-            facts = Meta(
+            facts = SnapshotMeta(
                 id=digest.hexdigest(), url=self._url, block_size=self._block_size, files=files,
                 directories=directories - 1, bytes=size, created_ns=time.time_ns(), problem_count=self._problem_count,
                 archived=self._archived,
@@ -305,7 +305,7 @@ class SnapshotBuilder:
         return facts.id
 
 
-def _unusable(path: bytes) -> str | None:
+def _unusable_reason(path: bytes) -> str | None:
     """Return why *path* cannot be a path of files; None where it can."""
     if b"\0" in path:
         return "contains a NUL byte"

@@ -6,7 +6,7 @@ from cachefs.messages import SnapshotDiff
 from cachefs.snapshot import ROOT, Entry, Snapshot, content_version
 
 
-def compare(old: Snapshot, new: Snapshot) -> SnapshotDiff:
+def compare_snapshots(old: Snapshot, new: Snapshot) -> SnapshotDiff:
     """Count the files that were added, changed (another size or version at the same path), removed and kept."""
     if old.id == new.id:
         return SnapshotDiff(added=0, changed=0, removed=0, unchanged=new.files)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachefs.snapshot import ROOT
-from cachefs.spill_file import Segment, SegmentWriter, SpillFile
+from cachefs.spill_file import RowRange, RowRangeWriter, SpillFile
 
 _SEPARATOR: Final = b"\0\0"
 # Sorts a directory before a file of the same path.
@@ -31,7 +31,7 @@ _PARENT: Final = struct.Struct(">QQ")
 # Time of a directory in which nothing has a time.
 _NO_TIME: Final = 0
 
-Report = Callable[[bytes, str], None]
+ProblemCallback = Callable[[bytes, str], None]
 
 
 class TreeRow(NamedTuple):
@@ -57,9 +57,9 @@ class TreeRow(NamedTuple):
 class _Level(NamedTuple):
     """One merged depth."""
 
-    rows: Segment
+    rows: RowRange
     # The directories with children among the rows.
-    parents: Segment
+    parents: RowRange
     # Number of its rows.
     size: int
 
@@ -77,7 +77,7 @@ def directory_row(path: bytes, mtime_ns: int | None = None) -> bytes:
 class SnapshotLevels:
     """The merged rows of all depths, in files without names."""
 
-    def __init__(self, directory: Path, report: Report) -> None:
+    def __init__(self, directory: Path, report: ProblemCallback) -> None:
         """directory: for the files; report: gets (path, reason) of objects that cannot be in the tree. Raises
         OSError."""
         self._rows, self._parents, self._families = (SpillFile(directory) for _ in range(3))
@@ -85,16 +85,16 @@ class SnapshotLevels:
         self._levels: list[_Level] = []  # from the root down
         self._root = _FAMILY.pack(_NO_TIME - _EARLIEST, 0)
 
-    def merge(self, depths: Iterable[list[Iterator[bytes]]]) -> None:
+    def merge_depths(self, depths: Iterable[list[Iterator[bytes]]]) -> None:
         """Merge all depths. depths: the sorted runs of each depth, the deepest first. Raises OSError, CachefsError."""
-        families = Segment(0, 0)
+        families = RowRange(0, 0)
         for runs in depths:
-            level, families = self._merged(merge(*runs), families)
+            level, families = self._merge_depth(merge(*runs), families)
             self._levels.insert(0, level)
-        for family in self._families.read(families):
+        for family in self._families.read_rows(families):
             self._root = family
 
-    def tree(self, root_mtime_ns: int) -> Iterator[TreeRow]:
+    def tree_rows(self, root_mtime_ns: int) -> Iterator[TreeRow]:
         """Yield all rows, sorted by number. root_mtime_ns: minimum time of the root. Raises OSError, CachefsError."""
         newest, children = _FAMILY.unpack_from(self._root)
         mtime_ns = max(root_mtime_ns, newest + _EARLIEST)
@@ -102,7 +102,7 @@ class SnapshotLevels:
         yield TreeRow(ROOT, ROOT, b"", True, mtime_ns, 0, b"", first, children)
         parents = iter([(ROOT, children)])
         for level in self._levels:
-            yield from self._numbered(level, first, parents)
+            yield from self._numbered_rows(level, first, parents)
             parents = self._numbered_parents(level, first)
             first += level.size
 
@@ -110,11 +110,11 @@ class SnapshotLevels:
         for file in (self._rows, self._parents, self._families):
             file.close()
 
-    def _merged(self, sorted_rows: Iterator[bytes], below: Segment) -> tuple[_Level, Segment]:
+    def _merge_depth(self, sorted_rows: Iterator[bytes], below: RowRange) -> tuple[_Level, RowRange]:
         """Merge one depth. Return it, and the families to which its rows belong. below: the families whose parents are
         the directories of this depth."""
-        rows, parents, families = (SegmentWriter(file) for file in (self._rows, self._parents, self._families))
-        children = self._families.read(below)
+        rows, parents, families = (RowRangeWriter(file) for file in (self._rows, self._parents, self._families))
+        children = self._families.read_rows(below)
         next_family = next(children, b"")
         # Directory of the last row, the newest time in it as in _FACTS, and the number of its children so far.
         directory, newest, count = b"", _NO_TIME - _EARLIEST, 0
@@ -167,12 +167,12 @@ class SnapshotLevels:
         if kept_facts:
             yield kept_path, kept_facts
 
-    def _numbered(self, level: _Level, first: int, parents: Iterator[tuple[int, int]]) -> Iterator[TreeRow]:
+    def _numbered_rows(self, level: _Level, first: int, parents: Iterator[tuple[int, int]]) -> Iterator[TreeRow]:
         """Yield numbered rows. first: the first row's number; parents: (number, children) of the level above, in
         order."""
         first_child = first + level.size
         parent, left = ROOT, 0
-        for number, row in enumerate(self._rows.read(level.rows), first):
+        for number, row in enumerate(self._rows.read_rows(level.rows), first):
             if not left:
                 parent, left = next(parents)
             left -= 1
@@ -187,6 +187,6 @@ class SnapshotLevels:
                 yield TreeRow(number, parent, path, False, time + _EARLIEST, size, version, 0, 0, is_archived)
 
     def _numbered_parents(self, level: _Level, first: int) -> Iterator[tuple[int, int]]:
-        for row in self._parents.read(level.parents):
+        for row in self._parents.read_rows(level.parents):
             index, children = _PARENT.unpack(row)
             yield first + index, children

@@ -11,7 +11,7 @@ SOCKET_VARIABLE: Final = "CACHEFS_SOCKET"
 MAX_SOCKET_PATH: Final = 104
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """Return the absolute path, for processes in other directories. Returns the path as it is where the current
     directory was deleted: connecting to it fails later."""
     try:
@@ -25,7 +25,7 @@ def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
     return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
 
 
-def refusal(socket: Path) -> str:
+def refusal_reason(socket: Path) -> str:
     """Return why no call can be made at *socket*: it is missing, or this user may not connect to it. "" where it
     exists, whether or not a daemon answers."""
     if is_forbidden(socket):

@@ -17,13 +17,13 @@ from xxhash import xxh3_64_intdigest
 
 from cachefs.errors import CachefsError
 
-_ROWS: Final = 1000  # per frame
-_HEAD: Final = struct.Struct(">IQ")  # bytes of a frame's body, and its checksum
+_ROWS_PER_FRAME: Final = 1000  # per frame
+_FRAME_HEADER: Final = struct.Struct(">IQ")  # bytes of a frame's body, and its checksum
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
+class RowRange(msgspec.Struct, frozen=True, array_like=True):
     """A range of rows in a spill file."""
 
     # Offsets in bytes of its beginning and its end.
@@ -48,40 +48,40 @@ class SpillFile:
         """Size of the file in bytes."""
         return self._end
 
-    def write(self, rows: Iterable[bytes]) -> Segment:
+    def write_rows(self, rows: Iterable[bytes]) -> RowRange:
         """Write a segment. Raises OSError."""
         start = self._end
         rest = iter(rows)
-        while frame := list(islice(rest, _ROWS)):
+        while frame := list(islice(rest, _ROWS_PER_FRAME)):
             self.write_frame(frame)
-        return Segment(start, self._end)
+        return RowRange(start, self._end)
 
     def write_frame(self, rows: list[bytes]) -> None:
         """Write some rows of a segment. Raises OSError."""
         body = _ENCODE(rows)
-        view = memoryview(_HEAD.pack(len(body), xxh3_64_intdigest(body)) + body)
+        view = memoryview(_FRAME_HEADER.pack(len(body), xxh3_64_intdigest(body)) + body)
         while view:
             written = os.pwrite(self._fd, view, self._end)
             self._end += written
             view = view[written:]
 
-    def read(self, segment: Segment) -> Iterator[bytes]:
+    def read_rows(self, segment: RowRange) -> Iterator[bytes]:
         """Yield the rows of a segment. Raises OSError, and CachefsError where the file is damaged."""
         offset = segment.start
         while offset < segment.end:
-            head = os.pread(self._fd, _HEAD.size, offset)
-            if len(head) < _HEAD.size:
+            head = os.pread(self._fd, _FRAME_HEADER.size, offset)
+            if len(head) < _FRAME_HEADER.size:
                 raise CachefsError("a file of rows ends early")
-            length, checksum = _HEAD.unpack(head)
-            if offset + _HEAD.size + length > segment.end:
+            length, checksum = _FRAME_HEADER.unpack(head)
+            if offset + _FRAME_HEADER.size + length > segment.end:
                 raise CachefsError("a file of rows is damaged")
-            body = os.pread(self._fd, length, offset + _HEAD.size)
+            body = os.pread(self._fd, length, offset + _FRAME_HEADER.size)
             if len(body) != length or xxh3_64_intdigest(body) != checksum:
                 raise CachefsError("a file of rows is damaged")
             yield from _DECODE(body)
-            offset += _HEAD.size + length
+            offset += _FRAME_HEADER.size + length
 
-    def cut(self, end: int) -> None:
+    def truncate(self, end: int) -> None:
         """Truncate the file to *end* bytes. Raises OSError."""
         os.ftruncate(self._fd, end)
         self._end = end
@@ -90,7 +90,7 @@ class SpillFile:
         os.close(self._fd)
 
 
-class SegmentWriter:
+class RowRangeWriter:
     """Writes one segment row by row. Must be the only writer of the file meanwhile."""
 
     def __init__(self, file: SpillFile) -> None:
@@ -101,12 +101,12 @@ class SegmentWriter:
     def append(self, row: bytes) -> None:
         """Raises OSError."""
         self._frame.append(row)
-        if len(self._frame) == _ROWS:
+        if len(self._frame) == _ROWS_PER_FRAME:
             self.finish()
 
-    def finish(self) -> Segment:
+    def finish(self) -> RowRange:
         """Return the segment written so far. Raises OSError."""
         if self._frame:
             self._file.write_frame(self._frame)
             self._frame = []
-        return Segment(self._start, self._file.end)
+        return RowRange(self._start, self._file.end)

@@ -10,11 +10,11 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 # Maximum seconds without progress after a start has asked for more time, and minimum seconds between two requests.
-STILL_SECONDS: Final = 900
-ASK_SECONDS: Final = 10.0
+EXTENSION_SECONDS: Final = 900
+EXTENSION_INTERVAL_SECONDS: Final = 10.0
 
 
-def notify(state: str) -> None:
+def notify_systemd(state: str) -> None:
     """Send *state*, such as READY=1. Only logs where the service manager does not listen."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -29,18 +29,18 @@ def notify(state: str) -> None:
         log.warning("cannot notify the service manager at %s: %s", os.environ["NOTIFY_SOCKET"], error)
 
 
-class StartTime:
+class StartupTimer:
     """Asks for more time while a start makes progress, so that TimeoutStartSec limits only a start without progress."""
 
     def __init__(self) -> None:
-        self._asks_at = time.monotonic() + ASK_SECONDS
+        self._next_request_at = time.monotonic() + EXTENSION_INTERVAL_SECONDS
 
-    def went_on(self) -> None:
+    def extend_timeout(self) -> None:
         """Record that the start has made progress. May be called any number of times."""
         now = time.monotonic()
-        if now >= self._asks_at:
-            self._asks_at = now + ASK_SECONDS
-            notify(f"EXTEND_TIMEOUT_USEC={STILL_SECONDS * 1_000_000}")
+        if now >= self._next_request_at:
+            self._next_request_at = now + EXTENSION_INTERVAL_SECONDS
+            notify_systemd(f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}")
 
 
 def watchdog_interval() -> float | None:
@@ -56,5 +56,5 @@ async def feed_watchdog() -> None:
     """Send heartbeats from the process's event loop, so that systemd restarts a process with a stuck loop."""
     interval = watchdog_interval()
     while interval:
-        notify("WATCHDOG=1")
+        notify_systemd("WATCHDOG=1")
         await asyncio.sleep(interval)

@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cachefs.errors import NotFound
 from cachefs.scheduling_messages import (
-    Admission,
-    Admissions,
-    Ask,
     Assignment,
-    Explanation,
+    JobAdmission,
+    JobAdmissions,
+    JobExplanation,
     NodeEstimate,
-    Policy,
+    PlacementPolicy,
+    PlacementRequest,
     Ranking,
 )
 
 
-class FakeAdvice:
+class FakeAdvisor:
     """Of nodes in `held`, the part of every dataset that each has is known; nothing of all others."""
 
     def __init__(self, held: Mapping[str, float] | None = None) -> None:
@@ -24,7 +24,7 @@ class FakeAdvice:
         self.go: set[str] | None = None
         # Raised by every call.
         self.broken: Exception | None = None
-        self.asked: list[Ask] = []
+        self.asked: list[PlacementRequest] = []
         # Jobs that are known from before.
         self.remembered: list[str] = []
         self.assigned: list[dict[int, str]] = []
@@ -44,57 +44,57 @@ class FakeAdvice:
 
     # --- as Advice ---------------------------------------------------------------------------------------------------
 
-    def rank(self, ask: Ask, candidates: Sequence[str] | None = None) -> Ranking:
+    def rank(self, request: PlacementRequest, candidates: Sequence[str] | None = None) -> Ranking:
         self._check()
-        self.asked.append(ask)
+        self.asked.append(request)
         if not self.held:
             return Ranking(why="nothing is known")
         names = self.held if candidates is None else candidates
         scores = {name: self.held.get(name, 0.0) for name in names}
         refused = {}
-        if ask.policy == Policy.REQUIRE and any(scores.values()):
-            refused = {name: f"holds nothing of {ask.dataset}" for name, score in scores.items() if not score}
+        if request.policy == PlacementPolicy.REQUIRE and any(scores.values()):
+            refused = {name: f"holds nothing of {request.dataset}" for name, score in scores.items() if not score}
         return Ranking(scores=scores, refused=refused)
 
     def assign(
-        self, ask: Ask, candidates: Sequence[str] | None = None, taken: Mapping[int, str] | None = None
+        self, request: PlacementRequest, candidates: Sequence[str] | None = None, taken: Mapping[int, str] | None = None
     ) -> Assignment:
         self._check()
         self.assigned.append(dict(taken or {}))
         best = sorted(candidates or self.held, key=lambda name: (-self.held.get(name, 0.0), name))
         free = [name for name in best if name not in (taken or {}).values()] or best
-        nodes = [(taken or {}).get(rank, "") for rank in range(ask.ranks)]
-        rest = iter(free * ask.ranks)
+        nodes = [(taken or {}).get(rank, "") for rank in range(request.ranks)]
+        rest = iter(free * request.ranks)
         return Assignment(nodes=[node or next(rest) for node in nodes])
 
-    def estimates(self, ask: Ask, nodes: Sequence[str]) -> list[NodeEstimate]:
+    def estimate_waits(self, request: PlacementRequest, nodes: Sequence[str]) -> list[NodeEstimate]:
         return []
 
-    def admit(self, ask: Ask) -> Admission:
+    def admit(self, request: PlacementRequest) -> JobAdmission:
         self._check()
-        self.told.append(("admit", ask.job))
-        if self.go is None or ask.job in self.go:
-            return Admission(job=ask.job, go=True, why="a copy has a slot")
-        return Admission(job=ask.job, go=False, why="both slots of its copy are taken", place=1)
+        self.told.append(("admit", request.job))
+        if self.go is None or request.job in self.go:
+            return JobAdmission(job=request.job, go=True, why="a copy has a slot")
+        return JobAdmission(job=request.job, go=False, why="both slots of its copy are taken", place=1)
 
-    def admissions(self) -> Admissions:
-        return Admissions(version=1)
+    def pending_admissions(self) -> JobAdmissions:
+        return JobAdmissions(version=1)
 
-    def placed(self, job: str, nodes: Sequence[str], ask: Ask | None = None) -> None:
+    def note_placed(self, job: str, nodes: Sequence[str], request: PlacementRequest | None = None) -> None:
         self.told.append(("placed", job, tuple(nodes)))
 
-    def resized(self, job: str, nodes: Sequence[str]) -> None:
+    def note_resized(self, job: str, nodes: Sequence[str]) -> None:
         self.told.append(("resized", job, tuple(nodes)))
 
-    def ended(self, job: str) -> None:
+    def note_ended(self, job: str) -> None:
         self.told.append(("ended", job))
 
-    def known(self, prefix: str) -> list[str]:
+    def known_jobs(self, prefix: str) -> list[str]:
         return [job for job in self.remembered if job.startswith(prefix)]
 
-    def explain(self, job: str) -> Explanation:
+    def explain(self, job: str) -> JobExplanation:
         raise NotFound(job)
 
-    def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
-        self._listeners.append(changed)
-        return lambda: self._listeners.remove(changed)
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.append(on_change)
+        return lambda: self._listeners.remove(on_change)

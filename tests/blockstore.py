@@ -11,13 +11,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cachefs_daemon.store.block_store import Put
+from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.segment_writer import Data
-from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
+from cachefs_daemon.store.storage import PlanningParts, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 from cachefs_tools import scratch_node
 
-from cachefs.block import MEMORY, SSD, Location, block_key, content_id
+from cachefs.block import MEMORY, SSD, BlockLocation, block_key, content_id
 from cachefs.errors import StoreFull
 from cachefs.planning.eviction.quotas import Quota
 
@@ -61,7 +61,7 @@ class OpenStore:
     """A store with all that a node gives it, and in one place what the parts of a node do to it."""
 
     def __init__(self, config: StoreConfig, *, in_cluster: bool = False) -> None:
-        foresight = Foresight.empty(in_cluster=in_cluster)
+        foresight = PlanningParts.empty(in_cluster=in_cluster)
         self.standing = foresight.standing
         self.plan, self.coverage, self.presence = foresight.plan, foresight.coverage, foresight.presence
         self.storage = Storage(config, foresight)
@@ -70,24 +70,24 @@ class OpenStore:
         self.evict, self.promote = self.blocks.evict, self.blocks.promote
         self.blocks_of, self.index_path = self.index.blocks_of, self.index.path
         self.usage = self.storage.usage
-        self.watch, self.unwatch = self.storage.watch.watch, self.storage.watch.unwatch
+        self.watch, self.unwatch = self.storage.presence_watch.watch, self.storage.presence_watch.unwatch
         self.close = self.storage.close
 
-    def put(self, key: bytes, data: Data, *, transient: bool = True, snapshot: str = "") -> Location | None:
+    def put(self, key: bytes, data: Data, *, transient: bool = True, snapshot: str = "") -> BlockLocation | None:
         """Store one block. Raises StoreFull."""
-        (outcome,) = self.blocks.put_many([Put(key, data, transient, snapshot)])
+        (outcome,) = self.blocks.put_many([BlockToStore(key, data, transient, snapshot)])
         if isinstance(outcome, StoreFull):
             raise outcome
         return outcome
 
-    def put_together(self, blocks: Sequence[tuple[bytes, Data]]) -> list[Location | None]:
+    def put_together(self, blocks: Sequence[tuple[bytes, Data]]) -> list[BlockLocation | None]:
         """Store blocks in one batch; None for those that could not be stored."""
-        outcomes = self.blocks.put_many([Put(key, data) for key, data in blocks])
+        outcomes = self.blocks.put_many([BlockToStore(key, data) for key, data in blocks])
         return [None if isinstance(one, StoreFull) else one for one in outcomes]
 
     def keys(self) -> list[bytes]:
         """Of all blocks that are here."""
-        found = (key for portion in self.index.portions(1024) for key in portion)
+        found = (key for portion in self.index.key_batches(1024) for key in portion)
         return [key for key in dict.fromkeys(found) if self.get(key) is not None]
 
     @property
@@ -96,12 +96,12 @@ class OpenStore:
 
     def keep_limits(self) -> None:
         for tier in (MEMORY, SSD):
-            self.storage.maintenance.keep_limit(tier)
-        self.storage.maintenance.keep_quotas()
+            self.storage.maintenance.enforce_limit(tier)
+        self.storage.maintenance.enforce_quotas()
 
     def retry(self) -> None:
         for tier in (MEMORY, SSD):
-            self.storage.maintenance.retry(tier)
+            self.storage.maintenance.retry_tier(tier)
 
     def maintain(self) -> None:
         self.keep_limits()
@@ -110,11 +110,11 @@ class OpenStore:
 
     def accessed(self, keys: Sequence[bytes]) -> None:
         with self.tiering as tiering:
-            tiering.accessed(keys, time.monotonic())
+            tiering.note_accessed(keys, time.monotonic())
 
     def claim(self, keys: Iterable[bytes], snapshot: str) -> None:
         with self.tiering as tiering:
-            tiering.claim(keys, snapshot, time.monotonic())
+            tiering.claim_blocks(keys, snapshot, time.monotonic())
 
     def room_for(self, key: bytes, snapshot: str = "") -> int:
         with self.tiering as tiering:
@@ -122,19 +122,19 @@ class OpenStore:
 
     def set_limit(self, quota: Quota) -> None:
         with self.tiering as tiering:
-            tiering.quotas.set(quota)
+            tiering.quotas.set_quota(quota)
 
     def remove_limit(self, dataset: str) -> None:
         with self.tiering as tiering:
-            tiering.quotas.remove(dataset)
+            tiering.quotas.remove_quota(dataset)
 
     def pin(self, keys: Iterable[bytes]) -> None:
         with self.tiering as tiering:
-            tiering.pin(keys)
+            tiering.pin_blocks(keys)
 
     def unpin(self, keys: Iterable[bytes]) -> None:
         with self.tiering as tiering:
-            tiering.unpin(keys)
+            tiering.unpin_blocks(keys)
 
 
 def fill(store: OpenStore, numbers: range, size: int = 100_000) -> None:

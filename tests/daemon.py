@@ -16,12 +16,12 @@ import psutil
 import pytest
 from cachefs_tools.scratch_node import memory_directory
 
-from cachefs.block import MEMORY, PIECE_SIZE, SSD, Location, block_count, block_key, block_length, pieces_match
+from cachefs.block import MEMORY, PIECE_SIZE, SSD, BlockLocation, block_count, block_key, block_length, pieces_match
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobName
 from cachefs.messages import (
     BlockRef,
-    DatasetAdd,
+    DatasetAddRequest,
     DatasetName,
     DatasetView,
     Empty,
@@ -61,13 +61,13 @@ MODULES = (
     "cachefs_daemon.api.local_pages",
     "cachefs_daemon.cooperation.cooperation",
     "cachefs_daemon.cooperation.draining",
-    "cachefs_daemon.cooperation.filling",
-    "cachefs_daemon.cooperation.routes",
+    "cachefs_daemon.cooperation.rebalance",
+    "cachefs_daemon.cooperation.cluster_routes",
     "cachefs_daemon.origin.file",
     "cachefs_daemon.origin.s3",
     "cachefs_daemon.peers.plane",
-    "cachefs_daemon.reporting.orders",
-    "cachefs_daemon.reporting.reception",
+    "cachefs_daemon.reporting.command_executor",
+    "cachefs_daemon.reporting.observer_endpoint",
     "cachefs_daemon.reporting.reports",
     "cachefs_daemon.reporting.shard_warmups",
     "cachefs_daemon.fetch_process.__main__",
@@ -92,7 +92,7 @@ def block_ref(view: DatasetView, path: str, number: int = 0, bad: bytes = b"") -
     """Names a block of the file at *path*. *bad* is the packed location at which its bytes were wrong."""
     snapshot = Snapshot(Path(view.path))
     try:
-        entry = snapshot.find(path.encode())
+        entry = snapshot.find_path(path.encode())
         assert entry is not None, f"{path} is not in {view.path}"
         return BlockRef(view.snapshot, entry.number, number, bad)
     finally:
@@ -240,14 +240,14 @@ class Daemon:
 
     def add_dataset(self, name: str, url: str, options: OriginOptions | None = None) -> DatasetView:
         """List what is at *url*. Returns the dataset."""
-        request = DatasetAdd(name=name, url=url, options=options or OriginOptions())
-        last = list(self.client.stream(DATASET_ADD, request, timeout=60))[-1]
+        request = DatasetAddRequest(name=name, url=url, options=options or OriginOptions())
+        last = list(self.client.stream_responses(DATASET_ADD, request, timeout=60))[-1]
         assert last.dataset is not None
         return last.dataset
 
     def refresh_dataset(self, name: str) -> ListingProgress:
         """List the dataset again. Returns the last message of the stream."""
-        return list(self.client.stream(DATASET_REFRESH, DatasetName(name=name), timeout=60))[-1]
+        return list(self.client.stream_responses(DATASET_REFRESH, DatasetName(name=name), timeout=60))[-1]
 
     def status(self) -> Status:
         """What `cachectl status` shows."""
@@ -266,7 +266,7 @@ class Daemon:
         """
         snapshot = Snapshot(Path(view.path))
         try:
-            entry = snapshot.find(path.encode())
+            entry = snapshot.find_path(path.encode())
             assert entry is not None, f"{path} is not in {view.path}"
             numbers = range(block_count(entry.size, snapshot.block_size))
             size = snapshot.block_size
@@ -288,7 +288,7 @@ class Daemon:
         if not answer.location:
             assert pieces_match(key, answer.checksums, 0, memoryview(answer.data)), "the bytes in the answer are wrong"
             return answer.data
-        location = Location.unpack(answer.location)
+        location = BlockLocation.unpack(answer.location)
         segments = SegmentReader({MEMORY: self.memory, SSD: self.ssd})
         try:
             buffer = memoryview(bytearray(location.length + 2 * PIECE_SIZE))

@@ -49,7 +49,7 @@ async def all_active(found: Sequence[SharedMembership], numbers: Sequence[int]) 
 
 def ring(each: SharedMembership) -> list[int]:
     """Numbers of the nodes that count for placement."""
-    return [int(node.id, 16) for node in each.view.placing]
+    return [int(node.id, 16) for node in each.view.placed_members]
 
 
 def one_epoch(found: Sequence[SharedMembership]) -> bool:

@@ -6,20 +6,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from cachefs_daemon.api.fetch_channel import FetchChannel, PeerOutcome
-from cachefs_daemon.api.identity import Admission
+from cachefs_daemon.api.fetch_channel import FetchChannelServer, PeerOutcome
+from cachefs_daemon.api.identity import CallerRights
 from cachefs_daemon.cluster.membership import Listener
 from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
-from cachefs_daemon.peers.answers import How, PeerAnswer, Wanted
 from cachefs_daemon.peers.client import PeerClient
-from cachefs_daemon.peers.server_process import PeerServers, ServerPlaces
+from cachefs_daemon.peers.peer_requests import BlockRequest, PeerResponse, RequestOptions
+from cachefs_daemon.peers.server_process import PeerServers, ServerSettings
 from cachefs_daemon.peers.tls import Certificates, TlsFiles
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 from cachefs.block import TIER_NAMES
 from cachefs.errors import NotFound
-from cachefs.messages import BlockRef, Fetch
+from cachefs.messages import BlockRef, FetchRequest
 from tests.blockstore import OpenStore, data_of, key_of, store_config
 
 CLUSTER = "test"
@@ -54,7 +54,7 @@ class KnownMembership:
         for listener in self._listeners:
             listener(view)
 
-    def listen(self, callback: Listener) -> None:
+    def add_listener(self, callback: Listener) -> None:
         self._listeners.append(callback)
 
     async def start(self) -> None: ...
@@ -64,13 +64,13 @@ class KnownMembership:
     async def refresh(self) -> None:
         self.refreshed += 1
 
-    def heard(self, node_id: str, incarnation: str = "") -> None:
+    def note_answer(self, node_id: str, incarnation: str = "") -> None:
         self.heard_of[node_id] = incarnation
 
-    def lost(self, node_id: str) -> None:
+    def note_silence(self, node_id: str) -> None:
         self.lost_nodes.append(node_id)
 
-    def learned(self, record: NodeRecord) -> None: ...
+    def note_record(self, record: NodeRecord) -> None: ...
 
     async def stop(self) -> None: ...
 
@@ -97,22 +97,22 @@ class ServingNode:
         self.name = name or f"node-{number}"
         self.store = OpenStore(store_config(root, memory=8 << 20, ssd=16 << 20))
         self.errors = ErrorLog()
-        self.asked: list[Fetch] = []  # of the daemon
+        self.asked: list[FetchRequest] = []  # of the daemon
         # What the daemon answers where it is asked: an outcome, or None for never.
-        self.bring: Callable[[Fetch], PeerOutcome | None] = lambda _: NotFound("no such block")
+        self.bring: Callable[[FetchRequest], PeerOutcome | None] = lambda _: NotFound("no such block")
         self.delay = 0.0  # seconds until it does
         self._tls = tls
         self._secret = secret
         self._root = root
 
     async def __aenter__(self) -> "ServingNode":
-        admission = Admission(0)
-        self.channel = FetchChannel(self._root / "s.ch", admission, cast(Any, None), self.errors)
-        self.channel.ask_for_peer = self._ask
+        admission = CallerRights(0)
+        self.channel = FetchChannelServer(self._root / "s.ch", admission, cast(Any, None), self.errors)
+        self.channel.fetch_for_peer = self._ask
         tiers = {TIER_NAMES[number]: self._root / TIER_NAMES[number] for number in (0, 1)}
-        places = ServerPlaces(("127.0.0.1", 0), self.store.index_path, tiers, self._tls, 1, self._secret)
+        places = ServerSettings(("127.0.0.1", 0), self.store.index_path, tiers, self._tls, 1, self._secret)
         self.membership = KnownMembership(ClusterView())
-        self.servers = PeerServers(CLUSTER, self.membership, places, self.channel.adopt, self.errors)
+        self.servers = PeerServers(CLUSTER, self.membership, places, self.channel.adopt_connection, self.errors)
         self.record = record(self.number, self.servers.port, name=self.name)
         asker = record(int(ME, 16), 1, name="asker")
         self.membership.set(view_of(self.record.id, [self.record, asker]))
@@ -132,15 +132,15 @@ class ServingNode:
     def complaints(self) -> str:
         return "\n".join(f"{one.subject}: {one.message}" for one in self.errors.views())
 
-    def _ask(self, fetch: Fetch, patience: float, answer: Callable[[list[PeerOutcome]], None]) -> None:
+    def _ask(self, fetch: FetchRequest, patience: float, answer: Callable[[list[PeerOutcome]], None]) -> None:
         self.asked.append(fetch)
         outcome = self.bring(fetch)
         if outcome is not None:
             asyncio.get_running_loop().call_later(self.delay, answer, [outcome])
 
 
-def wanted(number: int, size: int = 100_000) -> Wanted:
-    return Wanted(BlockRef("0" * 32, number, 0), key_of(number), size)
+def wanted(number: int, size: int = 100_000) -> BlockRequest:
+    return BlockRequest(BlockRef("0" * 32, number, 0), key_of(number), size)
 
 
 class Asker:
@@ -158,14 +158,16 @@ class Asker:
         self.client = PeerClient(CLUSTER, membership, self.errors, Certificates(tls) if tls else None, window, secret)
 
     def begin(
-        self, node: NodeRecord, one: Wanted, *, fetch: bool = False, seconds: float = DEADLINE, **how: bool
-    ) -> "asyncio.Future[PeerAnswer]":
+        self, node: NodeRecord, one: BlockRequest, *, fetch: bool = False, seconds: float = DEADLINE, **how: bool
+    ) -> "asyncio.Future[PeerResponse]":
         loop = asyncio.get_running_loop()
-        came: asyncio.Future[PeerAnswer] = loop.create_future()
-        self.client.ask(node, one, How(loop.time() + seconds, fetch, **how), came.set_result)
+        came: asyncio.Future[PeerResponse] = loop.create_future()
+        self.client.request_block(node, one, RequestOptions(loop.time() + seconds, fetch, **how), came.set_result)
         return came
 
-    async def ask(self, node: NodeRecord, one: Wanted, *, fetch: bool = False, seconds: float = DEADLINE) -> PeerAnswer:
+    async def ask(
+        self, node: NodeRecord, one: BlockRequest, *, fetch: bool = False, seconds: float = DEADLINE
+    ) -> PeerResponse:
         return await asyncio.wait_for(self.begin(node, one, fetch=fetch, seconds=seconds), 3 * DEADLINE)
 
     def complaints(self) -> str:

@@ -24,8 +24,8 @@ import psutil
 
 from cachefs.messages import DatasetView, Empty
 from cachefs.mount import kernel
-from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
-from cachefs.rpc import NODE, PUSH, PUSH_REPORT, SERVICE, DaemonClient, decoder, encode
+from cachefs.push_messages import PushAcknowledgement, PushCommand, PushReport, PushSubscription
+from cachefs.rpc import NODE, PUSH, PUSH_REPORT, SERVICE, DaemonClient, encode, response_decoder
 from cachefs.snapshot import Snapshot
 from tests.waiting import until
 
@@ -63,8 +63,8 @@ import logging, os, sys
 {patch}
 from pathlib import Path
 from cachefs.mount import read_marks
-from cachefs.mount.device import Connection
-from cachefs.mount.push.process import push
+from cachefs.mount.device import FuseConnection
+from cachefs.mount.push.process import run_pusher
 from cachefs.mount.push.pusher import PusherSettings
 from cachefs.mount_spec import MountSpec
 from cachefs.sizes import parse_share
@@ -74,7 +74,7 @@ settings = PusherSettings(
     int(device), read_marks.create(), MountSpec.parse(spec), Path(directory), mount, Path(socket),
     parse_share("50%"), 2,
 )
-push(settings, Connection(int(connection), settings.directory), int(parent) or os.getppid())
+run_pusher(settings, FuseConnection(int(connection), settings.directory), int(parent) or os.getppid())
 os._exit(0)
 """
 
@@ -113,10 +113,10 @@ class Orders:
     """The daemon's side of pushing. Whatever else a pusher asks, the real daemon is asked."""
 
     real: DaemonClient
-    subscribed: "Queue[PushSubscribe]" = field(default_factory=Queue)  # requests for orders, oldest first
-    reports: "Queue[PushDone]" = field(default_factory=Queue)  # reports of pushers, oldest first
+    subscribed: "Queue[PushSubscription]" = field(default_factory=Queue)  # requests for orders, oldest first
+    reports: "Queue[PushReport]" = field(default_factory=Queue)  # reports of pushers, oldest first
     counters: dict[str, int] = field(default_factory=dict)  # of the last report that was looked at
-    _stream: "Queue[PushOrder | None]" = field(default_factory=Queue)  # orders to send; None ends the stream
+    _stream: "Queue[PushCommand | None]" = field(default_factory=Queue)  # orders to send; None ends the stream
     _serial: int = 0  # of the last order
 
     def give(
@@ -127,7 +127,7 @@ class Orders:
         *numbers* are the numbers of the blocks; without them the first block of each path is meant.
         """
         snapshot = Snapshot(Path(view.path))
-        found = [snapshot.find(path.encode()) for path in paths]
+        found = [snapshot.find_path(path.encode()) for path in paths]
         snapshot.close()
         entries = [10**9 if entry is None else entry.number for entry in found]
         return self.give_entries(view.snapshot, entries, numbers or [0] * len(entries), drop=drop)
@@ -137,7 +137,7 @@ class Orders:
         self._serial += 1
         packed = np.array(entries, "<u8").tobytes(), np.array(numbers, "<u4").tobytes()
         self._stream.put(
-            PushOrder(serial=self._serial, snapshot=snapshot, entries=packed[0], numbers=packed[1], drop=drop)
+            PushCommand(serial=self._serial, snapshot=snapshot, entries=packed[0], numbers=packed[1], drop=drop)
         )
         return self._serial
 
@@ -161,13 +161,13 @@ class Orders:
     # --- what a pusher calls --------------------------------------------------------------------------------------
 
     def push(self, request: bytes, _: Any) -> Iterator[bytes]:
-        self.subscribed.put(decoder(PushSubscribe)(request))
+        self.subscribed.put(response_decoder(PushSubscription)(request))
         while (order := self._stream.get()) is not None:
             yield encode(order)
 
     def push_report(self, request: bytes, _: Any) -> bytes:
-        self.reports.put(decoder(PushDone)(request))
-        return encode(PushReply())
+        self.reports.put(response_decoder(PushReport)(request))
+        return encode(PushAcknowledgement())
 
     def node(self, request: bytes, _: Any) -> bytes:
         return encode(self.real.call(NODE, Empty()))

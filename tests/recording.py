@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import grpc
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
+from cachefs.job_messages import JobEpoch, JobProgress, JobPublication
 from cachefs.messages import Message
-from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, DaemonClient, Method, decoder, encode
+from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, DaemonClient, Method, encode, response_decoder
 
 Kind = TypeVar("Kind", bound=Message)
 
@@ -39,7 +39,7 @@ class Recording:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Handlers for all methods that do not stream."""
-        unary = {method.name: self._handler(method) for method in METHODS if not method.streams}
+        unary = {method.name: self._handler(method) for method in METHODS if not method.is_streaming}
         return grpc.method_handlers_generic_handler(SERVICE, unary)
 
     def _handler(self, method: Method[Any, Any]) -> grpc.RpcMethodHandler:
@@ -52,14 +52,14 @@ class Recording:
                 raise AssertionError from None  # abort raises
             with self._lock:
                 self.requests.append(request)
-                if isinstance(request, (JobPublish, JobEpoch, JobProgress)):
+                if isinstance(request, (JobPublication, JobEpoch, JobProgress)):
                     with self.notes.open("a") as notes:
                         kind = "Ended" if getattr(request, "ended", False) else type(request).__name__
                         words = (kind, request.job, request.consumer, getattr(request, "epoch", 0))
                         notes.write(" ".join(map(str, words)) + "\n")
             return reply
 
-        return grpc.unary_unary_rpc_method_handler(answer, decoder(method.request), encode)
+        return grpc.unary_unary_rpc_method_handler(answer, response_decoder(method.request), encode)
 
 
 @contextlib.contextmanager

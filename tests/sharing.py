@@ -8,9 +8,9 @@ from itertools import repeat
 from cachefs_daemon.cluster.membership import Listener
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing.blobs import Blobs
-from cachefs_daemon.sharing.consumers import Consumers
-from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.sharing.blobs import SharedBlobs
+from cachefs_daemon.sharing.consumers import PublishedConsumers
+from cachefs_daemon.sharing.security import INSECURE, ConnectionSecurity
 from cachefs_daemon.sharing.state import SharedState
 
 
@@ -40,16 +40,16 @@ class ToldMembership:
         for callback in self.callbacks:
             callback(self.view)
 
-    def listen(self, callback: Listener) -> None:
+    def add_listener(self, callback: Listener) -> None:
         self.callbacks.append(callback)
 
-    def heard(self, node_id: str, incarnation: str = "") -> None:
+    def note_answer(self, node_id: str, incarnation: str = "") -> None:
         self.heard_of.append(node_id)
 
-    def lost(self, node_id: str) -> None:
+    def note_silence(self, node_id: str) -> None:
         self.lost_ones.append(node_id)
 
-    def learned(self, record: NodeRecord) -> None: ...
+    def note_record(self, record: NodeRecord) -> None: ...
 
     async def start(self) -> None: ...
 
@@ -64,13 +64,13 @@ class SharingNode:
     """One node, and all that it has for sharing state."""
 
     def __init__(
-        self, record: NodeRecord, threads: Threads, security: Security = INSECURE, list_epoch: int = 0
+        self, record: NodeRecord, threads: Threads, security: ConnectionSecurity = INSECURE, list_epoch: int = 0
     ) -> None:
         self.record = record
         self.membership = ToldMembership(record, list_epoch=list_epoch)
         self.shared = SharedState("test", self.membership, security)
-        self.blobs = Blobs(self.shared, threads)
-        self.consumers = Consumers(self.shared, self.blobs)
+        self.blobs = SharedBlobs(self.shared, threads)
+        self.consumers = PublishedConsumers(self.shared, self.blobs)
 
     async def start(self, port: int = 0) -> None:
         await self.shared.start("127.0.0.1", port)
@@ -90,7 +90,7 @@ def introduce(nodes: Iterable[SharingNode]) -> None:
 
 @contextlib.asynccontextmanager
 async def sharing_nodes(
-    count: int, securities: Iterable[Security] = repeat(INSECURE)
+    count: int, securities: Iterable[ConnectionSecurity] = repeat(INSECURE)
 ) -> AsyncIterator[list[SharingNode]]:
     """Start so many nodes, which know each other, and stop them at the end of the block. securities: of each node."""
     threads = Threads()

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.eviction.policies import Policy
-from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.eviction.policies import EvictionPolicy
+from cachefs.planning.eviction.policies.use_order import UseOrder
 from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
 from cachefs.planning.sequences.plan import Plan
 
@@ -45,7 +45,7 @@ def merged(jobs: Sequence[SimulatedJob]) -> Iterator[tuple[float, SimulatedJob, 
 
 
 def origin_bytes(
-    policy: Policy, plan: Plan, space: BlockSpace, jobs: Sequence[SimulatedJob], capacity: int, every: int = 16
+    policy: EvictionPolicy, plan: Plan, space: BlockSpace, jobs: Sequence[SimulatedJob], capacity: int, every: int = 16
 ) -> int:
     """Bytes fetched when each read that misses is fetched and offered to the policy.
 
@@ -53,21 +53,21 @@ def origin_bytes(
     """
     sizes = space.sizes.tolist()
     keys = space.keys(np.arange(space.count))
-    tier = SimulatedTiers([policy], [capacity], Uses())
+    tier = SimulatedTiers([policy], [capacity], UseOrder())
     fetched = 0
     for _, job, epoch, read in merged(jobs):
         if read == 0:
             for number in (epoch, epoch + 1):
                 if number < len(job.epochs) and plan.epoch(job.name, number) is None:
                     last = number == len(job.epochs) - 1
-                    plan.set_epoch(job.name, space.snapshot, number, job.epochs[number], last=last)
+                    plan.set_epoch(job.name, space.snapshot, number, job.epochs[number], is_last=last)
         if read % every == 0:
             plan.set_progress(job.name, epoch, read, job.rate)
         block = int(job.epochs[epoch][read])
-        if not tier.read(keys[block], sizes[block]):
+        if not tier.read_block(keys[block], sizes[block]):
             fetched += sizes[block]
         if epoch == len(job.epochs) - 1 and read == len(job.epochs[epoch]) - 1:
-            plan.remove(job.name)
+            plan.remove_consumer(job.name)
     return fetched
 
 

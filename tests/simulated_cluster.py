@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from cachefs_daemon.cooperation.groups import Group, Member, groups_of
-from cachefs_daemon.cooperation.holders import Known, Ring
-from cachefs_daemon.cooperation.orders import GroupOrders
+from cachefs_daemon.cooperation.group_orders import GroupOrders
+from cachefs_daemon.cooperation.groups import ConsumerGroup, GroupMember, groups_of
+from cachefs_daemon.cooperation.holders import HolderState, PlacementRing
 from cachefs_daemon.cooperation.shared_snapshot import SharedSnapshot
-from cachefs_daemon.cooperation.surroundings import Place, Surroundings
+from cachefs_daemon.cooperation.snapshot_context import EpochPosition, SnapshotContext
 from cachefs_daemon.cooperation.timeliness import NOTHING_SETTLED, Settled
-from cachefs_daemon.jobs.plan_room import PlanRoom
+from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.cluster.rendezvous import Member as Placed
-from cachefs.planning.cluster.standing import Standing
+from cachefs.planning.cluster.ownership import Ownership
+from cachefs.planning.cluster.rendezvous import RingMember as Placed
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.simulated_tiers import SimulatedTier
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
-from cachefs.planning.prefetch.latency import Latency
-from cachefs.planning.prefetch.lookahead import Upcoming
+from cachefs.planning.prefetch.latency import FetchLatency
+from cachefs.planning.prefetch.lookahead import UpcomingBlock
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from tests.simulated import space_of
@@ -91,8 +91,8 @@ class SimulatedPeer:
     number: int
     plan: Plan = field(default_factory=Plan)
     presence: Presence = field(default_factory=Presence)
-    standing: Standing = field(default_factory=Standing)
-    flights: dict[int, list[Upcoming]] = field(default_factory=dict)
+    standing: Ownership = field(default_factory=Ownership)
+    flights: dict[int, list[UpcomingBlock]] = field(default_factory=dict)
     epoch: int = 0
     position: int = 0
     said: tuple[int, int] | None = None
@@ -106,14 +106,14 @@ class SimulatedPeer:
     def __post_init__(self) -> None:
         space = self.cluster.space
         self.plan.add_space(space)
-        self.presence.watch(space)
+        self.presence.add_space(space)
         self.state = self.presence.states[SNAPSHOT]
         self.policy = Clairvoyant(self.plan, None, self.standing)
         setting = self.cluster.setting
         self.tier = SimulatedTier(self.policy, int(setting.files * setting.capacity / setting.nodes) * SIZE)
         limits = FetchLimits(2.0, 1 << 30, 512 << 20, 48)
         self.fetches = FetchPlan(self.plan, self.presence, limits, self.cluster.now, self.standing)
-        self.latency = Latency(LATENCY)
+        self.latency = FetchLatency(LATENCY)
         self.shared = self.cluster.share(self)
 
     @property
@@ -132,7 +132,7 @@ class SimulatedPeer:
         for epoch in (self.epoch, self.epoch + 1):
             if epoch < epochs and self.plan.epoch(self.key, epoch) is None:
                 order = self.cluster.order(epoch, self.number)
-                self.plan.set_epoch(self.key, SNAPSHOT, epoch, order, last=epoch == epochs - 1)
+                self.plan.set_epoch(self.key, SNAPSHOT, epoch, order, is_last=epoch == epochs - 1)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -163,18 +163,18 @@ class SimulatedPeer:
 
     def fetch(self) -> None:
         fetches, now = self.fetches, self.cluster.now
-        fetches.look_again(now, 0)
+        fetches.refresh(now, 0)
         free = self.tier.free - (sum(self.tier.sizes.values()) + self.tier.free >> 6)
-        self._start(fetches.for_free_room(max(0, free)))
-        margins = {self.key: 0.2, **dict.fromkeys(self.shared.reader_keys, 0.5)}
-        batch = fetches.for_window(fetches.window(margins, self.latency, now))
-        for part in fetches.apart(batch) if batch is not None else ():
-            room = self.tier.free + self.policy.replaceable(part.key)
-            self._start(fetches.fitting(part.blocks, room))
+        self._start(fetches.choose_for_free_room(max(0, free)))
+        margins = {self.key: 0.2, **dict.fromkeys(self.shared.remote_read_keys, 0.5)}
+        batch = fetches.choose_for_window(fetches.update_window(margins, self.latency, now))
+        for part in fetches.split_copies(batch) if batch is not None else ():
+            room = self.tier.free + self.policy.replaceable_bytes(part.last_key)
+            self._start(fetches.fit_into_room(part.blocks, room))
         fetches.note_idle()
 
-    def _start(self, blocks: Sequence[Upcoming]) -> None:
-        self.fetches.started(blocks)
+    def _start(self, blocks: Sequence[UpcomingBlock]) -> None:
+        self.fetches.note_started(blocks)
         for one in blocks:
             waiting = self.flights.setdefault(one.number, [])
             waiting.append(one)
@@ -186,17 +186,17 @@ class SimulatedPeer:
         taken = self.take(block)
         for one in self.flights.pop(block):
             if taken:
-                self.fetches.landed(one)
+                self.fetches.note_landed(one)
             else:
-                self.fetches.refused(one, self.cluster.now)
+                self.fetches.note_refused(one, self.cluster.now)
 
     def take(self, block: int) -> bool:
         """Into the tier, if its policy wants it. Is it there now?"""
         key = self.cluster.keys[block]
-        if key not in self.tier and self.tier.admits(key, SIZE):
+        if key not in self.tier and self.tier.can_admit(key, SIZE):
             for gone in self.tier.make_room(key, SIZE):
-                self.presence.set(gone.key, ABSENT)
-            if self.tier.add(key, SIZE):
+                self.presence.set_state(gone.key, ABSENT)
+            if self.tier.add_block(key, SIZE):
                 self.state[block] = IN_MEMORY
         return key in self.tier
 
@@ -212,8 +212,8 @@ class SimulatedCluster:
         self.samples = Samples(self.space, np.arange(setting.files + 1), np.arange(setting.files, dtype=np.int32))
         self.keys = self.space.keys(np.arange(setting.files))
         self.figures = [Figures() for _ in range(setting.epochs)]
-        self.remembered: dict[str, Known] = {}
-        self.rooms: dict[str, PlanRoom] = {}
+        self.remembered: dict[str, HolderState] = {}
+        self.rooms: dict[str, PlanMemory] = {}
         self.names = [chr(ord("a") + number) for number in range(setting.nodes)]
         self.lost: set[str] = set()
         self._later: list[tuple[float, partial[None]]] = []
@@ -230,12 +230,12 @@ class SimulatedCluster:
             facts = {one.name: [self._facts(one, node)] for one in rest}
             if facts != node.facts:
                 node.facts = facts
-                node.shared.regroup(groups_of(facts))
+                node.shared.set_groups(groups_of(facts))
 
-    def ring(self, names: Sequence[str]) -> Ring:
+    def ring(self, names: Sequence[str]) -> PlacementRing:
         capacity = int(self.setting.files * SIZE * self.setting.capacity / self.setting.nodes)
         members = tuple(Placed(name, (1 + ord(name)) * 0x9E3779B97F4A7C15 % (1 << 64), 1.0) for name in names)
-        return Ring(1 + len(names), members, (capacity,) * len(names))
+        return PlacementRing(1 + len(names), members, (capacity,) * len(names))
 
     def spec(self, rank: int) -> SamplerSpec:
         setting = self.setting
@@ -262,21 +262,21 @@ class SimulatedCluster:
         return ConsumerFacts("job", str(rank), "ds", SNAPSHOT, rank, setting.nodes, None, orders)
 
     def share(self, node: SimulatedPeer) -> SharedSnapshot:
-        async def samples(group: Group, digest: str) -> Samples:
+        async def samples(group: ConsumerGroup, digest: str) -> Samples:
             return self.samples
 
-        async def remembered(space: BlockSpace) -> Known | None:
+        async def remembered(space: BlockSpace) -> HolderState | None:
             return self.remembered.get(node.name)
 
-        def remember(snapshot: str, known: Known) -> None:
+        def remember(snapshot: str, known: HolderState) -> None:
             self.remembered[node.name] = known
             node.settled.append((self.now, known.settled))
 
-        def settled(name: str, group: Group) -> Settled:
+        def settled(name: str, group: ConsumerGroup) -> Settled:
             heard = [said for when, said in self.nodes[self.names.index(name)].settled if when + HEARD <= self.now]
             return heard[-1] if heard else NOTHING_SETTLED
 
-        def places(group: Group) -> list[Place]:
+        def places(group: ConsumerGroup) -> list[EpochPosition]:
             found = []
             for one in self.nodes:
                 if one.name in self.lost:
@@ -284,18 +284,18 @@ class SimulatedCluster:
                 place = (one.epoch, one.position) if one is node else one.said
                 if place is not None and place[0] < self.setting.epochs:
                     reads = self.setting.files // self.setting.nodes
-                    found.append(Place(one.name, place[0], place[1] / reads, self.setting.rate / reads))
+                    found.append(EpochPosition(one.name, place[0], place[1] / reads, self.setting.rate / reads))
             return found
 
-        async def published(member: Member, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+        async def published(member: GroupMember, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
             return self.order(epoch, member.facts.rank).astype(np.uint32)
 
-        surroundings = Surroundings(
+        surroundings = SnapshotContext(
             node.name,
             node.plan,
             node.standing,
             self.threads,
-            self.rooms.setdefault(node.name, PlanRoom(1 << 30)),
+            self.rooms.setdefault(node.name, PlanMemory(1 << 30)),
             GroupOrders(self.threads, published),
             self.setting.replicas,
             samples,
@@ -304,7 +304,7 @@ class SimulatedCluster:
             remembered,
             remember,
             lambda space, blocks: None,  # it has no transient blocks
-            settled=settled,
+            settled_epochs=settled,
         )
         return SharedSnapshot(SNAPSHOT, self.ring(self.names), surroundings)
 
@@ -314,22 +314,22 @@ class SimulatedCluster:
     def find(self, node: SimulatedPeer, block: int) -> bool:
         """Where the node gets the block from, as its route says. True: from the origin."""
         figures = self.figures[min(node.epoch, self.setting.epochs - 1)]
-        holder, others, home = node.shared.where(block)
+        holder, others, home = node.shared.holders_of_block(block)
         assert node.shared.holders is not None
         ids = node.shared.holders.ring.ids
-        numbers = (holder, *others, *node.shared.seconds(block), home)
-        for name in (*(ids[number] for number in numbers), *node.shared.former(block)):
+        numbers = (holder, *others, *node.shared.second_holders(block), home)
+        for name in (*(ids[number] for number in numbers), *node.shared.former_holders(block)):
             other = self.nodes[self.names.index(name)]
             if other is not node and name not in self.lost and (other.state[block] != ABSENT or block in other.flights):
                 if other.state[block] != ABSENT:
-                    other.shared.handed_over(node.name, [self.keys[block]])
+                    other.shared.note_handed_over(node.name, [self.keys[block]])
                 figures.from_peers += 1
                 return False
         figures.from_origin += 1
         figures.again += bool(self.lost)
         if (bringing := self.nodes[self.names.index(ids[holder])]) is not node:
             bringing.take(block)
-            bringing.shared.handed_over(node.name, [self.keys[block]])
+            bringing.shared.note_handed_over(node.name, [self.keys[block]])
         return True
 
     def lose(self, lost: SimulatedPeer) -> None:
@@ -337,7 +337,7 @@ class SimulatedCluster:
         self.lost.add(lost.name)
         rest = [node for node in self.nodes if node.name not in self.lost]
         for node in rest:
-            node.shared.follow(self.ring([one.name for one in rest]))
+            node.shared.set_ring(self.ring([one.name for one in rest]))
         self._regroup()
 
     async def run(self) -> "SimulatedCluster":
@@ -361,7 +361,7 @@ class SimulatedCluster:
                     node.said = (node.epoch, node.position)
             self._regroup()
             for node in nodes:
-                node.shared.step()
+                node.shared.follow_readers()
             await self._settle()
             for node in nodes:
                 if not node.is_done:

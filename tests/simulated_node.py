@@ -18,12 +18,12 @@ from cachefs_tools.bench.bounds import belady_reads
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.simulated_tiers import SimulatedTier
-from cachefs.planning.prefetch.fetch_plan import Batch, FetchLimits, FetchPlan
-from cachefs.planning.prefetch.latency import Latency
-from cachefs.planning.prefetch.lookahead import Upcoming
-from cachefs.planning.sequences.follower import Follower, observe
+from cachefs.planning.prefetch.fetch_plan import FetchBatch, FetchLimits, FetchPlan
+from cachefs.planning.prefetch.latency import FetchLatency
+from cachefs.planning.prefetch.lookahead import UpcomingBlock
+from cachefs.planning.sequences.follower import SequenceFollower, observe_reads
 from cachefs.planning.sequences.plan import Plan
-from cachefs.planning.sequences.position import REPORT_SECONDS, Position
+from cachefs.planning.sequences.position_estimate import REPORT_SECONDS, PositionEstimate
 from tests.simulated import space_of
 
 SIZE = 110_000
@@ -93,7 +93,7 @@ class Clock:
 class _Flight:
     asked: float
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    ahead: Upcoming | None = None
+    ahead: UpcomingBlock | None = None
 
 
 class SimulatedNode:
@@ -104,7 +104,7 @@ class SimulatedNode:
         self.space = space_of([SIZE] * files)
         self.plan, self.presence = Plan(), Presence()
         self.plan.add_space(self.space)
-        self.presence.watch(self.space)
+        self.presence.add_space(self.space)
         self.state = self.presence.states["space"]
         self.keys = self.space.keys(np.arange(files))
         self.policy = Clairvoyant(self.plan)
@@ -112,7 +112,7 @@ class SimulatedNode:
         self.slots = 48
         limits = FetchLimits(2.0, 1 << 30, 512 << 20, self.slots)
         self.fetches = FetchPlan(self.plan, self.presence, limits, self.clock.now)
-        self.latency = Latency(0.05)
+        self.latency = FetchLatency(0.05)
         self.fetched = 0
         self.refused = 0
         self.flights: dict[int, _Flight] = {}
@@ -130,7 +130,7 @@ class SimulatedNode:
 
     # --- the origin -----------------------------------------------------------------------------------------------
 
-    def fetch(self, block: int, ahead: Upcoming | None, landed: Callable[[], None] | None = None) -> None:
+    def fetch(self, block: int, ahead: UpcomingBlock | None, landed: Callable[[], None] | None = None) -> None:
         flight = self.flights.get(block)
         if flight is None:
             flight = self.flights[block] = _Flight(self.clock.now, ahead=ahead)
@@ -154,18 +154,18 @@ class SimulatedNode:
         self.latency.measure(self.clock.now - flight.asked)
         key = self.keys[block]
         taken = key in self.tier
-        if not taken and self.tier.admits(key, SIZE):
+        if not taken and self.tier.can_admit(key, SIZE):
             for gone in self.tier.make_room(key, SIZE):
-                self.presence.set(gone.key, ABSENT)
-            taken = self.tier.add(key, SIZE)
+                self.presence.set_state(gone.key, ABSENT)
+            taken = self.tier.add_block(key, SIZE)
             if taken:
                 self.state[block] = IN_MEMORY
         if flight.ahead is not None:
             if taken:
-                self.fetches.landed(flight.ahead)
+                self.fetches.note_landed(flight.ahead)
             else:
                 self.refused += 1
-                self.fetches.refused(flight.ahead, self.clock.now)
+                self.fetches.note_refused(flight.ahead, self.clock.now)
         for landed in flight.waiting:
             landed()
         self.news = True
@@ -181,29 +181,29 @@ class SimulatedNode:
 
     def _prefetch(self) -> None:
         fetches, now = self.fetches, self.clock.now
-        fetches.look_again(now, self.fetched * SIZE)
+        fetches.refresh(now, self.fetched * SIZE)
         full = self.tier.free < SIZE + (self.tier_capacity >> 6)
-        self._start(fetches.for_free_room(0 if full else self.tier.free))
+        self._start(fetches.choose_for_free_room(0 if full else self.tier.free))
         margins = {job.name: job.position.margin(now) for job in self.jobs if job.position is not None}
-        window = fetches.window(margins, self.latency, now)
-        self._start_evicting(fetches.for_window(window), 0)
-        self._start_evicting(fetches.for_backlog(window), SIZE)
+        window = fetches.update_window(margins, self.latency, now)
+        self._start_evicting(fetches.choose_for_window(window), 0)
+        self._start_evicting(fetches.choose_for_backlog(window), SIZE)
         fetches.note_idle()
 
-    def _start_evicting(self, batch: Batch | None, spared: int) -> None:
+    def _start_evicting(self, batch: FetchBatch | None, spared: int) -> None:
         if batch is not None:
-            room = self.tier.free + self.policy.replaceable(batch.key) - spared
-            self._start(self.fetches.fitting(batch.blocks, room))
+            room = self.tier.free + self.policy.replaceable_bytes(batch.last_key) - spared
+            self._start(self.fetches.fit_into_room(batch.blocks, room))
 
     @property
     def tier_capacity(self) -> int:
         return self.tier.free + sum(self.tier.sizes.values())
 
-    def _start(self, blocks: list[Upcoming]) -> None:
-        self.fetches.started(blocks)
+    def _start(self, blocks: list[UpcomingBlock]) -> None:
+        self.fetches.note_started(blocks)
         for one in blocks:
             if one.number in self.flights:
-                self.fetches.dropped(one)
+                self.fetches.note_dropped(one)
             else:
                 self.fetch(one.number, one)
 
@@ -219,7 +219,7 @@ class SimulatedJobRun:
         self.orders = [draw.permutation(files) for _ in range(loader.epochs)]
         self.figures = [EpochFigures() for _ in range(loader.epochs)]
         self.reads: list[tuple[float, int]] = []  # when it began, and of which block
-        self.position: Position | None = None
+        self.position: PositionEstimate | None = None
         self.done = False
         self._waited = 0.0
         self._late: list[float] = []
@@ -252,7 +252,7 @@ class SimulatedJobRun:
 
     def _end(self) -> None:
         self.done, self.position = True, None
-        self.node.plan.remove(self.name)
+        self.node.plan.remove_consumer(self.name)
 
     def _publish(self) -> None:
         if not self.loader.published:
@@ -260,11 +260,13 @@ class SimulatedJobRun:
         for epoch in (self._epoch, self._epoch + 1):
             if epoch < len(self.orders) and self.node.plan.epoch(self.name, epoch) is None:
                 last = epoch == len(self.orders) - 1
-                self.node.plan.set_epoch(self.name, "space", epoch, self.orders[epoch], last=last)
+                self.node.plan.set_epoch(self.name, "space", epoch, self.orders[epoch], is_last=last)
         if self.position is None:
             loader = self.loader
             window = loader.workers * loader.prefetch * loader.batch
-            self.position = Position(Follower(self.node.plan, self.name, window, loader.batch), loader.batch)
+            self.position = PositionEstimate(
+                SequenceFollower(self.node.plan, self.name, window, loader.batch), loader.batch
+            )
 
     def _give(self) -> None:
         if self._given < len(self._batches):
@@ -344,10 +346,10 @@ class SimulatedJobRun:
         if self._read and self.position is not None:
             ids = np.array(self._read, np.int32)
             followed = [job.position.follower for job in node.jobs if job.position is not None and not job.done]
-            observe(followed, ids)
+            observe_reads(followed, ids)
             now = node.clock.now
             self.position.follower.measure_rate(now, self._waited, self.loader.workers)
-            node.fetches.late(self._late, len(self._read), now)
+            node.fetches.note_late_reads(self._late, len(self._read), now)
             node.news = True
         self._read, self._late, self._waited = [], [], 0.0
         node.clock.at(node.clock.now + REPORT_SECONDS, self._report)

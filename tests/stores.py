@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
@@ -87,7 +87,7 @@ def whole(listed: ListedObject) -> ObjectRange:
 
 
 async def read(origin: Origin, wanted: ObjectRange) -> bytes:
-    return bytes(await origin.read(wanted, Patience.of(30)))
+    return bytes(await origin.read(wanted, Deadline.after(30)))
 
 
 async def read_twice(origin: Origin, wanted: ObjectRange) -> bytes:
@@ -98,8 +98,8 @@ async def read_twice(origin: Origin, wanted: ObjectRange) -> bytes:
         nonlocal pauses
         pauses += 1
         if pauses == 2:
-            assert patience.trouble is not None
-            raise patience.trouble
+            assert patience.last_error is not None
+            raise patience.last_error
 
-    patience = Patience(asyncio.get_running_loop().time() + 60, rest)
+    patience = Deadline(asyncio.get_running_loop().time() + 60, rest)
     return bytes(await origin.read(wanted, patience))

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 from _pytest.runner import CallInfo, runtestprotocol
 
-from cachefs.mount.resident import PAGE, resident_pages
+from cachefs.mount.page_residency import PAGE, resident_pages
 
 # Tries of one test, and seconds after which there is none any more: all tries share pytest's timeout of the test.
 _TRIES: Final = 5

@@ -224,7 +224,8 @@ def watch_dataloader() -> None:
     for finder in sys.meta_path:
         if type(finder).__name__ == "DataLoaderFinder":
             sys.meta_path.remove(finder)
-            finder.find_spec.__func__.__globals__["watch"](sys.modules[DATALOADER])  # type: ignore[attr-defined]
+            hooks: dict[str, Any] = finder.find_spec.__func__.__globals__  # type: ignore[attr-defined]
+            hooks["watch_dataloader"](sys.modules[DATALOADER])
             return
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from cachefs_tools.lab.ports import free_port
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import throttled
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import run_throttle
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobProgress, JobPublish
-from cachefs.messages import DatasetView, OriginOptions, Warmup
+from cachefs.job_messages import JobProgress, JobPublication
+from cachefs.messages import DatasetView, OriginOptions, WarmupRequest
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH, WARMUP, DaemonClient
 from tests.daemon import Daemon
@@ -71,7 +71,7 @@ class Scene:
             for rank in range(work.ranks)
         ]
         for rank, spec in enumerate(specs):
-            request = JobPublish(
+            request = JobPublication(
                 job=work.job, dataset=work.dataset, consumer=str(rank), spec=spec, rank=rank, world_size=work.ranks,
                 lease=600, source="scene", heartbeats=True,
             )  # fmt: skip
@@ -137,8 +137,8 @@ def scene(home: Path, sections: Mapping[str, Mapping[str, Any]] | None = None) -
             path.write_bytes(data)
     with ExitStack() as stack:
         server = stack.enter_context(rclone.running(buckets))
-        limits = Limits(latency=0.03, latency_p99=0.12, bandwidth=3.2e6)
-        throttle = stack.enter_context(throttled(server.endpoint, limits, home / "throttle.log"))
+        limits = LinkLimits(latency=0.03, latency_p99=0.12, bandwidth=3.2e6)
+        throttle = stack.enter_context(run_throttle(server.endpoint, limits, home / "throttle.log"))
         daemon = stack.enter_context(Daemon(home / "node", settings, server.environment))
         options = OriginOptions(endpoint_url=throttle.endpoint, addressing_style="path")
         views = {name: daemon.add_dataset(name, f"s3://training-data/{name}", options) for name in FILES}
@@ -154,7 +154,7 @@ def scene(home: Path, sections: Mapping[str, Mapping[str, Any]] | None = None) -
 
 
 def warm(scene: Scene, dataset: str, fraction: float = 1.0) -> None:
-    list(scene.daemon.client.stream(WARMUP, Warmup(dataset=dataset, fraction=fraction), timeout=120))
+    list(scene.daemon.client.stream_responses(WARMUP, WarmupRequest(dataset=dataset, fraction=fraction), timeout=120))
 
 
 def fail(scene: Scene, home: Path) -> None:

@@ -14,61 +14,61 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.order import array_in
-from cachefs.hooks.shards import in_turns, local_path
-from cachefs.publishing.attributes import fields
-from cachefs.publishing.columns import text_of
-from cachefs.publishing.pure import Versions, is_installed, qualified_name
+from cachefs.hooks.order.foresee import array_in
+from cachefs.hooks.shards import interleave, local_path
+from cachefs.publishing.attributes import attributes_of
+from cachefs.publishing.files.listed import text_of
+from cachefs.publishing.pure import VersionRange, is_installed, qualified_name
 
-_DATASETS: Final = Versions("datasets", (2, 21), (5, 0))
+_DATASETS: Final = VersionRange("datasets", (2, 21), (5, 0))
 _MODULE: Final = "datasets.iterable_dataset"
 # Iterables that read files, and those that change neither the files nor their order.
-_READING: Final = ("ExamplesIterable", "ArrowExamplesIterable")
-_PASSING: Final = (
+_READING_ITERABLES: Final = ("ExamplesIterable", "ArrowExamplesIterable")
+_PASS_THROUGH_ITERABLES: Final = (
     "MappedExamplesIterable", "FilteredExamplesIterable", "FormattedExamplesIterable", "TypedExamplesIterable",
     "RebatchedArrowExamplesIterable", "BufferShuffledExamplesIterable", "SelectColumnsIterable",
 )  # fmt: skip
 # Maximum number of files, and of iterables in a chain. A file takes 7 us as each epoch begins.
-MOST_SHARDS: Final = 1 << 17
-MOST_ITERABLES: Final = 32
+MAX_SHARDS: Final = 1 << 17
+MAX_ITERABLES: Final = 32
 
 
 @dataclass(frozen=True)
-class Shards:
+class HuggingFaceShards:
     """The state of a dataset as an epoch begins."""
 
     files: tuple[str, ...]
     # The file that each of the library's shards reads: several shards where `reshard` has cut files.
-    read: tuple[int, ...]
+    file_numbers: tuple[int, ...]
     # The dataset's number of the epoch.
     epoch: int
     # The generator passed to `shuffle`, where each epoch shuffles the files; None where `shuffle` has done so already.
     generator: numpy.random.Generator | None
     # Whether each epoch but number 0 shuffles the files again.
-    shuffles_again: bool
+    has_shuffled_epochs: bool
     rank: int
     world_size: int
 
-    def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
+    def epoch_orders(self, earlier_epochs: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
         # The documented way is to set the epoch before each one: a job that has not done so by the second one never
         # will.
-        following = self.epoch + (self.epoch >= begun)
-        return [self._order(self.epoch, workers), self._order(following, workers)]
+        following = self.epoch + (self.epoch >= earlier_epochs)
+        return [self._epoch_order(self.epoch, workers), self._epoch_order(following, workers)]
 
-    def _order(self, epoch: int, workers: int) -> list[int]:
-        shards = list(range(len(self.read)))
-        generator = self._generator(epoch)
+    def _epoch_order(self, epoch: int, workers: int) -> list[int]:
+        shards = list(range(len(self.file_numbers)))
+        generator = self._epoch_generator(epoch)
         if generator is not None:
             generator.shuffle(shards)
         # Where nodes cannot share the shards equally, each reads all shards, and skips the others' examples.
         if self.world_size and len(shards) % self.world_size == 0:
             shards = shards[self.rank :: self.world_size]
-        opened = in_turns(shards[worker :: max(1, workers)] for worker in range(max(1, workers)))
-        return list(dict.fromkeys(self.read[one] for one in opened))
+        opened = interleave(shards[worker :: max(1, workers)] for worker in range(max(1, workers)))
+        return list(dict.fromkeys(self.file_numbers[one] for one in opened))
 
-    def _generator(self, epoch: int) -> numpy.random.Generator | None:
+    def _epoch_generator(self, epoch: int) -> numpy.random.Generator | None:
         if self.generator is None:
-            return numpy.random.default_rng(epoch) if self.shuffles_again and epoch else None
+            return numpy.random.default_rng(epoch) if self.has_shuffled_epochs and epoch else None
         generator = copy.deepcopy(self.generator)
         if epoch == 0:
             return generator
@@ -76,27 +76,27 @@ class Shards:
         return numpy.random.default_rng(seed if seed >= 0 else seed + (1 << 63))
 
 
-def shards_of(dataset: Any) -> Shards | None:
+def shards_of(dataset: Any) -> HuggingFaceShards | None:
     """Return the shards of a Hugging Face stream; None for other datasets, where files are not on this machine, and
     where their order does not follow from the dataset."""
     if _MODULE not in sys.modules or not is_installed(_DATASETS):
         return None
     if qualified_name(type(dataset)) != f"{_MODULE}.IterableDataset":
         return None
-    own = fields(dataset)
-    epoch, shared = _epoch_in(own.get("_epoch")), own.get("_distributed")
-    listed = _files_read(own.get("_ex_iterable"))
+    own = attributes_of(dataset)
+    epoch, shared = _epoch_number(own.get("_epoch")), own.get("_distributed")
+    listed = _file_of_each_shard(own.get("_ex_iterable"))
     if listed is None or epoch is None or _is_resumed(own.get("_starting_state_dict"), epoch):
         return None
-    rank, world_size = (fields(shared).get(name, 0) for name in ("rank", "world_size"))
+    rank, world_size = (attributes_of(shared).get(name, 0) for name in ("rank", "world_size"))
     is_lazy = "_shuffling" in own
-    generator = fields(own["_shuffling"]).get("generator") if is_lazy and own["_shuffling"] is not None else None
+    generator = attributes_of(own["_shuffling"]).get("generator") if is_lazy and own["_shuffling"] is not None else None
     if {type(rank), type(world_size)} != {int} or not (generator is None or type(generator) is numpy.random.Generator):
         return None
     files = tuple(dict.fromkeys(listed))
     numbers = {path: number for number, path in enumerate(files)}
     read = tuple(numbers[path] for path in listed)
-    return Shards(files, read, epoch, generator, not is_lazy, rank, world_size)
+    return HuggingFaceShards(files, read, epoch, generator, not is_lazy, rank, world_size)
 
 
 def _is_resumed(state: Any, epoch: int) -> bool:
@@ -105,7 +105,7 @@ def _is_resumed(state: Any, epoch: int) -> bool:
     return state is not None and (type(state) is not dict or state.get("epoch", epoch) == epoch)
 
 
-def _epoch_in(value: Any) -> int | None:
+def _epoch_number(value: Any) -> int | None:
     """Return a number, also from a tensor that persistent workers share."""
     if type(value) is int:
         return value
@@ -113,45 +113,45 @@ def _epoch_in(value: Any) -> int | None:
     return int(array) if array is not None and array.ndim == 0 else None
 
 
-def _files_read(iterable: Any) -> list[str] | None:
+def _file_of_each_shard(iterable: Any) -> list[str] | None:
     """Return the file of each shard, in the order of an epoch without shuffling."""
-    for _ in range(MOST_ITERABLES):
+    for _ in range(MAX_ITERABLES):
         module, _, name = qualified_name(type(iterable)).rpartition(".")
         if module != _MODULE:
             return None
-        if name in _READING:
-            arguments = fields(iterable).get("kwargs")
-            return _first_files(arguments) if type(arguments) is dict else None
-        if name not in _PASSING:
+        if name in _READING_ITERABLES:
+            arguments = attributes_of(iterable).get("kwargs")
+            return _first_file_list(arguments) if type(arguments) is dict else None
+        if name not in _PASS_THROUGH_ITERABLES:
             return None
-        iterable = fields(iterable).get("ex_iterable")
+        iterable = attributes_of(iterable).get("ex_iterable")
     return None
 
 
-def _first_files(arguments: dict[str, Any]) -> list[str] | None:
+def _first_file_list(arguments: dict[str, Any]) -> list[str] | None:
     """Return the first list of files among a reader's arguments, all of whose lists have one entry per shard."""
     lists = [value for value in arguments.values() if type(value) is list]
-    if len(set(map(len, lists))) != 1 or not 0 < len(lists[0]) <= MOST_SHARDS:
+    if len(set(map(len, lists))) != 1 or not 0 < len(lists[0]) <= MAX_SHARDS:
         return None
     for entries in lists:
-        if _file_in(entries[0]):
-            paths = list(map(_file_in, entries))
+        if _path_in_entry(entries[0]):
+            paths = list(map(_path_in_entry, entries))
             return paths if all(paths) else None
     return None
 
 
-def _file_in(entry: Any) -> str:
+def _path_in_entry(entry: Any) -> str:
     """Return the path in an entry, which may be a generator of the paths below one (FilesIterable); "" without one. The
     part after "::" is the file that contains the others."""
     text = text_of(entry)
     if text is None:
-        texts = list(islice(_texts(fields(entry).get("args")), 2))
+        texts = list(islice(_nested_texts(attributes_of(entry).get("args")), 2))
         text = texts[0] if len(texts) == 1 else ""
     path = text.rpartition("::")[2]
     # The library makes paths absolute. Other texts passed to a generator may be anything.
     return local_path(path) if path.startswith(("/", "file:")) else ""
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _nested_texts(value: Any) -> Iterator[str]:
     for one in value if type(value) in (tuple, list) else ():
-        yield from [one] if type(one) is str else _texts(one)
+        yield from [one] if type(one) is str else _nested_texts(one)

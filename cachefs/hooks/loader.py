@@ -4,8 +4,8 @@ Two methods of `_BaseDataLoaderIter` are watched. `__init__` runs before any wor
 once per batch, in the process with the sampler. Both are replaced by descriptors: when torch looks one up, the
 descriptor records the state before the call, and returns the method itself. No function of ours is then on the stack,
 so that tracebacks, and the places that warnings name, are the same as without cachefs. A failure in this module ends
-the watching and not the job. The same technique measures how long the job's loop waits (cachefs.hooks.pace) and finds
-where a loader was made (cachefs.hooks.created).
+the watching and not the job. The same technique measures how long the job's loop waits (cachefs.hooks.loop_timing) and
+finds where a loader was made (cachefs.hooks.creation_site).
 """
 
 import functools
@@ -18,49 +18,49 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, TypeVar
 
-from cachefs.hooks import batches, created, opened, pace
-from cachefs.hooks.mounted import files_of
-from cachefs.hooks.order import SamplerOrder
-from cachefs.hooks.stream import Stream
-from cachefs.hooks.watch import Watch, size_of
+from cachefs.hooks import batch_reports, creation_site, loop_timing, opened_files
+from cachefs.hooks.loader_watch import LoaderWatch, count_samples
+from cachefs.hooks.mounted import find_listed_files
+from cachefs.hooks.order.foresee import SamplerOrder
+from cachefs.hooks.stream_watch import StreamWatch
 from cachefs.publishing import clock
-from cachefs.publishing.attributes import fields
-from cachefs.publishing.channel import iterated_loaders, warn
-from cachefs.publishing.columns import listing
-from cachefs.publishing.foreign import is_foreign
+from cachefs.publishing.attributes import attributes_of
+from cachefs.publishing.channel import iterated_loaders, warn_once
+from cachefs.publishing.epoch_arguments import planned_epochs
+from cachefs.publishing.files.listed import read_listing
+from cachefs.publishing.job_exceptions import is_from_job
 from cachefs.publishing.lengths import length_of
-from cachefs.publishing.places import Places
-from cachefs.publishing.planned import planned_epochs
+from cachefs.publishing.loader_counts import Stopwatch
+from cachefs.publishing.mount_resolver import MountResolver
 from cachefs.publishing.sampler import PublishedSampler
-from cachefs.publishing.tally import Stopwatch
 
 SOURCE: Final = "cachefs run"
 # Maximum number of creation sites whose stopwatches are kept.
-MOST_STOPWATCHES: Final = 256
-Watched = TypeVar("Watched", Watch, Stream)
+MAX_STOPWATCHES: Final = 256
+Watched = TypeVar("Watched", LoaderWatch, StreamWatch)
 
 
 def install(dataloader: Any) -> None:
     """Watch the loaders of torch.utils.data.dataloader. Raises AttributeError where this torch lacks a name."""
     iterator = dataloader._BaseDataLoaderIter
-    if isinstance(iterator.__dict__["_next_index"], NextIndex):
+    if isinstance(iterator.__dict__["_next_index"], NextIndexDescriptor):
         return  # another installation of cachefs watches, or the module was loaded before
     fetch = dataloader._utils.fetch
-    opened.install(fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
-    fetch._BaseDatasetFetcher.__init__ = opened.Begin(fetch._BaseDatasetFetcher.__init__)
-    batches.install(fetch._MapDatasetFetcher)
-    keep_untraced()
+    opened_files.install(fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+    fetch._BaseDatasetFetcher.__init__ = opened_files.FetcherInitDescriptor(fetch._BaseDatasetFetcher.__init__)
+    batch_reports.install(fetch._MapDatasetFetcher)
+    exclude_from_compile()
     iterable = dataloader._DatasetKind.Iterable
     iterator._cachefs = None
-    iterator.__init__ = Init(iterator.__init__, iterable)
-    iterator._next_index = NextIndex(iterator._next_index)
-    iterator.__next__ = pace.Next(iterator.__next__)
-    iterator._num_yielded = pace.Yielded()
+    iterator.__init__ = InitDescriptor(iterator.__init__, iterable)
+    iterator._next_index = NextIndexDescriptor(iterator._next_index)
+    iterator.__next__ = loop_timing.NextDescriptor(iterator.__next__)
+    iterator._num_yielded = loop_timing.NumYieldedDescriptor()
     loader = dataloader.DataLoader
-    loader.check_worker_number_rationality = created.Created(loader.check_worker_number_rationality)
+    loader.check_worker_number_rationality = creation_site.CreationDescriptor(loader.check_worker_number_rationality)
 
 
-class Init:
+class InitDescriptor:
     """Descriptor in place of `_BaseDataLoaderIter.__init__`."""
 
     def __init__(self, method: Any, iterable: Any) -> None:
@@ -75,18 +75,18 @@ class Init:
         try:
             # torch calls it by `super().__init__(loader)`.
             loader = sys._getframe(1).f_locals.get("loader")
-            opened.forget_ended()
+            opened_files.remove_ended()
             if loader is not None:
                 iterated_loaders.add(os.getpid())
-                _begin(iterator, loader, self._iterable)
+                _begin_watching(iterator, loader, self._iterable)
         except Exception as error:  # no failure here may end the job
-            if is_foreign(error):
+            if is_from_job(error):
                 raise
-            warn(f"cannot watch a DataLoader ({error!r})")
+            warn_once(f"cannot watch a DataLoader ({error!r})")
         return functools.partial(self._method, iterator)
 
 
-class NextIndex:
+class NextIndexDescriptor:
     """Descriptor in place of `_BaseDataLoaderIter._next_index`."""
 
     def __init__(self, method: Any) -> None:
@@ -98,13 +98,14 @@ class NextIndex:
             return self._method
         method = functools.partial(self._method, iterator)
         progress = iterator._cachefs
-        if progress is None or not progress.before(iterator):
+        if progress is None or not progress.before_draw(iterator):
             return method
-        # `next` of C calls the method, and `after` once it has returned: neither has a frame while the sampler runs.
-        return functools.partial(next, map(progress.after, iter(method, _NEVER)))
+        # `next` of C calls the method, and `after_draw` once it has returned: neither has a frame while the sampler
+        # runs.
+        return functools.partial(next, map(progress.after_draw, iter(method, _NEVER_EQUAL)))
 
 
-class _Never:
+class _NeverEqual:
     """Sentinel of an iterator of calls; no call returns anything equal to it."""
 
     __hash__ = None  # type: ignore[assignment]
@@ -113,13 +114,13 @@ class _Never:
         return False
 
 
-_NEVER: Final = _Never()
+_NEVER_EQUAL: Final = _NeverEqual()
 
 
-class Progress:
+class IteratorProgress:
     """The position of one iterator of a loader in its epoch."""
 
-    def __init__(self, watched: Watch | Stream, iterator: Any) -> None:
+    def __init__(self, watched: LoaderWatch | StreamWatch, iterator: Any) -> None:
         self.watch: Final = watched
         self._iterator = weakref.ref(iterator)
         self._is_watching = True
@@ -131,7 +132,7 @@ class Progress:
         self._delivered = 0  # samples
         self._lengths: deque[int] = deque()  # of the batches that were drawn and not delivered
 
-    def before(self, iterator: Any) -> bool:
+    def before_draw(self, iterator: Any) -> bool:
         """Record that a batch is about to be drawn, and the yielded batches were delivered. Return False once the
         iterator is not watched any more."""
         if not self._is_watching:
@@ -142,59 +143,61 @@ class Progress:
                 self._yielded = self._delivered = 0
                 self._lengths.clear()
                 self._is_drawing = False
-                self.watch.begin(iterator._sampler_iter, fields(iterator).get("_dataset"))
+                self.watch.begin_epoch(iterator._sampler_iter, attributes_of(iterator).get("_dataset"))
                 # Without workers an epoch begins when the loop asks for its first batch.
                 now, length = clock.monotonic_ns(), self.watch.epoch_length
-                self.watch.stopwatch.begin(now, length, is_asked=not iterator._num_workers)
+                self.watch.stopwatch.begin_epoch(now, length, is_asked=not iterator._num_workers)
             elif not self._was_interrupted:
-                self._count(iterator._num_yielded)
+                self._count_delivered(iterator._num_yielded)
                 if self._is_drawing:
-                    self.watch.stopwatch.expect(self._delivered + sum(self._lengths))
-                self.watch.move(self._delivered, at_end=self._is_drawing)
+                    self.watch.stopwatch.set_length(self._delivered + sum(self._lengths))
+                self.watch.record_delivered(self._delivered, at_end=self._is_drawing)
             self._is_drawing = True
         except Exception as error:  # no failure here may end the job
-            self._was_interrupted = is_foreign(error)
+            self._was_interrupted = is_from_job(error)
             if self._was_interrupted:
                 raise
-            self._give_up(error)
+            self._stop_watching(error)
         return self._is_watching
 
-    def after(self, index: Any) -> Any:
+    def after_draw(self, index: Any) -> Any:
         """Record that *index* was drawn, and return it."""
         iterator = self._iterator()
         try:
             self._is_drawing = False
-            self._lengths.append(size_of(index))
+            self._lengths.append(count_samples(index))
             if iterator is not None and not self._was_interrupted:
-                self.watch.drew(index, iterator._sampler_iter, self._delivered, fields(iterator).get("_dataset"))
+                self.watch.record_draw(
+                    index, iterator._sampler_iter, self._delivered, attributes_of(iterator).get("_dataset")
+                )
         except Exception as error:  # as above
-            self._was_interrupted = is_foreign(error)
+            self._was_interrupted = is_from_job(error)
             if self._was_interrupted:
                 raise
-            self._give_up(error)
+            self._stop_watching(error)
         return index
 
-    def asked(self, now: int) -> None:
+    def record_request(self, now: int) -> None:
         """Record that the job's loop asks for a batch. now: monotonic nanoseconds."""
-        self.watch.stopwatch.ask(now)
+        self.watch.stopwatch.record_request(now)
 
-    def got(self, iterator: Any, now: int, caller: FrameType) -> None:
+    def record_batch(self, iterator: Any, now: int, caller: FrameType) -> None:
         """Record that the loop gets a batch. now: monotonic nanoseconds; caller: torch's function that returns the
         batch."""
         if not self._is_watching or self._was_interrupted or not iterator._num_yielded:
             return
         before = self._delivered
         is_measured = True
-        if self._lengths and isinstance(self.watch, Stream):
-            samples = self.watch.samples_in(caller, self._lengths[0])
+        if self._lengths and isinstance(self.watch, StreamWatch):
+            samples = self.watch.count_received(caller, self._lengths[0])
             is_measured = samples is not None
             self._lengths[0] = self._lengths[0] if samples is None else samples
-        self._count(iterator._num_yielded)
-        self.watch.stopwatch.got(now, self._delivered - before, is_measured=is_measured)
-        self.watch.move(self._delivered, at_end=False)
-        self.watch.tell()
+        self._count_delivered(iterator._num_yielded)
+        self.watch.stopwatch.record_batch(now, self._delivered - before, is_measured=is_measured)
+        self.watch.record_delivered(self._delivered, at_end=False)
+        self.watch.publish_counts()
 
-    def _count(self, yielded: int) -> None:
+    def _count_delivered(self, yielded: int) -> None:
         """Count the samples of the first *yielded* batches of the epoch as delivered."""
         while self._yielded < yielded and self._lengths:
             self._yielded += 1
@@ -210,26 +213,26 @@ class Progress:
         try:
             self._epoch = weakref.ref(current)
         except TypeError as error:  # an iterator of Python itself
-            if is_foreign(error):
+            if is_from_job(error):
                 raise
             self._epoch = current
         return False
 
-    def _give_up(self, error: Exception) -> None:
+    def _stop_watching(self, error: Exception) -> None:
         self._is_watching = False
-        warn(f"cannot tell how a DataLoader goes on ({error!r})")
+        warn_once(f"cannot tell how a DataLoader goes on ({error!r})")
 
 
 # Keyed by identity, since a loader may compare equal to another.
-_watches: dict[int, tuple[weakref.ref[Any], Watch | Stream | None]] = {}
+_watches: dict[int, tuple[weakref.ref[Any], LoaderWatch | StreamWatch | None]] = {}
 
 
-def _begin(iterator: Any, loader: Any, iterable: Any) -> None:
+def _begin_watching(iterator: Any, loader: Any, iterable: Any) -> None:
     """Watch *iterator*, which is made for an epoch of *loader*, or for all its epochs."""
     # A loader without workers may be nested in a dataset, in a worker that loads for another loader.
-    has_workers = bool(fields(loader).get("num_workers"))
+    has_workers = bool(attributes_of(loader).get("num_workers"))
     if has_workers:
-        opened.load_for(None)
+        opened_files.set_loader(None)
     known = _watches.get(id(loader))
     if known is None or known[0]() is not loader:
         number = id(loader)
@@ -238,9 +241,9 @@ def _begin(iterator: Any, loader: Any, iterable: Any) -> None:
     watched = known[1]
     if watched is None:
         return
-    iterator._cachefs = Progress(watched, iterator)
+    iterator._cachefs = IteratorProgress(watched, iterator)
     if has_workers:
-        opened.load_for(watched.number)
+        opened_files.set_loader(watched.number)
 
 
 def _forget(number: int) -> None:
@@ -249,37 +252,37 @@ def _forget(number: int) -> None:
         del _watches[number]
 
 
-def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
-    points = Places()
-    if not points or _publishes_itself(loader):
+def _new_watch(loader: Any, iterable: Any) -> LoaderWatch | StreamWatch | None:
+    points = MountResolver()
+    if not points or _has_published_sampler(loader):
         return None
-    settings = fields(loader)
+    settings = attributes_of(loader)
     dataset = settings.get("dataset")
     if settings.get("_dataset_kind") == iterable:
-        opened.watch()
-        opening = _named(loader)
-        return _timed(Stream(loader, opening), loader, opening)
-    found = listing(dataset)
-    listed = files_of(dataset, found, length_of(dataset), points)
-    if listed.is_elsewhere:
+        opened_files.watch_opens()
+        opening = _identifying_fields(loader)
+        return _with_stopwatch(StreamWatch(loader, opening), loader, opening)
+    found = read_listing(dataset)
+    listed = find_listed_files(dataset, found, length_of(dataset), points)
+    if listed.is_outside_mounts:
         return None
-    opened.watch()
+    opened_files.watch_opens()
     sampler = SamplerOrder(loader)
     opening = {
-        **_named(loader),
-        "sampler": _name_of(_own_sampler(settings)),
+        **_identifying_fields(loader),
+        "sampler": _type_name(_ordering_sampler(settings)),
         "compare": True,
         "workers": settings.get("num_workers") or 0,
         "batch_size": sampler.batch_size,
         "prefetch": settings.get("prefetch_factor") or 0,
         "world_size": sampler.rank()[1],
     }
-    return _timed(Watch(loader, sampler, opening, listed.files, found), loader, opening)
+    return _with_stopwatch(LoaderWatch(loader, sampler, opening, listed.files, found), loader, opening)
 
 
-def _named(loader: Any) -> dict[str, Any]:
+def _identifying_fields(loader: Any) -> dict[str, Any]:
     """Return the fields of the opening that identify the loader to people."""
-    dataset, made = _name_of(fields(loader).get("dataset")), created.place_of(loader)
+    dataset, made = _type_name(attributes_of(loader).get("dataset")), creation_site.site_of(loader)
     place = made[0] if made else ""
     # Two loaders made by one line are told apart by their callers.
     others = {other for _, other in _stopwatches if other != made}
@@ -287,71 +290,71 @@ def _named(loader: Any) -> dict[str, Any]:
         outer = next((line for line in made[1:] if all(line not in other for other in others)), "")
         place = f"{place} from {outer}" if outer else place
     known = _stopwatches.get((dataset, made))
-    number = next(_numbers) if known is None or known[0]() is not None else known[1]
+    number = next(_loader_numbers) if known is None or known[0]() is not None else known[1]
     return {
         "source": SOURCE, "dataset": dataset, "place": place, "planned": planned_epochs(sys.argv[1:]),
         "number": number,
     }  # fmt: skip
 
 
-def _timed(watched: Watched, loader: Any, opening: dict[str, Any]) -> Watched:
+def _with_stopwatch(watched: Watched, loader: Any, opening: dict[str, Any]) -> Watched:
     """Return the watch with its stopwatch, or with the previous one where the loader is made anew for each epoch."""
-    key = (opening["dataset"], created.place_of(loader))
+    key = (opening["dataset"], creation_site.site_of(loader))
     known = _stopwatches.get(key)
     if known is not None and known[1] == opening["number"]:
         watched.stopwatch = known[2]
-    if len(_stopwatches) < MOST_STOPWATCHES or key in _stopwatches:
+    if len(_stopwatches) < MAX_STOPWATCHES or key in _stopwatches:
         _stopwatches[key] = (weakref.ref(loader), opening["number"], watched.stopwatch)
     return watched
 
 
-_numbers = itertools.count()
-# By class of the dataset and creation site (cachefs.hooks.created): a loader, its number, and its stopwatch. Loaders of
-# one line are told apart as long as there is room here.
+_loader_numbers = itertools.count()
+# By class of the dataset and creation site (cachefs.hooks.creation_site): a loader, its number, and its stopwatch.
+# Loaders of one line are told apart as long as there is room here.
 _stopwatches: dict[tuple[str, tuple[str, ...]], tuple[weakref.ref[Any], int, Stopwatch]] = {}
 
 
-def _name_of(thing: Any) -> str:
+def _type_name(thing: Any) -> str:
     return type(thing).__name__
 
 
-def _own_sampler(settings: dict[str, Any]) -> Any:
+def _ordering_sampler(settings: dict[str, Any]) -> Any:
     """Return the sampler that determines the order of a loader with these attributes, looking through torch's
     BatchSampler, which only groups."""
     batches, sampler = settings.get("batch_sampler"), settings.get("sampler")
-    return sampler if batches is None or _name_of(batches) == "BatchSampler" else batches
+    return sampler if batches is None or _type_name(batches) == "BatchSampler" else batches
 
 
-def _publishes_itself(loader: Any) -> bool:
-    sampler, batches = (fields(loader).get(name) for name in ("sampler", "batch_sampler"))
-    samplers = (sampler, batches, fields(batches).get("sampler"))
+def _has_published_sampler(loader: Any) -> bool:
+    sampler, batches = (attributes_of(loader).get(name) for name in ("sampler", "batch_sampler"))
+    samplers = (sampler, batches, attributes_of(batches).get("sampler"))
     return any(issubclass(type(one), PublishedSampler) for one in samplers)
 
 
-def keep_untraced() -> None:
+def exclude_from_compile() -> None:
     """Exclude our functions from torch.compile, as a job may compile the function that iterates a loader."""
     frames = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
     if frames is None:
         return  # this torch does not compile
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-        exclude: Callable[[CodeType], Any] = functools.partial(_apply, frames.set_code_exec_strategy, skip)
+        exclude: Callable[[CodeType], Any] = functools.partial(_set_exec_strategy, frames.set_code_exec_strategy, skip)
     else:
         exclude = frames.skip_code
     for name, module in list(sys.modules.items()):
         if name.startswith("cachefs."):
-            for function in _functions(vars(module), name):
+            for function in _functions_of_module(vars(module), name):
                 exclude(function.__code__)
 
 
-def _apply(function: Any, strategy: Any, code: CodeType) -> None:
+def _set_exec_strategy(function: Any, strategy: Any, code: CodeType) -> None:
     function(code, strategy)
 
 
-def _functions(names: Any, module: str) -> Iterator[FunctionType]:
+def _functions_of_module(names: Any, module: str) -> Iterator[FunctionType]:
     for value in list(names.values()):
         value = getattr(value, "fget", None) or getattr(value, "__func__", value)
         if isinstance(value, FunctionType) and value.__module__ == module:
             yield value
         elif isinstance(value, type) and value.__module__ == module:
-            yield from _functions(vars(value), module)
+            yield from _functions_of_module(vars(value), module)

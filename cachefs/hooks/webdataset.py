@@ -15,20 +15,20 @@ from itertools import islice
 from math import inf
 from typing import Any, Final
 
-from cachefs.hooks.shards import in_turns, local_path
+from cachefs.hooks.shards import interleave, local_path
 from cachefs.publishing import clock
-from cachefs.publishing.attributes import fields
-from cachefs.publishing.pure import Versions, is_installed, qualified_name
+from cachefs.publishing.attributes import attributes_of
+from cachefs.publishing.pure import VersionRange, is_installed, qualified_name
 
-_WEBDATASET: Final = Versions("webdataset", (0, 2), (1, 1))
+_WEBDATASET: Final = VersionRange("webdataset", (0, 2), (1, 1))
 # Maximum number of shards, and of stages of a pipeline.
-MOST_SHARDS: Final = 1 << 18
-MOST_STAGES: Final = 16
+MAX_SHARDS: Final = 1 << 18
+MAX_STAGES: Final = 16
 # Number of published passes over the shards in an epoch that repeats them.
-PASSES: Final = 2
+PUBLISHED_PASSES: Final = 2
 # Maximum seconds for computing an order, for which the job waits, and number of shards between two looks at the clock.
-SECONDS: Final = 0.2
-PIECE: Final = 1 << 12
+ORDER_SECONDS: Final = 0.2
+SHARDS_PER_CLOCK_CHECK: Final = 1 << 12
 _LIST: Final = "webdataset.shardlists.SimpleShardList"
 _SHUFFLE: Final = "webdataset.filters.detshuffle"
 _CURRIED: Final = "webdataset.filters.FilterFunction"
@@ -37,70 +37,73 @@ _SAMPLES: Final = ("tarfile_samples", "tarfile_to_samples")
 
 
 @dataclass(frozen=True)
-class Shards:
+class WebDatasetShards:
     """The state of a pipeline, read once, as it does not change."""
 
     # Paths as in the pipeline.
     files: tuple[str, ...]
     # Order of the list, as numbers of shards; and the stages between the list and the one that opens the shards.
-    listed: tuple[int, ...]
+    listed_shards: tuple[int, ...]
     stages: tuple[Any, ...]
     # Number of passes of an epoch over all shards.
     passes: int
 
-    def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
+    def epoch_orders(self, earlier_epochs: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
         # New workers of each epoch have the pipeline in its present state; kept workers have advanced theirs.
-        gone = begun if keeps_workers else 0
-        deadline = clock.monotonic() + SECONDS
+        gone = earlier_epochs if keeps_workers else 0
+        deadline = clock.monotonic() + ORDER_SECONDS
         try:
-            first = self.order(workers, gone, deadline)
+            first = self.epoch_order(workers, gone, deadline)
             follows = keeps_workers or not workers
-            return [first, self.order(workers, gone + 1, deadline) if follows else first]
-        except TooLong:
+            return [first, self.epoch_order(workers, gone + 1, deadline) if follows else first]
+        except ShardOrderTooSlow:
             return []
 
-    def order(self, workers: int, ahead: int = 0, deadline: float = inf) -> list[int]:
+    def epoch_order(self, workers: int, ahead: int = 0, deadline: float = inf) -> list[int]:
         """Return the order of the present epoch, or of the *ahead*-th after it with the same workers. Raises
-        TooLong."""
+        ShardOrderTooSlow."""
         found: list[int] = []
         for one in range(ahead * self.passes, (ahead + 1) * self.passes):
-            found += in_turns(self._of_workers(max(1, workers), one, deadline))
+            found += interleave(self._shards_of_workers(max(1, workers), one, deadline))
         return found
 
-    def _of_workers(self, workers: int, ahead: int, deadline: float) -> list[list[int]]:
+    def _shards_of_workers(self, workers: int, ahead: int, deadline: float) -> list[list[int]]:
         """Return the shards of each worker. Stages before the workers' split are the same for all workers."""
-        shards: Iterable[int] = self.listed
+        shards: Iterable[int] = self.listed_shards
         for number, stage in enumerate(self.stages):
             if stage is sys.modules["webdataset.shardlists"].split_by_worker:
-                shared = _within(deadline, shards)
+                shared = _collect_until(deadline, shards)
                 rest = self.stages[number + 1 :]
                 parts = [shared[worker::workers] for worker in range(workers)]
                 return [
-                    _within(deadline, _after_all(rest, part, ahead, (worker, workers)))
+                    _collect_until(deadline, _apply_stages(rest, part, ahead, (worker, workers)))
                     for worker, part in enumerate(parts)
                 ]
-            shards = _after(stage, iter(shards), ahead, (0, 1))
-        shared = _within(deadline, shards)
-        if len(shared) * workers > MOST_SHARDS:
-            raise TooLong
+            shards = _apply_stage(stage, iter(shards), ahead, (0, 1))
+        shared = _collect_until(deadline, shards)
+        if len(shared) * workers > MAX_SHARDS:
+            raise ShardOrderTooSlow
         return [shared] * workers
 
 
-class TooLong(Exception):
+class ShardOrderTooSlow(Exception):
     """Raised where the job would wait too long for an order of shards."""
 
 
-def _after_all(stages: tuple[Any, ...], shards: Iterable[int], ahead: int, turn: tuple[int, int]) -> Iterable[int]:
+def _apply_stages(
+    stages: tuple[Any, ...], shards: Iterable[int], ahead: int, worker_and_count: tuple[int, int]
+) -> Iterable[int]:
     for stage in stages:
-        shards = _after(stage, iter(shards), ahead, turn)
+        shards = _apply_stage(stage, iter(shards), ahead, worker_and_count)
     return shards
 
 
-def _after(stage: Any, shards: Iterator[int], ahead: int, turn: tuple[int, int]) -> Iterator[int]:
-    """Return what a stage gives for *shards*, *ahead* passes from now. turn: worker, and number of workers."""
+def _apply_stage(stage: Any, shards: Iterator[int], ahead: int, worker_and_count: tuple[int, int]) -> Iterator[int]:
+    """Return what a stage gives for *shards*, *ahead* passes from now. worker_and_count: worker, and number of
+    workers."""
     kind = qualified_name(type(stage))
     if stage is sys.modules["webdataset.shardlists"].split_by_worker:
-        return islice(shards, turn[0], None, turn[1])
+        return islice(shards, worker_and_count[0], None, worker_and_count[1])
     if stage is sys.modules["webdataset.shardlists"].split_by_node:
         rank, world_size, *_ = sys.modules["webdataset.utils"].pytorch_worker_info()
         return islice(shards, rank, None, world_size)
@@ -113,18 +116,18 @@ def _after(stage: Any, shards: Iterator[int], ahead: int, turn: tuple[int, int])
     return shards
 
 
-def _within(deadline: float, shards: Iterable[int]) -> list[int]:
-    """Return all shards. Raises TooLong where they do not come in time."""
+def _collect_until(deadline: float, shards: Iterable[int]) -> list[int]:
+    """Return all shards. Raises ShardOrderTooSlow where they do not come in time."""
     found: list[int] = []
     waiting = iter(shards)
-    while part := list(islice(waiting, PIECE)):
+    while part := list(islice(waiting, SHARDS_PER_CLOCK_CHECK)):
         found += part
         if clock.monotonic() > deadline:
-            raise TooLong
+            raise ShardOrderTooSlow
     return found
 
 
-def shards_of(dataset: Any) -> Shards | None:
+def shards_of(dataset: Any) -> WebDatasetShards | None:
     """Return the shards of a WebDataset pipeline; None for other datasets, where shards are no files, and where their
     order does not follow from the pipeline."""
     if not is_installed(_WEBDATASET) or "webdataset.compat" not in sys.modules:
@@ -132,45 +135,45 @@ def shards_of(dataset: Any) -> Shards | None:
     pipeline_class = sys.modules["webdataset.pipeline"].DataPipeline
     if inspect.getattr_static(type(dataset), "__iter__", None) is not vars(pipeline_class)["__iter__"]:
         return None
-    own = fields(dataset)
+    own = attributes_of(dataset)
     pipeline, repetitions = own.get("pipeline"), own.get("repetitions")
     if type(pipeline) is not list or type(repetitions) is not int or len(pipeline) < 2:
         return None
-    listed = fields(pipeline[0])
+    listed = attributes_of(pipeline[0])
     stages: list[Any] = []
     urls, seed = listed.get("urls"), listed.get("seed")
-    if qualified_name(type(pipeline[0])) != _LIST or type(urls) is not list or not 0 < len(urls) <= MOST_SHARDS:
+    if qualified_name(type(pipeline[0])) != _LIST or type(urls) is not list or not 0 < len(urls) <= MAX_SHARDS:
         return None
     files = tuple(local_path(url) if type(url) is str else "" for url in urls)
     if not all(files) or type(seed) not in (int, float, type(None)):
         return None
-    for stage in pipeline[1:MOST_STAGES]:
-        if _opens(stage):
+    for stage in pipeline[1:MAX_STAGES]:
+        if _is_opening_stage(stage):
             numbers = list(range(len(files)))
             if seed is not None:
                 random.Random(seed).shuffle(numbers)
-            return Shards(files, tuple(numbers), tuple(stages), min(repetitions, PASSES))
-        if not _is_known(stage):
+            return WebDatasetShards(files, tuple(numbers), tuple(stages), min(repetitions, PUBLISHED_PASSES))
+        if not _has_known_order(stage):
             return None
         stages.append(stage)
     return None
 
 
-def _opens(stage: Any) -> bool:
+def _is_opening_stage(stage: Any) -> bool:
     if qualified_name(type(stage)) == _CURRIED:
         readers = vars(sys.modules["webdataset.tariterators"])
         return any(stage.f is readers.get(name) for name in _SAMPLES)
     return qualified_name(type(stage)) in _OPENERS
 
 
-def _is_known(stage: Any) -> bool:
+def _has_known_order(stage: Any) -> bool:
     """Return whether the order of a stage follows from its arguments."""
     lists, filters = sys.modules["webdataset.shardlists"], sys.modules["webdataset.filters"]
     if any(stage is one for one in (lists.single_node_only, lists.split_by_node, lists.split_by_worker)):
         return True
     kind = qualified_name(type(stage))
     if kind == _SHUFFLE:
-        own = fields(stage)
+        own = attributes_of(stage)
         return type(own.get("seed")) is int and type(own.get("epoch")) is int
     if kind != _CURRIED or stage.f is not vars(filters).get("_shuffle"):
         return False

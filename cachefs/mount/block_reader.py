@@ -17,7 +17,7 @@ from cachefs.block import (
     PIECE_SIZE,
     SSD,
     TIER_NAMES,
-    Location,
+    BlockLocation,
     block_count,
     block_key,
     block_number,
@@ -25,11 +25,11 @@ from cachefs.block import (
 )
 from cachefs.errors import CachefsError
 from cachefs.messages import REPORT_SHARE, BlockRef, FetchedBlock, NodeView, Stall
-from cachefs.mount.cold_reads import ColdReads, TierAiling
+from cachefs.mount.cold_reads import ColdReads, TierUnresponsive
 from cachefs.mount.counters import Counters
-from cachefs.mount.fetch_channel import FetchChannel
-from cachefs.mount.fetches import Fetches
+from cachefs.mount.fetch_channel import FetchChannelClient
 from cachefs.mount.read_marks import ReadMarks
+from cachefs.mount.shared_fetches import SharedFetches
 from cachefs.mount.tier_view import TierView
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 # Most reads of one worker that wait at once for a disk, the daemon or the origin; further reads fail at once. Otherwise
 # readers of resident blocks would queue behind readers that wait for an origin. A waiting read takes 35 KiB.
-MOST_WAITING: Final = 4096
+MAX_WAITING: Final = 4096
 # Blocks requested ahead of a reader that goes through a large file: 16 MiB at the default block size hides 80 ms of
 # origin latency from a reader of 200 MB/s.
 BLOCKS_AHEAD: Final = 4
@@ -61,7 +61,7 @@ class BlockReader:
 
     def __init__(
         self,
-        channel: FetchChannel,
+        channel: FetchChannelClient,
         view: NodeView,
         counters: Counters,
         marks: ReadMarks,
@@ -70,12 +70,12 @@ class BlockReader:
         needs_index: bool = True,
     ) -> None:
         """counters: of all requests of this worker; marks: where blocks that are read are marked; failures: see
-        Fetches; needs_index: see TierView. Raises CachefsError where the index is needed and cannot be read."""
+        SharedFetches; needs_index: see TierView. Raises CachefsError where the index is needed and cannot be read."""
         self.counters = counters
         self.accessed: dict[bytes, None] = {}  # keys of the blocks read since the last report, oldest first
-        self.much_accessed = trio.Event()  # set once a report of them is due
+        self.report_due = trio.Event()  # set once a report of them is due
         self._bytes_accessed = 0  # read since the last report
-        self._most_accessed = math.inf  # bytes of reads after which a report is due
+        self._report_bytes = math.inf  # bytes of reads after which a report is due
         self.stalls: list[Stall] = []  # reads that have waited since the last report
         self.snapshots: set[str] = set()  # ids of the snapshots that were read since the last report
         self._marks = marks
@@ -83,8 +83,8 @@ class BlockReader:
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
         self._tiers = TierView(view, needs_index=needs_index)
         self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
-        self._cold = ColdReads(self._tiers.directories, self._tiers.index.owner)
-        self._fetches = Fetches(channel, failures, self._note_stall)
+        self._cold_reads = ColdReads(self._tiers.directories, self._tiers.index.owner)
+        self._fetches = SharedFetches(channel, failures, self._record_stall)
         self._read_deadline = view.read_deadline  # most seconds that a read may wait in all
         self._waiting = 0  # number of reads that wait now
 
@@ -98,22 +98,22 @@ class BlockReader:
         """True while a read waits for a disk, the daemon or the origin."""
         return self._waiting > 0
 
-    def follow(self, view: NodeView) -> None:
-        """Adopt the index and tiers of *view*; the daemon may have restarted. Raises as TierView.follow."""
-        if self._tiers.follow(view):
+    def adopt_view(self, view: NodeView) -> None:
+        """Adopt the index and tiers of *view*; the daemon may have restarted. Raises as TierView.adopt_view."""
+        if self._tiers.adopt_view(view):
             self._segments.close()
             self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
-            self._cold.use(self._tiers.directories, self._tiers.index.owner)
-        self._segments.forget_unlinked()
+            self._cold_reads.use_tiers(self._tiers.directories, self._tiers.index.owner)
+        self._segments.close_unlinked()
         self._read_deadline = view.read_deadline
-        self._most_accessed = view.capacity * REPORT_SHARE or math.inf
+        self._report_bytes = view.capacity * REPORT_SHARE or math.inf
 
-    async def locate(self, snapshot: Snapshot, number: int, most: int) -> list[Location | None]:
-        """Return the location of each of the first *most* blocks of file *number*; None for a block not on this
+    async def locate_blocks(self, snapshot: Snapshot, number: int, max_blocks: int) -> list[BlockLocation | None]:
+        """Return the location of each of the first *max_blocks* blocks of file *number*; None for a block not on this
         node."""
-        size, content = snapshot.file(number)
-        found: list[Location | None] = []
-        for block in range(min(most, block_count(size, snapshot.block_size))):
+        size, content = snapshot.size_and_content(number)
+        found: list[BlockLocation | None] = []
+        for block in range(min(max_blocks, block_count(size, snapshot.block_size))):
             if block % _LOCATED_AT_ONCE == _LOCATED_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
             found.append(self._tiers.index.get(block_key(content, block)))
@@ -125,7 +125,7 @@ class BlockReader:
         A memoryview is valid until the caller next awaits. Raises CachefsError with the errno for the reader.
         """
         self.snapshots.add(snapshot.id)
-        length, content = snapshot.file(number)
+        length, content = snapshot.size_and_content(number)
         size = min(size, length - offset)
         if size <= 0:
             return b""
@@ -136,9 +136,9 @@ class BlockReader:
                 # All pages of a block come into the page cache only where it is read from its start.
                 self._marks.set(key)
             if block > 0:
-                self._ask_ahead(snapshot, number, key)
+                self._fetch_ahead(snapshot, number, key)
         if start + size <= snapshot.block_size:
-            data = self._read_here(key, start, size)
+            data = self._read_resident(key, start, size)
             if data is not None:
                 return data
             deadline = trio.current_time() + self._read_deadline
@@ -148,21 +148,21 @@ class BlockReader:
     async def _read_blocks(self, snapshot: Snapshot, number: int, offset: int, size: int) -> bytes:
         """Read a range that spans several blocks."""
         deadline = trio.current_time() + self._read_deadline
-        _, content = snapshot.file(number)
+        _, content = snapshot.size_and_content(number)
         block, start = divmod(offset, snapshot.block_size)
         parts: list[bytes] = []
         while size > 0:
             step, key = min(size, snapshot.block_size - start), block_key(content, block)
             if start == 0 and parts:
-                self._ask_ahead(snapshot, number, key)
-            data = self._read_here(key, start, step)
+                self._fetch_ahead(snapshot, number, key)
+            data = self._read_resident(key, start, step)
             if data is None:
                 data = await self._read_waiting(snapshot, number, key, start, step, deadline)
             parts.append(bytes(data))
             block, start, size = block + 1, 0, size - step
         return b"".join(parts)
 
-    def _read_here(self, key: bytes, start: int, size: int) -> memoryview | None:
+    def _read_resident(self, key: bytes, start: int, size: int) -> memoryview | None:
         """Return verified bytes of a block, or None where that would wait."""
         location = self._tiers.index.get(key)
         if location is None or size > MAX_READ:
@@ -172,64 +172,69 @@ class BlockReader:
         except BlockingIOError:
             return None
         if data is not None:
-            self.counters.hit(location.tier, size)
-            self._note_access(key, size)
+            self.counters.count_hit(location.tier, size)
+            self._record_access(key, size)
         return data
 
     async def _read_waiting(
         self, snapshot: Snapshot, number: int, key: bytes, start: int, size: int, deadline: float
     ) -> memoryview:
         """deadline: by trio's clock, counted from the arrival of the request."""
-        if self._waiting >= MOST_WAITING:
-            raise CachefsError(f"{MOST_WAITING} reads of this worker wait already; is an origin or a disk hanging?")
+        if self._waiting >= MAX_WAITING:
+            raise CachefsError(f"{MAX_WAITING} reads of this worker wait already; is an origin or a disk hanging?")
         self._waiting += 1
         try:
             location = self._tiers.index.get(key)
             bad, slow = b"", False
             if location is not None:
                 try:
-                    data = await self._copy(key, location, start, size, deadline)
-                except TierAiling:
+                    data = await self._read_copy(key, location, start, size, deadline)
+                except TierUnresponsive:
                     bad, slow = location.pack(), True
                 else:
                     if data is not None:
-                        self.counters.hit(location.tier, size)
-                        self._note_access(key, size)
+                        self.counters.count_hit(location.tier, size)
+                        self._record_access(key, size)
                         return data
-                    bad = self._blame(key, location)
-            ref = BlockRef(snapshot.id, number, block_number(key), bad=bad, start=start, size=size, slow=slow)
-            return await self._fetch(snapshot, key, ref, start, size, deadline)
+                    bad = self._record_bad_copy(key, location)
+            ref = BlockRef(
+                snapshot.id, number, block_number(key), failed_location=bad, start=start, size=size, is_tier_slow=slow
+            )
+            return await self._fetch_and_read(snapshot, key, ref, start, size, deadline)
         finally:
             self._waiting -= 1
 
-    async def _fetch(
+    async def _fetch_and_read(
         self, snapshot: Snapshot, key: bytes, ref: BlockRef, start: int, size: int, deadline: float
     ) -> memoryview:
         self.counters.misses += 1
         self.counters.miss_bytes += size
         while True:
-            answer = await self._fetches.fetch(key, ref, deadline)
+            answer = await self._fetches.fetch_block(key, ref, deadline)
             slow = False
             try:
                 if answer.location:
-                    data = await self._copy(key, Location.unpack(answer.location), start, size, deadline)
+                    data = await self._read_copy(key, BlockLocation.unpack(answer.location), start, size, deadline)
                 else:
-                    data = _passed(key, answer, start, size)
-            except TierAiling:
+                    data = _bypass_bytes(key, answer, start, size)
+            except TierUnresponsive:
                 data, slow = None, True
             if data is not None:
-                self._note_access(key, size)
+                self._record_access(key, size)
                 return data
             # The block was evicted before this read, or written badly (the daemon finds out which), or this read shared
             # the call of a read of other bytes of a block that no tier can hold.
-            ref = msgspec.structs.replace(ref, bad=answer.location, slow=slow)
+            ref = msgspec.structs.replace(ref, failed_location=answer.location, is_tier_slow=slow)
             await trio.sleep(UNREADABLE_PAUSE)
             if trio.current_time() > deadline:
                 name = snapshot.path(ref.entry).decode(errors="backslashreplace")
                 raise CachefsError(f"block {ref.number} of {name} could not be read within the deadline")
 
-    async def _copy(self, key: bytes, location: Location, start: int, size: int, deadline: float) -> memoryview | None:
-        """Return verified bytes in this reader's buffer; None where the copy in the tier is bad. Raises TierAiling."""
+    async def _read_copy(
+        self, key: bytes, location: BlockLocation, start: int, size: int, deadline: float
+    ) -> memoryview | None:
+        """Return verified bytes in this reader's buffer; None where the copy in the tier is bad. Raises
+        TierUnresponsive."""
         if size <= MAX_READ:
             try:
                 return self._segments.read(key, location, start, size, self._buffer, wait=location.tier == MEMORY)
@@ -237,12 +242,12 @@ class BlockReader:
                 pass
         began = trio.current_time()
         try:
-            return await self._cold.read(key, location, start, size, deadline)
+            return await self._cold_reads.read(key, location, start, size, deadline)
         finally:
             if location.tier == SSD:
-                self._note_stall(key, began, "ssd")
+                self._record_stall(key, began, "ssd")
 
-    def _blame(self, key: bytes, location: Location) -> bytes:
+    def _record_bad_copy(self, key: bytes, location: BlockLocation) -> bytes:
         """Return the packed location of a bad copy; empty where the block was evicted during the read."""
         if self._tiers.index.get(key) != location:
             return b""
@@ -256,25 +261,25 @@ class BlockReader:
     def take_accessed(self) -> list[bytes]:
         """Return the keys of the blocks read since the last call, oldest first."""
         accessed, self.accessed, self._bytes_accessed = list(self.accessed), {}, 0
-        self.much_accessed = trio.Event()
+        self.report_due = trio.Event()
         return accessed
 
-    def _note_access(self, key: bytes, size: int) -> None:
+    def _record_access(self, key: bytes, size: int) -> None:
         self._bytes_accessed += size
         if len(self.accessed) < MAX_ACCESSED:
             self.accessed.pop(key, None)
             self.accessed[key] = None
-            if len(self.accessed) == MUCH_ACCESSED or self._bytes_accessed > self._most_accessed:
-                self.much_accessed.set()
+            if len(self.accessed) == MUCH_ACCESSED or self._bytes_accessed > self._report_bytes:
+                self.report_due.set()
 
-    def _note_stall(self, key: bytes, began: float, source: str) -> None:
+    def _record_stall(self, key: bytes, began: float, source: str) -> None:
         if len(self.stalls) < MAX_STALLS:
             self.stalls.append(Stall(key, trio.current_time() - began, source))
 
-    def _ask_ahead(self, snapshot: Snapshot, number: int, key: bytes) -> None:
+    def _fetch_ahead(self, snapshot: Snapshot, number: int, key: bytes) -> None:
         """Start fetches of the blocks after block *key*. To be called when a reader reaches the start of a later block,
         which shows that it goes through the file."""
-        size, content = snapshot.file(number)
+        size, content = snapshot.size_and_content(number)
         first = block_number(key) + 1
         last = min(first + BLOCKS_AHEAD, block_count(size, snapshot.block_size))
         missing = [
@@ -283,10 +288,10 @@ class BlockReader:
             if (after := block_key(content, n)) not in self._fetches and self._tiers.index.get(after) is None
         ]
         if missing:
-            self._fetches.ahead(missing, self._read_deadline)
+            self._fetches.fetch_ahead(missing, self._read_deadline)
 
 
-def _passed(key: bytes, answer: FetchedBlock, start: int, size: int) -> memoryview | None:
+def _bypass_bytes(key: bytes, answer: FetchedBlock, start: int, size: int) -> memoryview | None:
     """Return verified bytes of a bypass block from the daemon's answer; None where the answer has other bytes."""
     pieces = memoryview(answer.data)
     first = start // PIECE_SIZE

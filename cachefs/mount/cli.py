@@ -21,10 +21,10 @@ import click
 
 import cachefs
 from cachefs.errors import CachefsError, ConfigError
-from cachefs.extras import way_out
+from cachefs.extras import install_command
 from cachefs.mount import kernel
-from cachefs.mount.few_lines import FewLines
-from cachefs.mount.options import MountOptions, parse
+from cachefs.mount.line_rate_limit import LineRateLimit
+from cachefs.mount.options import MountOptions, parse_options
 from cachefs.mount_spec import MountSpec
 
 READY: Final = "ready"
@@ -36,7 +36,7 @@ USAGE_STATUS: Final = 1
 FAILURE_STATUS: Final = 32
 SYSLOG_SECONDS: Final = 0.05
 # Most lines that one process logs per minute: a failing origin fails thousands of reads in that time.
-MOST_LINES: Final = 120
+MAX_LINES: Final = 120
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -103,42 +103,42 @@ def main(  # noqa: PLR0913  # one for each option
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller may ignore it; then no child could be waited for
     try:
         switches = ("no_zero_open",) * no_zero_open + (() if workers is None else (f"workers={workers}",))
-        parsed = parse((*options, *switches))
+        parsed = parse_options((*options, *switches))
         if not foreground:
             # Descriptors that the caller has open, such as a pipe or a lock, would stay open as long as the mount.
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         if find_spec("pyfuse3") is None:
-            raise ConfigError(_lacks("pyfuse3"))
+            raise ConfigError(_missing_package("pyfuse3"))
         if not directory:
             raise ConfigError("DIRECTORY is empty; name the directory to mount on")
-        place = kernel.check_place(Path(directory).absolute())
+        place = kernel.check_mount_point(Path(directory).absolute())
         _check_hides_nothing(place, parsed)
         handler = logging.StreamHandler() if foreground else background_log(parsed)
         claim = kernel.prepare_mount_point(place)
     except ConfigError as error:
-        fail(error, USAGE_STATUS)
+        exit_with_error(error, USAGE_STATUS)
     except CachefsError as error:
-        fail(error, FAILURE_STATUS)
+        exit_with_error(error, FAILURE_STATUS)
     level = logging.DEBUG if verbose else logging.INFO
     if foreground:
-        log_to(handler, level)
+        set_up_log(handler, level)
 
         def ready() -> None:
             kernel.check_mounted(place)
-            kernel.release(claim)
+            kernel.release_claim(claim)
             print(f"mounted on {place}", flush=True)
 
         try:
             serve(spec, place, parsed, lambda: None, ready)
         except CachefsError as error:
-            fail(error, FAILURE_STATUS)
+            exit_with_error(error, FAILURE_STATUS)
     else:
-        log_to(handler, level)
-        sys.exit(in_background(spec, place, parsed, claim))
+        set_up_log(handler, level)
+        sys.exit(mount_in_background(spec, place, parsed, claim))
 
 
-def _lacks(package: str | None) -> str:
-    return f"mounting needs {package}; install libfuse3-dev and fuse3, then: {way_out('mount')}"
+def _missing_package(package: str | None) -> str:
+    return f"mounting needs {package}; install libfuse3-dev and fuse3, then: {install_command('mount')}"
 
 
 def _check_hides_nothing(place: Path, options: MountOptions) -> None:
@@ -166,7 +166,7 @@ def serve(
     interposer = None
     if options.zero_open:
         try:
-            interposer = zero_open.load()
+            interposer = zero_open.load_interposer()
         except zero_open.ZeroOpenUnavailable as missing:
             logging.warning("running without zero-open, so every open and close is a request: %s", missing)
             options = replace(options, zero_open=False)
@@ -174,16 +174,16 @@ def serve(
         # Imported here, since the interposer must be loaded before pyfuse3, and gRPC must not start before the fork.
         from cachefs.mount.supervisor import Supervisor
     except ImportError as error:
-        raise CachefsError(_lacks(error.name)) from None
+        raise CachefsError(_missing_package(error.name)) from None
     Supervisor(MountSpec.parse(spec), directory, options).run(interposer, mounted, ready)
 
 
-def in_background(spec: str, directory: Path, options: MountOptions, claim: int) -> int:
+def mount_in_background(spec: str, directory: Path, options: MountOptions, claim: int) -> int:
     """Return the command's exit status, once the child serves or has failed. claim: released when the child serves."""
     reader, writer = os.pipe()
     if child := os.fork():
         os.close(writer)
-        word = first_word(reader, child, options.daemon_wait + START_SECONDS)
+        word = first_message(reader, child, options.daemon_wait + START_SECONDS)
         if word == READY:
             return 0
         print(f"mount.cachefs: {word}", file=sys.stderr)
@@ -201,7 +201,7 @@ def in_background(spec: str, directory: Path, options: MountOptions, claim: int)
 
     def ready() -> None:
         kernel.check_mounted(directory)
-        kernel.release(claim)
+        kernel.release_claim(claim)
         tell(READY)
 
     try:
@@ -218,7 +218,7 @@ def in_background(spec: str, directory: Path, options: MountOptions, claim: int)
         return FAILURE_STATUS
 
 
-def first_word(reader: int, child: int, seconds: float) -> str:
+def first_message(reader: int, child: int, seconds: float) -> str:
     """Return the first message of process *child*, or the reason why there is none. Ends a child that takes too
     long."""
     ended = os.pidfd_open(child)
@@ -254,8 +254,8 @@ class Syslog(logging.handlers.SysLogHandler):
         self.socket.settimeout(SYSLOG_SECONDS)
 
 
-def log_to(handler: logging.Handler, level: int) -> None:
-    handler.addFilter(FewLines(MOST_LINES, seconds=60))
+def set_up_log(handler: logging.Handler, level: int) -> None:
+    handler.addFilter(LineRateLimit(MAX_LINES, seconds=60))
     handler.setFormatter(logging.Formatter("%(asctime)s mount.cachefs[%(process)d] %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("pyfuse3").setLevel(logging.INFO)
@@ -268,6 +268,6 @@ def detach_terminal() -> None:
     os.close(null)
 
 
-def fail(error: CachefsError, status: int) -> NoReturn:
+def exit_with_error(error: CachefsError, status: int) -> NoReturn:
     print(f"mount.cachefs: {error}", file=sys.stderr)
     sys.exit(status)

@@ -19,14 +19,14 @@ from typing import Final
 
 import trio
 
-from cachefs.control_calls import Call, Part, answers_name
+from cachefs.control_calls import RequestEnd, RequestPart, response_fifo_name
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobProgress
-from cachefs.largest_user import largest
+from cachefs.largest_user import find_largest_user
 from cachefs.messages import Message
-from cachefs.mount.control_answers import Answers, failed, replied
-from cachefs.mount.control_lines import Said, read, understand, understand_call
-from cachefs.mount.control_requests import Requests
+from cachefs.mount.control_lines import ControlCall, decode_line, translate_call, translate_line
+from cachefs.mount.control_requests import IncompleteRequests
+from cachefs.mount.control_responses import ResponseFifos, make_error_response, make_response
 from cachefs.mount.daemon_link import DaemonLink
 
 log = logging.getLogger(__name__)
@@ -37,68 +37,70 @@ IDLE_SECONDS: Final = 2.0
 CALL_SECONDS: Final = 30.0
 MAX_LINE: Final = 64 << 20
 # Most lines that are queued for the daemon, and their bytes.
-MOST_LINES: Final = 4096
-MOST_BYTES: Final = 128 << 20
+MAX_LINES: Final = 4096
+MAX_BYTES: Final = 128 << 20
 # Most tokens of callers whose users are remembered.
-MOST_TOKENS: Final = 1024
+MAX_TOKENS: Final = 1024
 _PIPE: Final = 1 << 16
 # Most characters of a line, and of its error, that are logged.
-_MOST_TEXT: Final = 200
+_MAX_TEXT: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _QueuedLine:
     """A line queued for the daemon."""
 
-    said: Said
+    control_call: ControlCall
     # Bytes of the line.
     size: int
     # When the line was read, by trio's clock.
-    read: float
+    read_at: float
     # The writer; None where unknown.
     user: int | None
 
 
-class Outbox:
+class LineQueue:
     """The queue of lines for the daemon."""
 
-    def __init__(self, link: DaemonLink, nursery: trio.Nursery, answers: Answers) -> None:
+    def __init__(self, link: DaemonLink, nursery: trio.Nursery, answers: ResponseFifos) -> None:
         """nursery: runs the tasks that send."""
         self.empty = trio.Event()  # replaced when a line is queued
         self.empty.set()
         self._link = link
         self._nursery = nursery
-        self._answers = answers
+        self._response_fifos = answers
         # Job name -> its lines, oldest first. A job stays here as long as a task sends its lines.
-        self._jobs: dict[str, OrderedDict[object, _Waiting]] = {}
+        self._jobs: dict[str, OrderedDict[object, _QueuedLine]] = {}
         self._lines = 0
         self._bytes = 0
 
-    def put(self, said: Said, size: int, user: int | None = None) -> None:
+    def queue_line(self, control_call: ControlCall, size: int, user: int | None = None) -> None:
         """Queue a line. Raises DaemonUnavailable where there is no room for a line of this *user*."""
-        job = self._jobs.get(said.job)
-        if isinstance(said.request, JobProgress):
-            key: object = said.consumer, said.request.ended
+        job = self._jobs.get(control_call.job)
+        if isinstance(control_call.request, JobProgress):
+            key: object = control_call.consumer, control_call.request.ended
             if job is not None and (older := job.pop(key, None)) is not None:
-                self._count(older, -1)
+                self._count_line(older, -1)
         else:
             key = object()
-        while self._lines >= MOST_LINES:
-            self._drop_one_of(largest(((one.user, 1) for one in self._waiting()), user, 1), user)
-        while self._bytes + size > MOST_BYTES:
-            self._drop_one_of(largest(((one.user, one.size) for one in self._waiting()), user, size), user)
+        while self._lines >= MAX_LINES:
+            self._drop_line_of(find_largest_user(((one.user, 1) for one in self._queued_lines()), user, 1), user)
+        while self._bytes + size > MAX_BYTES:
+            self._drop_line_of(
+                find_largest_user(((one.user, one.size) for one in self._queued_lines()), user, size), user
+            )
         if job is None:
-            job = self._jobs[said.job] = OrderedDict()
-            self._nursery.start_soon(self._send, said.job, job)
-        job[key] = waiting = _Waiting(said, size, trio.current_time(), user)
-        self._count(waiting, 1)
+            job = self._jobs[control_call.job] = OrderedDict()
+            self._nursery.start_soon(self._send_job_lines, control_call.job, job)
+        job[key] = waiting = _QueuedLine(control_call, size, trio.current_time(), user)
+        self._count_line(waiting, 1)
         if self.empty.is_set():
             self.empty = trio.Event()
 
-    def _waiting(self) -> Iterator[_Waiting]:
+    def _queued_lines(self) -> Iterator[_QueuedLine]:
         return chain.from_iterable(job.values() for job in self._jobs.values())
 
-    def _drop_one_of(self, user: int | None, asking: int | None) -> None:
+    def _drop_line_of(self, user: int | None, asking: int | None) -> None:
         """Drop a line of *user* to make room for the user *asking*. Raises DaemonUnavailable where both are the
         same."""
         full = DaemonUnavailable("too many lines wait for the daemon; is it running?")
@@ -107,38 +109,40 @@ class Outbox:
         if job is None or user == asking:
             raise full
         dropped = job.pop(key)
-        self._count(dropped, -1)
-        if dropped.said.call is not None:
-            self.refuse(dropped.said.call, full)
+        self._count_line(dropped, -1)
+        if dropped.control_call.call is not None:
+            self.refuse_call(dropped.control_call.call, full)
 
-    def refuse(self, call: Call, error: CachefsError) -> None:
-        self._nursery.start_soon(self._answers.give, call.answers, failed(call.id, error))
+    def refuse_call(self, call: RequestEnd, error: CachefsError) -> None:
+        self._nursery.start_soon(self._response_fifos.write_response, call.answers, make_error_response(call.id, error))
 
-    def _count(self, waiting: _Waiting, sign: int) -> None:
+    def _count_line(self, waiting: _QueuedLine, sign: int) -> None:
         self._lines += sign
         self._bytes += sign * waiting.size
 
-    async def _send(self, name: str, job: OrderedDict[object, _Waiting]) -> None:
+    async def _send_job_lines(self, name: str, job: OrderedDict[object, _QueuedLine]) -> None:
         """Send the lines of one job until none is left."""
         while job:
             _, waiting = job.popitem(last=False)
-            call = waiting.said.call
+            call = waiting.control_call.call
             try:
-                reply = await self._tell(waiting.said, waiting.read + CALL_SECONDS - trio.current_time())
+                reply = await self._call_daemon(
+                    waiting.control_call, waiting.read_at + CALL_SECONDS - trio.current_time()
+                )
                 if call is not None:
-                    await self._answers.give(call.answers, replied(call.id, reply))
+                    await self._response_fifos.write_response(call.answers, make_response(call.id, reply))
             except CachefsError as error:
                 if call is None:
-                    log.warning("a line of job %r has failed: %s", name, _short(error))
+                    log.warning("a line of job %r has failed: %s", name, _loggable_text(error))
                 else:
-                    await self._answers.give(call.answers, failed(call.id, error))
+                    await self._response_fifos.write_response(call.answers, make_error_response(call.id, error))
             finally:
-                self._count(waiting, -1)
+                self._count_line(waiting, -1)
         del self._jobs[name]
         if not self._jobs:
             self.empty.set()
 
-    async def _tell(self, said: Said, seconds: float) -> Message:
+    async def _call_daemon(self, said: ControlCall, seconds: float) -> Message:
         if seconds <= 0:
             raise DaemonUnavailable(f"the daemon has not answered for {CALL_SECONDS:.0f} s; the line is dropped")
         reply: Message = await self._link.call(said.method, said.request, seconds)
@@ -152,62 +156,62 @@ class ControlReader:
         """path: of the FIFO; wanted: an eventfd, set when a program is about to write to the FIFO; datasets: returns
         the datasets shown, name -> id of the snapshot."""
         self._path = path
-        self._wanted = wanted
+        self._wakeup = wanted
         self._datasets = datasets
-        self._requests = Requests()  # requests that come in parts
+        self._requests = IncompleteRequests()  # requests that come in parts
         self._users: OrderedDict[str, int] = OrderedDict()  # token -> its user, of the latest tokens
 
     async def run(self, link: DaemonLink) -> None:
         """Read until no writer is left and the daemon has answered all lines."""
         async with trio.open_nursery() as nursery:
-            outbox = Outbox(link, nursery, Answers(self._path.parent))
+            outbox = LineQueue(link, nursery, ResponseFifos(self._path.parent))
             while True:
                 try:
                     await self._read_writers(outbox)
                 except OSError as error:
                     log.warning("%s cannot be read: %s", self._path, error.strerror)
-                if self._is_wanted():
+                if self._has_wakeup():
                     continue
                 with contextlib.suppress(trio.Cancelled):
                     await self._wait_until_empty_or_wanted(outbox)
-                if not self._is_wanted():
+                if not self._has_wakeup():
                     return
 
-    async def _wait_until_empty_or_wanted(self, outbox: Outbox) -> None:
+    async def _wait_until_empty_or_wanted(self, outbox: LineQueue) -> None:
         async with trio.open_nursery() as either:
 
             async def until_wanted() -> None:
-                await trio.lowlevel.wait_readable(self._wanted)
+                await trio.lowlevel.wait_readable(self._wakeup)
                 either.cancel_scope.cancel()
 
             either.start_soon(until_wanted)
             await outbox.empty.wait()
             either.cancel_scope.cancel()
 
-    def _is_wanted(self) -> bool:
-        return bool(select.select([self._wanted], [], [], 0)[0])
+    def _has_wakeup(self) -> bool:
+        return bool(select.select([self._wakeup], [], [], 0)[0])
 
-    async def _read_writers(self, outbox: Outbox) -> None:
-        fd = await self._open()
+    async def _read_writers(self, outbox: LineQueue) -> None:
+        fd = await self._open_fifo()
         try:
-            while await self._read(fd, outbox) or self._is_wanted():
+            while await self._read_lines(fd, outbox) or self._has_wakeup():
                 # Once a writer has gone, poll(2) keeps reporting it, and only a new descriptor waits for the next
                 # writer. The old one stays open until then: it keeps the bytes that the next writer has already
                 # written.
-                old, fd = fd, await self._open()
+                old, fd = fd, await self._open_fifo()
                 os.close(old)
         finally:
             os.close(fd)
 
-    async def _open(self) -> int:
+    async def _open_fifo(self) -> int:
         def open_here() -> int:
             return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wanted)
+            os.eventfd_read(self._wakeup)
         return await trio.to_thread.run_sync(open_here, abandon_on_cancel=True)
 
-    async def _read(self, fd: int, outbox: Outbox) -> bool:
+    async def _read_lines(self, fd: int, outbox: LineQueue) -> bool:
         """Process lines until the last writer has closed the FIFO. Returns False where no writer came."""
         line, too_long = bytearray(), False
         while True:
@@ -225,48 +229,48 @@ class ControlReader:
             if too_long:
                 line.clear()
             if ends or not piece:
-                await self._take(bytes(line), outbox)
+                await self._process_line(bytes(line), outbox)
                 *lines, begun = rest.split(b"\n")
                 for one in lines:
-                    await self._take(one, outbox)
+                    await self._process_line(one, outbox)
                 line, too_long = bytearray(begun), False
             if not piece:
                 return not waiting.cancelled_caught
 
-    async def _user_of(self, token: str) -> int | None:
+    async def _user_of_token(self, token: str) -> int | None:
         """Return the user who looked up the token's FIFO, according to the kernel; None where no caller has it open."""
         user = self._users.get(token)
         if user is None:
-            fifo = self._path.with_name(answers_name(token))
+            fifo = self._path.with_name(response_fifo_name(token))
             with contextlib.suppress(OSError):
                 found = await trio.to_thread.run_sync(os.stat, fifo, abandon_on_cancel=True)
                 user = self._users[token] = found.st_uid
-                if len(self._users) > MOST_TOKENS:
+                if len(self._users) > MAX_TOKENS:
                     self._users.popitem(last=False)
         return user
 
-    async def _take(self, line: bytes, outbox: Outbox) -> None:
+    async def _process_line(self, line: bytes, outbox: LineQueue) -> None:
         """Process one line. An invalid line is logged, and refused where it is a call."""
         if not line.strip():
             return
-        call: Call | None = None
+        call: RequestEnd | None = None
         try:
-            said = read(line)
-            if isinstance(said, Part):
-                self._requests.add(said, trio.current_time(), await self._user_of(said.answers))
-            elif isinstance(said, Call):
+            said = decode_line(line)
+            if isinstance(said, RequestPart):
+                self._requests.add_part(said, trio.current_time(), await self._user_of_token(said.answers))
+            elif isinstance(said, RequestEnd):
                 call = said
-                request = self._requests.complete(call, trio.current_time())
-                user = await self._user_of(call.answers)
-                outbox.put(understand_call(call, request, self._datasets(), user), len(request), user)
+                request = self._requests.complete_request(call, trio.current_time())
+                user = await self._user_of_token(call.answers)
+                outbox.queue_line(translate_call(call, request, self._datasets(), user), len(request), user)
             else:
-                outbox.put(understand(said, self._datasets()), len(line))
+                outbox.queue_line(translate_line(said, self._datasets()), len(line))
         except CachefsError as error:
-            log.warning("%s: %s; it said %r", self._path, _short(error), line[:_MOST_TEXT])
+            log.warning("%s: %s; it said %r", self._path, _loggable_text(error), line[:_MAX_TEXT])
             if call is not None:
-                outbox.refuse(call, error)
+                outbox.refuse_call(call, error)
 
 
-def _short(error: CachefsError) -> str:
+def _loggable_text(error: CachefsError) -> str:
     """Return the error's text, safe to log: the writer of the line may have chosen parts of it."""
-    return "".join(one if one.isprintable() else "?" for one in str(error)[:_MOST_TEXT])
+    return "".join(one if one.isprintable() else "?" for one in str(error)[:_MAX_TEXT])

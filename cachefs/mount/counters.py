@@ -38,7 +38,7 @@ class Counters:
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
-    def hit(self, tier: int, size: int) -> None:
+    def count_hit(self, tier: int, size: int) -> None:
         """Count a read of *size* bytes answered from *tier* (cachefs.block)."""
         if tier == MEMORY:
             self.hits_memory += 1

@@ -34,8 +34,8 @@ class DaemonLink:
             try:
                 return await self._call(method, request, max(0.0, until - trio.current_time()))
             except grpc.RpcError as error:
-                if not await trio.to_thread.run_sync(self.client.identified, error, used):
-                    raise self.client.error(error) from None
+                if not await trio.to_thread.run_sync(self.client.renew_identity, error, used):
+                    raise self.client.translate_error(error) from None
 
     async def _call(self, method: Method[Request, Reply], request: Request, seconds: float) -> Reply:
         """Raises grpc.RpcError."""
@@ -46,7 +46,7 @@ class DaemonLink:
             with contextlib.suppress(trio.RunFinishedError):
                 token.run_sync_soon(answered.set)
 
-        future = self.client.begin(method, request, seconds)
+        future = self.client.start_call(method, request, seconds)
         future.add_done_callback(wake)
         try:
             await answered.wait()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.mount import kernel
-from cachefs.mount.fuse_control import ControlFiles
+from cachefs.mount.fuse_control import FuseControlFiles
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _RESEND: Final = struct.pack("<IiQ", 16, 7, 0)
 _NEW_EPOCH: Final = struct.pack("<IiQ", 16, 8, 0)
 
 
-def descriptors() -> set[int]:
+def device_descriptors() -> set[int]:
     """Return this process's descriptors of the FUSE device, of all connections."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
@@ -36,7 +36,7 @@ def descriptors() -> set[int]:
     return found
 
 
-def clone(device: int, *, blocking: bool) -> int:
+def clone_device(device: int, *, blocking: bool) -> int:
     """Return another descriptor of the connection of *device*, with requests of its own.
 
     Where several processes wait for requests the descriptor must not be *blocking*: a request wakes all processes, and
@@ -51,7 +51,7 @@ def clone(device: int, *, blocking: bool) -> int:
     return fresh
 
 
-def resend(device: int) -> bool:
+def resend_requests(device: int) -> bool:
     """Have the kernel hand out again all taken and unanswered requests. Returns False where the kernel cannot.
 
     A late answer of a process that still works on such a request is refused, which libfuse takes for an interrupt.
@@ -63,7 +63,7 @@ def resend(device: int) -> bool:
     return True
 
 
-def forget_names(device: int) -> None:
+def invalidate_names(device: int) -> None:
     """Have the kernel look up again each cached name (FUSE_NOTIFY_INC_EPOCH, Linux 6.16; no effect before).
 
     Must not be used below a shield: overlayfs answers ESTALE where a name below it is looked up anew.
@@ -72,21 +72,21 @@ def forget_names(device: int) -> None:
         os.write(device, _NEW_EPOCH)
 
 
-def is_over(device: int) -> bool:
+def has_ended(device: int) -> bool:
     """Return whether the connection of *device* has ended, as by an unmount: poll(2) then reports POLLERR."""
     poll = select.poll()
     poll.register(device, 0)  # 0 asks for no events; poll(2) always reports errors
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-class Connection:
+class FuseConnection:
     """The FUSE connection of a mount, for a process that may have to end it. To be created while the mount exists."""
 
     def __init__(self, number: int, directory: Path) -> None:
         """number: minor device number of the mount; directory: where it is mounted."""
         self.number = number
         self.directory = directory
-        self._control = ControlFiles(number)
+        self._control = FuseControlFiles(number)
 
     @property
     def has_abort(self) -> bool:
@@ -99,7 +99,7 @@ class Connection:
         return self._control.descriptors
 
     @property
-    def is_seen(self) -> bool:
+    def is_visible(self) -> bool:
         """True where programs see this mount at its directory. Only then may the directory be unmounted: the mount may
         be detached (`umount --lazy`), and another mount be in its place or over it."""
         return kernel.connection_number(self.directory) == self.number
@@ -107,15 +107,15 @@ class Connection:
     def has_waiting(self) -> bool:
         """Return whether a request waits for an answer; True where that cannot be known."""
         try:
-            return self._control.waiting() > 0
+            return self._control.count_waiting() > 0
         except (OSError, ValueError):
             return True
 
-    def allow_requests(self, most: int) -> None:
-        """Let the kernel's readahead have up to *most* requests under way. Needs root; otherwise the limit stays at
-        12."""
+    def set_request_limit(self, max_requests: int) -> None:
+        """Let the kernel's readahead have up to *max_requests* requests under way. Needs root; otherwise the limit
+        stays at 12."""
         try:
-            self._control.allow_requests(most)
+            self._control.set_request_limit(max_requests)
         except OSError as error:
             log.info("the kernel sends few requests at once: %s", error.strerror)
 
@@ -124,7 +124,7 @@ class Connection:
         try:
             if self._control.has_abort:
                 self._control.abort()
-            elif self.is_seen:
-                kernel.abort(self.directory)
+            elif self.is_visible:
+                kernel.abort_connection(self.directory)
         except OSError as error:
             log.debug("the connection of %s cannot be ended: %s", self.directory, error.strerror)

@@ -19,100 +19,100 @@ from cachefs import errors
 from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
 from cachefs.fetch_frames import (
     HELLO_SECONDS,
-    MOST_ANSWERED,
+    MAX_RESPONSE_BYTES,
     VERSION,
-    Answered,
-    Asked,
-    BadFrame,
-    Frames,
+    FetchRequestFrame,
+    FetchResponseFrame,
+    FrameSplitter,
     Hello,
-    decoder,
-    fetch_socket,
-    frame,
+    InvalidFrame,
+    body_decoder,
+    encode_frame,
+    fetch_socket_path,
 )  # fmt: skip
-from cachefs.messages import Fetch, FetchedBlock
+from cachefs.messages import FetchedBlock, FetchRequest
 
 log = logging.getLogger(__name__)
 
 # Seconds between tries to reach a daemon that does not answer.
-DAEMON_RETRY: Final = 0.1
+DAEMON_RETRY_SECONDS: Final = 0.1
 # Most bytes queued for a daemon that does not read; beyond them the connection is closed.
-MOST_UNSENT: Final = 4 << 20
-_AT_ONCE: Final = 260 << 10  # most bytes of one recv: an answer with a block in it
+MAX_UNSENT: Final = 4 << 20
+_MAX_RECEIVE: Final = 260 << 10  # most bytes of one recv: an answer with a block in it
 _HINT: Final = "one older than this mount has no such socket: restart it with this version of cachefs"
 
-_hello, _answered = decoder(Hello), decoder(Answered)
+_decode_hello, _decode_response = body_decoder(Hello), body_decoder(FetchResponseFrame)
 
 
-class FetchChannel:
+class FetchChannelClient:
     """Requests blocks from the daemon, for one process of a mount."""
 
     def __init__(self, daemon_socket: Path) -> None:
-        self._path = fetch_socket(daemon_socket)
-        self._connection: _Connection | None = None
-        self._wanted = trio.Event()  # set while a connection is needed, as at the start
-        self._wanted.set()
-        self._attempt = _Attempt()  # the next attempt to connect
+        self._path = fetch_socket_path(daemon_socket)
+        self._connection: _ClientConnection | None = None
+        self._connection_needed = trio.Event()  # set while a connection is needed, as at the start
+        self._connection_needed.set()
+        self._attempt = _ConnectAttempt()  # the next attempt to connect
         self._waiting = 0  # requests that wait for a connection
-        self._trouble = ""  # error of the last attempt
+        self._last_error = ""  # error of the last attempt
 
     @property
-    def is_away(self) -> bool:
+    def is_disconnected(self) -> bool:
         """True where there is no connection to the daemon."""
         return self._connection is None
 
     async def run(self) -> None:
         """Keep a connection to the daemon while requests need one. Never returns."""
         while True:
-            await self._wanted.wait()
+            await self._connection_needed.wait()
             try:
                 connection = await _connect(self._path)
             except CachefsError as error:
-                self._trouble = str(error)
+                self._last_error = str(error)
                 if not isinstance(error, DaemonUnavailable):
                     self._end_attempt(error)
-                await trio.sleep(DAEMON_RETRY)
+                await trio.sleep(DAEMON_RETRY_SECONDS)
                 if not self._waiting:
-                    self._wanted = trio.Event()
+                    self._connection_needed = trio.Event()
                 continue
             self._connection = connection
             self._end_attempt(None)
             try:
-                await connection.serve()
+                await connection.dispatch_responses()
             finally:
                 self._connection = None
-                self._wanted = trio.Event()
+                self._connection_needed = trio.Event()
 
-    async def call(self, fetch: Fetch, seconds: float) -> list[FetchedBlock]:
+    async def call(self, fetch: FetchRequest, seconds: float) -> list[FetchedBlock]:
         """Return the results of the blocks, in order. Waits at most *seconds*, also for a daemon that has not started.
 
         Raises DaemonUnavailable, also where the daemon ends in the meantime, and the daemon's error where it refuses.
         """
         with trio.move_on_after(max(0.0, seconds)):
-            answer = await (self._connection or await self._connected()).ask(fetch)
+            answer = await (self._connection or await self._wait_for_connection()).request_blocks(fetch)
             if answer.kind:
-                raise _refusal(answer.kind, answer.message)
+                raise _refusal_error(answer.kind, answer.message)
             if len(answer.blocks) != len(fetch.blocks):
                 raise CachefsError(f"the daemon has answered {len(answer.blocks)} blocks for {len(fetch.blocks)}")
             return answer.blocks
-        trouble = f": {self._trouble}" if self._connection is None and self._trouble else ""
+        trouble = f": {self._last_error}" if self._connection is None and self._last_error else ""
         raise DaemonUnavailable(
             f"the daemon at {self._path} did not answer in time; is it running? See its log{trouble}"
         )
 
-    def send(self, fetch: Fetch) -> None:
+    def announce_fetch(self, fetch: FetchRequest) -> None:
         """Announce fetches without waiting for an answer. While the daemon is away, nothing is sent."""
         if self._connection is not None:
-            self._connection.tell(fetch)
+            self._connection.send_announcement(fetch)
 
-    async def _connected(self) -> "_Connection":
+    async def _wait_for_connection(self) -> "_ClientConnection":
         """Raises CachefsError where the daemon refuses."""
         self._waiting += 1
         try:
             while self._connection is None:
                 attempt = self._attempt
-                self._wanted.set()
-                await attempt.over.wait()
+                self._connection_needed.set()
+                await attempt.ended.wait()
                 if attempt.error is not None:
                     raise type(attempt.error)(*attempt.error.args)
             return self._connection
@@ -121,63 +121,63 @@ class FetchChannel:
 
     def _end_attempt(self, error: CachefsError | None) -> None:
         """Pass the outcome of the attempt to all requests that wait for a connection."""
-        attempt, self._attempt = self._attempt, _Attempt()
+        attempt, self._attempt = self._attempt, _ConnectAttempt()
         attempt.error = error
-        attempt.over.set()
+        attempt.ended.set()
 
 
-class _Attempt:
+class _ConnectAttempt:
     """An attempt to connect."""
 
     def __init__(self) -> None:
-        self.over = trio.Event()
+        self.ended = trio.Event()
         self.error: CachefsError | None = None  # the refusal of the daemon
 
 
-class _Connection:
+class _ClientConnection:
     """One connection, after the exchange of Hello frames."""
 
-    def __init__(self, connection: socket.socket, frames: Frames) -> None:
+    def __init__(self, connection: socket.socket, frames: FrameSplitter) -> None:
         """frames: holds the bytes received so far of the next frame."""
         self._socket = connection
         self._frames = frames
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, trio.lowlevel.Task] = {}  # by request number
+        self._waiting_tasks: dict[int, trio.lowlevel.Task] = {}  # by request number
         self._unsent = bytearray()
-        self._more = trio.Event()  # set while bytes are unsent
+        self._has_unsent = trio.Event()  # set while bytes are unsent
 
-    async def ask(self, fetch: Fetch) -> Answered:
+    async def request_blocks(self, fetch: FetchRequest) -> FetchResponseFrame:
         """Raises DaemonUnavailable where the connection ends before the answer."""
         number = next(self._numbers)
-        data = frame(Asked(number=number, fetch=fetch))
-        self._waiting[number] = trio.lowlevel.current_task()
-        self._write(data)
+        data = encode_frame(FetchRequestFrame(number=number, request=fetch))
+        self._waiting_tasks[number] = trio.lowlevel.current_task()
+        self._send_or_queue(data)
 
         def give_up(_: object) -> trio.lowlevel.Abort:
             # The daemon goes on with the fetch; its answer will be ignored.
-            self._waiting.pop(number, None)
+            self._waiting_tasks.pop(number, None)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        answer: Answered = await trio.lowlevel.wait_task_rescheduled(give_up)
+        answer: FetchResponseFrame = await trio.lowlevel.wait_task_rescheduled(give_up)
         return answer
 
-    def tell(self, fetch: Fetch) -> None:
+    def send_announcement(self, fetch: FetchRequest) -> None:
         """Send a request whose answer is ignored, unless the daemon does not read."""
         if not self._unsent:
-            self._write(frame(Asked(number=next(self._numbers), fetch=fetch)))
+            self._send_or_queue(encode_frame(FetchRequestFrame(number=next(self._numbers), request=fetch)))
 
     def close(self) -> None:
         self._socket.close()
 
-    async def serve(self) -> None:
+    async def dispatch_responses(self) -> None:
         """Hand out answers until the connection ends. Tasks that still wait then get an error."""
         error: CachefsError = DaemonUnavailable("the daemon has gone away")
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send_rest)
-                await self._hand_out()
+                nursery.start_soon(self._send_unsent)
+                await self._receive_responses()
                 nursery.cancel_scope.cancel()
-        except* BadFrame as found:
+        except* InvalidFrame as found:
             error = CachefsError(
                 f"the daemon's answer makes no sense ({found.exceptions[0]}); are mount and daemon of one version?"
             )
@@ -185,61 +185,61 @@ class _Connection:
             pass
         finally:
             self.close()
-            for task in self._waiting.values():
+            for task in self._waiting_tasks.values():
                 trio.lowlevel.reschedule(task, outcome.Error(type(error)(*error.args)))
-            self._waiting.clear()
+            self._waiting_tasks.clear()
 
-    async def _hand_out(self) -> None:
+    async def _receive_responses(self) -> None:
         while True:
             await trio.lowlevel.wait_readable(self._socket)
-            data = self._socket.recv(_AT_ONCE)
+            data = self._socket.recv(_MAX_RECEIVE)
             if not data:
                 return
-            for body in self._frames.feed(data):
-                answer = _answered(body)
-                task = self._waiting.pop(answer.number, None)
+            for body in self._frames.split_frames(data):
+                answer = _decode_response(body)
+                task = self._waiting_tasks.pop(answer.number, None)
                 if task is not None:
                     trio.lowlevel.reschedule(task, outcome.Value(answer))
 
-    def _write(self, data: bytes | bytearray) -> None:
-        """Send as much as the socket takes now; `_send_rest` sends the rest."""
+    def _send_or_queue(self, data: bytes | bytearray) -> None:
+        """Send as much as the socket takes now; `_send_unsent` sends the rest."""
         sent = 0
         if not self._unsent:
-            with contextlib.suppress(OSError):  # `serve` meets and handles the same error
+            with contextlib.suppress(OSError):  # `dispatch_responses` meets and handles the same error
                 sent = self._socket.send(data)
         if sent < len(data):
             self._unsent += data[sent:]
-            self._more.set()
-        if len(self._unsent) > MOST_UNSENT:
+            self._has_unsent.set()
+        if len(self._unsent) > MAX_UNSENT:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    async def _send_rest(self) -> None:
+    async def _send_unsent(self) -> None:
         """Send the queued bytes whenever the socket takes more. Raises OSError."""
         while True:
-            await self._more.wait()
+            await self._has_unsent.wait()
             await trio.lowlevel.wait_writable(self._socket)
             with contextlib.suppress(BlockingIOError):
                 del self._unsent[: self._socket.send(self._unsent)]
             if not self._unsent:
-                self._more = trio.Event()
+                self._has_unsent = trio.Event()
 
 
-async def check(daemon_socket: Path) -> None:
+async def check_daemon(daemon_socket: Path) -> None:
     """Connect once, to find out whether the daemon serves blocks. Raises CachefsError where it does not."""
-    (await _connect(fetch_socket(daemon_socket))).close()
+    (await _connect(fetch_socket_path(daemon_socket))).close()
 
 
-async def _connect(path: Path) -> _Connection:
+async def _connect(path: Path) -> _ClientConnection:
     """Connect and exchange Hello. Raises DaemonUnavailable without an answer, another CachefsError after a refusal."""
     with contextlib.ExitStack() as undo:
-        frames = Frames(MOST_ANSWERED)
+        frames = FrameSplitter(MAX_RESPONSE_BYTES)
         try:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
             undo.callback(connection.close)
             connection.connect(str(path))
             with contextlib.suppress(BrokenPipeError):  # a daemon that refuses hangs up at once; its Hello says why
-                connection.send(frame(Hello(version=VERSION)))
+                connection.send(encode_frame(Hello(version=VERSION)))
             with trio.fail_after(HELLO_SECONDS):
                 hello = await _first_frame(connection, frames)
         except PermissionError:
@@ -247,30 +247,30 @@ async def _connect(path: Path) -> _Connection:
         except (OSError, trio.TooSlowError) as error:
             hint = f"; {_HINT}" if isinstance(error, FileNotFoundError | ConnectionRefusedError) else ""
             raise DaemonUnavailable(f"no daemon answers at {path} ({error}){hint}") from None
-        _check(hello, path)
+        _check_hello(hello, path)
         undo.pop_all()
-    return _Connection(connection, frames)
+    return _ClientConnection(connection, frames)
 
 
-async def _first_frame(connection: socket.socket, frames: Frames) -> bytes | memoryview:
-    """Raises OSError, BadFrame."""
+async def _first_frame(connection: socket.socket, frames: FrameSplitter) -> bytes | memoryview:
+    """Raises OSError, InvalidFrame."""
     while True:
         await trio.lowlevel.wait_readable(connection)
-        data = connection.recv(_AT_ONCE)
+        data = connection.recv(_MAX_RECEIVE)
         if not data:
             raise ConnectionResetError("it has hung up")
-        if found := frames.feed(data):
+        if found := frames.split_frames(data):
             return found[0]
 
 
-def _check(body: bytes | memoryview, path: Path) -> None:
+def _check_hello(body: bytes | memoryview, path: Path) -> None:
     """Raise CachefsError where the daemon's Hello is a refusal, or of another version."""
     try:
-        hello = _hello(body)
-    except BadFrame as error:
+        hello = _decode_hello(body)
+    except InvalidFrame as error:
         raise CachefsError(f"what answers at {path} is no daemon of this mount's version ({error})") from None
     if hello.refusal:
-        raise _refusal(hello.kind, hello.refusal)
+        raise _refusal_error(hello.kind, hello.refusal)
     if hello.version != VERSION:
         raise CachefsError(
             f"the daemon at {path} speaks version {hello.version} of the fetch channel and this mount version "
@@ -278,7 +278,7 @@ def _check(body: bytes | memoryview, path: Path) -> None:
         )
 
 
-def _refusal(kind: str, message: str) -> CachefsError:
+def _refusal_error(kind: str, message: str) -> CachefsError:
     found = getattr(errors, kind, None)
     is_ours = isinstance(found, type) and issubclass(found, CachefsError)
     return (found if is_ours else CachefsError)(message)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The kernel's control files of a FUSE connection (`waiting`, `abort`).
+"""The kernel's control files of a FUSE connection (`count_waiting`, `abort`).
 
 The files are in a file system of their own, fusectl, which is often not mounted in containers and on bare machines. In
 that case this module mounts fusectl without attaching it to a directory (fsopen(2), fsmount(2), Linux 5.2). That needs
@@ -18,7 +18,7 @@ CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-class ControlFiles:
+class FuseControlFiles:
     """The control files of one connection.
 
     The connection's directory stays open: once the connection is gone the directory is empty, and never that of a later
@@ -28,7 +28,7 @@ class ControlFiles:
     def __init__(self, number: int) -> None:
         self._directory: int | None = None  # descriptor of the connection's directory; None where it cannot be opened
         self._abort: int | None = None  # descriptor of `abort`; None where it cannot be opened
-        for connections in (_mounted, _detached):
+        for connections in (_open_mounted, _open_detached):
             with contextlib.suppress(OSError), connections() as every:
                 directory = os.open(str(number), _DIRECTORY, dir_fd=every)
                 try:
@@ -53,16 +53,16 @@ class ControlFiles:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "abort")
         os.write(self._abort, b"1")
 
-    def allow_requests(self, most: int) -> None:
+    def set_request_limit(self, max_requests: int) -> None:
         """Set the limit of the kernel's readahead requests under way at once. Raises OSError."""
         for name in ("max_background", "congestion_threshold"):
             file = self._open(name, os.O_WRONLY)
             try:
-                os.write(file, b"%d" % most)
+                os.write(file, b"%d" % max_requests)
             finally:
                 os.close(file)
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """Return the number of requests not yet answered. Raises OSError where that cannot be known."""
         # Opened for each call, since a descriptor returns the number of its first read for ever.
         file = self._open("waiting", os.O_RDONLY)
@@ -78,7 +78,7 @@ class ControlFiles:
 
 
 @contextlib.contextmanager
-def _mounted() -> Iterator[int]:
+def _open_mounted() -> Iterator[int]:
     """Open the directory of connections where fusectl is mounted. Raises OSError."""
     connections = os.open(CONNECTIONS, _DIRECTORY)
     try:
@@ -88,7 +88,7 @@ def _mounted() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _detached() -> Iterator[int]:
+def _open_detached() -> Iterator[int]:
     """Open the directory of connections in a detached mount, which lasts while any descriptor in it is open.
 
     Raises OSError.

@@ -13,47 +13,47 @@ import signal
 from typing import Final
 
 from cachefs.mount import device
-from cachefs.mount.device import Connection
-from cachefs.mount.process import fork
-from cachefs.mount.restarts import Restarts
+from cachefs.mount.child_process import fork
+from cachefs.mount.device import FuseConnection
+from cachefs.mount.restart_backoff import RestartBackoff
 
 _PR_SET_PDEATHSIG: Final = 1
 
 
-class Guard:
+class ConnectionGuard:
     """Starts and restarts the guard process. Used by the mount's supervisor."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: FuseConnection) -> None:
         self._connection = connection
         self._pid: int | None = None  # of the guard process; None while none is known to run
-        self._restarts = Restarts()
-        self.tend()
+        self._restarts = RestartBackoff()
+        self.keep_running()
 
-    def tend(self) -> None:
+    def keep_running(self) -> None:
         """Start the guard process where none runs. To be called about once a second."""
         if self._pid is not None and os.waitpid(self._pid, os.WNOHANG)[0]:
-            self._restarts.end(f"the guard of the mount (process {self._pid}) is gone")
+            self._restarts.record_end(f"the guard of the mount (process {self._pid}) is gone")
             self._pid = None
         if self._pid is None and self._restarts.is_due:
             try:
-                self._pid = self._start()
+                self._pid = self._start_process()
             except OSError as error:  # a passing shortage is no reason to unmount
-                self._restarts.end(f"the guard of the mount cannot be started: {error.strerror}")
+                self._restarts.record_end(f"the guard of the mount cannot be started: {error.strerror}")
             else:
-                self._restarts.begin()
+                self._restarts.record_start()
 
-    def end(self) -> None:
+    def kill_process(self) -> None:
         if self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
 
-    def _start(self) -> int:
+    def _start_process(self) -> int:
         supervisor = os.pidfd_open(os.getpid())
 
         def watch() -> None:
             # All processes of the mount may be stopped when its supervisor is killed; SIGCONT resumes this one.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-            for descriptor in device.descriptors():
+            for descriptor in device.device_descriptors():
                 os.close(descriptor)
             select.select([supervisor], [], [])
             self._connection.abort()

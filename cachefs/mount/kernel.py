@@ -13,7 +13,7 @@ from typing import Final
 
 from cachefs.errors import AccessDenied, Busy, CachefsError, NotFound
 from cachefs.mount.mount_calls import leads_through_magic_link
-from cachefs.mount_table import mount_points, mount_seen_at
+from cachefs.mount_table import find_mount_point, mount_points
 
 log = logging.getLogger(__name__)
 
@@ -23,19 +23,19 @@ ANSWER_SECONDS: Final = 5
 # Parts of the messages of umount and fusermount3 for lack of rights. fusermount3 sees only mounts of the calling user.
 _NOT_ALLOWED: Final = ("must be superuser", "ermission denied", "not permitted", "not found in /etc/mtab")
 _MNT_FORCE: Final = 1
-_MOST_LINKS: Final = 40
+_MAX_LINKS: Final = 40
 # Directories of the kernel: their entries come and go with processes and devices, and a mount on an entry goes with it.
-_OF_THE_KERNEL: Final = (Path("/proc"), Path("/sys"), Path("/dev"))
+_KERNEL_DIRECTORIES: Final = (Path("/proc"), Path("/sys"), Path("/dev"))
 # An ordinary file system below one of them.
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def place_of(directory: Path) -> Path:
+def resolve_mount_point(directory: Path) -> Path:
     """Return the path of a mount on *directory*, without links, and without access to a mount there. Raises
     CachefsError."""
     place = _without_links_above(directory)
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         try:
             target = os.readlink(place)  # does not access the mount, unlike lstat(2)
         except OSError:
@@ -55,14 +55,14 @@ def _without_links_above(path: Path) -> Path:
     return Path(above) / path.name
 
 
-def check_place(directory: Path) -> Path:
+def check_mount_point(directory: Path) -> Path:
     """Return the place to mount on for the absolute path *directory*. Raises CachefsError where a mount would not
     last."""
     given = Path(os.path.normpath(directory))
     # The given path counts too: /proc/self is another process for each program that resolves it.
-    _check_not_of_the_kernel(given, directory)
-    place = place_of(directory)
-    _check_not_of_the_kernel(place, directory)
+    _check_not_in_kernel_directory(given, directory)
+    place = resolve_mount_point(directory)
+    _check_not_in_kernel_directory(place, directory)
     if leads_through_magic_link(directory):
         raise CachefsError(
             f"{directory} leads through a link of /proc, which each process sees differently; name {place}"
@@ -70,14 +70,14 @@ def check_place(directory: Path) -> Path:
     return place
 
 
-def _check_not_of_the_kernel(place: Path, directory: Path) -> None:
-    for top in _OF_THE_KERNEL:
+def _check_not_in_kernel_directory(place: Path, directory: Path) -> None:
+    for top in _KERNEL_DIRECTORIES:
         if place.is_relative_to(top) and not (place.is_relative_to(_SHARED_MEMORY) and place != _SHARED_MEMORY):
             raise CachefsError(f"{directory} is below {top}, where the kernel keeps its own; choose another directory")
 
 
 def check_mounted(place: Path) -> None:
-    """Raise CachefsError where no cachefs is mounted at *place*, a path of `place_of`."""
+    """Raise CachefsError where no cachefs is mounted at *place*, a path of `resolve_mount_point`."""
     if not any(point.path == place for point in mount_points()):
         raise CachefsError(f"{place} was unmounted, moved or removed while it was being mounted; mount it again")
 
@@ -137,7 +137,7 @@ def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None
         raise kind(f"cannot unmount {directory}: {said}")
 
 
-def abort(directory: Path) -> None:
+def abort_connection(directory: Path) -> None:
     """End the FUSE connection mounted on *directory* as a forced unmount does, without access to the mount. The mount
     point stays. Needs CAP_SYS_ADMIN. Raises OSError."""
     place = directory.parent.resolve() / directory.name
@@ -156,14 +156,14 @@ def connection_number(directory: Path) -> int | None:
     None where no cachefs is mounted there, or another file system is mounted over it: an unmount of the directory would
     end that file system.
     """
-    point = mount_seen_at(directory.parent.resolve() / directory.name)
+    point = find_mount_point(directory.parent.resolve() / directory.name)
     return None if point is None else point.connection
 
 
 def prepare_mount_point(directory: Path) -> int:
     """Make sure that *directory* can be mounted on. Unmounts the dead mount of a killed mount process.
 
-    Returns a descriptor that keeps other mounts off the directory until `release`. Raises CachefsError.
+    Returns a descriptor that keeps other mounts off the directory until `release_claim`. Raises CachefsError.
     """
     # Must precede any access to the directory itself, which would access a mount there.
     place = directory.parent.resolve() / directory.name
@@ -180,7 +180,7 @@ def prepare_mount_point(directory: Path) -> int:
         raise CachefsError(f"mount point {directory} cannot be used: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode):
         raise CachefsError(f"mount point {directory} is not a directory")
-    claim = _claim(directory)
+    claim = _claim_directory(directory)
     already = next((point for point in mount_points() if point.path == directory.resolve()), None)
     if already is not None:
         raise Busy(
@@ -190,7 +190,7 @@ def prepare_mount_point(directory: Path) -> int:
     return claim
 
 
-def _claim(directory: Path) -> int:
+def _claim_directory(directory: Path) -> int:
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +201,7 @@ def _claim(directory: Path) -> int:
     return descriptor
 
 
-def release(claim: int) -> None:
+def release_claim(claim: int) -> None:
     """Release the claim of `prepare_mount_point`, also for the processes forked since."""
     fcntl.flock(claim, fcntl.LOCK_UN)
     os.close(claim)

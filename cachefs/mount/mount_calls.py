@@ -1,6 +1,7 @@
 """System calls for mounts that libc does not have everywhere: openat2(2), and fsopen(2) with its relatives.
 
-A mount made with fsopen(2) is attached to no directory until `attach`, and lasts as long as its descriptor is open.
+A mount made with fsopen(2) is attached to no directory until `attach_mount`, and lasts as long as its descriptor is
+open.
 """
 
 import ctypes
@@ -28,7 +29,7 @@ _AT_FDCWD: Final = -100
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def call(number: int, *arguments: object) -> int:
+def system_call(number: int, *arguments: object) -> int:
     """Make system call *number*. Raises OSError."""
     result: int = _libc.syscall(number, *arguments)
     if result < 0:
@@ -42,23 +43,23 @@ def new_mount(kind: str, options: dict[str, str | None] | None = None, attribute
 
     options: name -> value, None for flags; attributes: MOUNT_ATTR_ bits. Raises OSError.
     """
-    context = call(_FSOPEN, kind.encode(), _CLOSE_ON_EXEC)
+    context = system_call(_FSOPEN, kind.encode(), _CLOSE_ON_EXEC)
     try:
         for name, value in (options or {}).items():
             command, text = (_SET_FLAG, None) if value is None else (_SET_STRING, os.fsencode(value))
-            call(_FSCONFIG, context, command, name.encode(), text, 0)
-        call(_FSCONFIG, context, _CREATE, None, None, 0)
-        return call(_FSMOUNT, context, _CLOSE_ON_EXEC, attributes)
+            system_call(_FSCONFIG, context, command, name.encode(), text, 0)
+        system_call(_FSCONFIG, context, _CREATE, None, None, 0)
+        return system_call(_FSMOUNT, context, _CLOSE_ON_EXEC, attributes)
     finally:
         os.close(context)
 
 
-def attach(mount: int, directory: bytes, *, beneath: bool = False) -> None:
+def attach_mount(mount: int, directory: bytes, *, beneath: bool = False) -> None:
     """Attach a mount of `new_mount` to *directory*: over the mounts there, or *beneath* the topmost one.
 
     Raises OSError.
     """
-    call(_MOVE_MOUNT, mount, b"", _AT_FDCWD, directory, _NO_SOURCE_PATH | (_BENEATH if beneath else 0))
+    system_call(_MOVE_MOUNT, mount, b"", _AT_FDCWD, directory, _NO_SOURCE_PATH | (_BENEATH if beneath else 0))
 
 
 def leads_through_magic_link(path: Path) -> bool:
@@ -66,7 +67,7 @@ def leads_through_magic_link(path: Path) -> bool:
     tell its target. Does not access a mount at *path*. False where the kernel (before 5.6) cannot tell."""
     how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS)
     try:
-        os.close(call(_OPENAT2, _AT_FDCWD, os.fsencode(path), how, len(how)))
+        os.close(system_call(_OPENAT2, _AT_FDCWD, os.fsencode(path), how, len(how)))
     except OSError as error:
         return error.errno == errno.ELOOP
     return False

@@ -19,20 +19,20 @@ from cachefs.snapshot import SUFFIX, Snapshot
 log = logging.getLogger(__name__)
 
 # Seconds without use after which a snapshot that is no longer shown is closed; longer than any read may wait. Where
-# more than MOST_OLD of them are open, the rest is closed sooner.
+# more than MAX_OLD_SNAPSHOTS of them are open, the rest is closed sooner.
 IDLE_SECONDS: Final = 300.0
-MOST_OLD: Final = 16
+MAX_OLD_SNAPSHOTS: Final = 16
 # Most snapshots, shown now or earlier, whose inodes stay valid.
-MOST_KNOWN: Final = 4096
+MAX_KNOWN_SLOTS: Final = 4096
 
 
-def wanted_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[DatasetView]:
+def named_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[DatasetView]:
     """Return the datasets that *spec* names, in its order, each at the snapshot to be shown. Raises NotFound."""
     if spec.is_all:
         return list(datasets)
     by_name = {dataset.name: dataset for dataset in datasets}
     found = []
-    for part in spec.parts:
+    for part in spec.datasets:
         dataset = by_name.get(part.name)
         if dataset is None:
             known = ", ".join(sorted(by_name)) or "none yet"
@@ -49,10 +49,10 @@ def shown_datasets(spec: MountSpec, first: Sequence[DatasetView], now: Sequence[
 
     Raises NotFound.
     """
-    if spec.stays:
-        return wanted_datasets(spec, first)
-    pinned = [dataset for dataset in wanted_datasets(spec, first) if not spec.follows(dataset.name)]
-    return pinned + [dataset for dataset in now if spec.follows(dataset.name)]
+    if spec.is_fixed:
+        return named_datasets(spec, first)
+    pinned = [dataset for dataset in named_datasets(spec, first) if not spec.is_following(dataset.name)]
+    return pinned + [dataset for dataset in now if spec.is_following(dataset.name)]
 
 
 def at_snapshot(dataset: DatasetView, digits: str) -> DatasetView:
@@ -64,7 +64,7 @@ def at_snapshot(dataset: DatasetView, digits: str) -> DatasetView:
     return msgspec.structs.replace(dataset, snapshot=paths[0].stem, path=str(paths[0]))
 
 
-class Slot(msgspec.Struct, frozen=True, array_like=True):
+class SnapshotSlot(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot that is or was shown, and the slot of its inodes."""
 
     slot: int
@@ -100,8 +100,8 @@ class Namespace:
         Raises NotFound, SnapshotDamaged.
         """
         self.spec = spec
-        self.single = spec.is_single  # whether the root is that of one dataset
-        self.root_changes = not spec.stays  # whether names in the root may come to mean other inodes
+        self.is_single = spec.is_single  # whether the root is that of one dataset
+        self.has_changing_root = not spec.is_fixed  # whether names in the root may come to mean other inodes
         self._root_slot = 0  # of the snapshot whose root is the mount's root; 0 where there is none
         self.names: dict[bytes, int] = {}  # dataset name -> slot of the snapshot shown
         self.root_changed_ns = now_ns()  # unix time in nanoseconds at which `names` last changed
@@ -109,35 +109,37 @@ class Namespace:
         self._catch_up = catch_up
         self._by_slot: dict[int, Snapshot] = {}  # open snapshots that are shown
         self._old: OrderedDict[int, tuple[Snapshot, float]] = OrderedDict()  # other open ones; last use (monotonic)
-        self._known: dict[int, Slot] = {}  # all that were ever shown, the latest last
+        self._known: dict[int, SnapshotSlot] = {}  # all that were ever shown, the latest last
         self._slots: dict[tuple[str, str], int] = {}  # (dataset name, snapshot id) -> slot, of `_known`
-        wanted = wanted_datasets(spec, datasets)
+        wanted = named_datasets(spec, datasets)
         # Datasets that the SPEC names with a snapshot, and which therefore do not follow refreshes.
-        self._pinned = [dataset for dataset in wanted if not spec.follows(dataset.name)]
-        self._show(wanted)
-        if self.single:
-            self._resolve(self._root_slot)
+        self._pinned = [dataset for dataset in wanted if not spec.is_following(dataset.name)]
+        self._show_datasets(wanted)
+        if self.is_single:
+            self._snapshot_of_slot(self._root_slot)
 
-    def update(self, datasets: Sequence[DatasetView]) -> None:
+    def update_datasets(self, datasets: Sequence[DatasetView]) -> None:
         """Follow added, refreshed and removed datasets."""
-        if self.root_changes:
-            self._show(self._pinned + [dataset for dataset in datasets if self.spec.follows(dataset.name)])
+        if self.has_changing_root:
+            self._show_datasets(
+                self._pinned + [dataset for dataset in datasets if self.spec.is_following(dataset.name)]
+            )
 
     @property
     def snapshot(self) -> str:
         """Id of the snapshot that a mount of one dataset shows; empty for a mount of several."""
-        return self._known[self._root_slot].snapshot if self.single else ""
+        return self._known[self._root_slot].snapshot if self.is_single else ""
 
-    def slots(self) -> list[Slot]:
-        """Return all known slots, for `resume` in a worker that starts later."""
+    def known_slots(self) -> list[SnapshotSlot]:
+        """Return all known slots, for `adopt_slots` in a worker that starts later."""
         return list(self._known.values())
 
-    def resume(self, slots: Sequence[Slot], datasets: Sequence[DatasetView], changed_ns: int) -> None:
-        """Adopt the slots that another worker of the mount has shown, then `update`. changed_ns: that worker's
+    def adopt_slots(self, slots: Sequence[SnapshotSlot], datasets: Sequence[DatasetView], changed_ns: int) -> None:
+        """Adopt the slots that another worker of the mount has shown, then `update_datasets`. changed_ns: that worker's
         `root_changed_ns`."""
         self._known = {slot.slot: slot for slot in slots}
         self._slots = {(slot.name, slot.snapshot): slot.slot for slot in slots}
-        self.update(datasets)
+        self.update_datasets(datasets)
         self.root_changed_ns = changed_ns
 
     def catch_up(self) -> None:
@@ -157,17 +159,17 @@ class Namespace:
             inode = self._root_slot << ENTRY_BITS
         snapshot = self._by_slot.get(inode >> ENTRY_BITS)
         if snapshot is None:
-            snapshot = self._resolve(inode >> ENTRY_BITS)
+            snapshot = self._snapshot_of_slot(inode >> ENTRY_BITS)
         return snapshot, inode & ENTRY_MASK
 
     def path(self, inode: int) -> bytes:
         """Return the path of an inode, relative to the mount's root; after a refresh, the path in the inode's snapshot.
         Raises as `resolve` does."""
         snapshot, number = self.resolve(inode)
-        name = b"" if self.single else self._known[inode >> ENTRY_BITS].name.encode() + b"/"
+        name = b"" if self.is_single else self._known[inode >> ENTRY_BITS].name.encode() + b"/"
         return name + snapshot.path(number)
 
-    def sibling(self, inode: int, number: int) -> int:
+    def inode_beside(self, inode: int, number: int) -> int:
         """Return the inode of entry *number* in the snapshot of *inode*."""
         slot = self._root_slot if inode == ROOT else inode >> ENTRY_BITS
         return ROOT if number == 0 and slot == self._root_slot else (slot << ENTRY_BITS) | number
@@ -193,24 +195,24 @@ class Namespace:
             del self._by_slot[slot]
         for slot in [slot for slot, (one, _) in self._old.items() if one.is_replaced()]:
             del self._old[slot]
-        self._close_old(MOST_OLD, time.monotonic() - IDLE_SECONDS)
+        self._close_old(MAX_OLD_SNAPSHOTS, time.monotonic() - IDLE_SECONDS)
 
-    def _close_old(self, most: int, since: float) -> None:
-        """Close snapshots not shown, except the *most* last used ones among those used *since* that time."""
+    def _close_old(self, max_open: int, since: float) -> None:
+        """Close snapshots not shown, except the *max_open* last used ones among those used *since* that time."""
         while self._old:
             slot, (snapshot, used) = next(iter(self._old.items()))
-            if used > since and len(self._old) <= most:
+            if used > since and len(self._old) <= max_open:
                 return
             del self._old[slot]
-            if not any(other is snapshot for other in self._all_open()):
+            if not any(other is snapshot for other in self._open_snapshots()):
                 snapshot.close()
 
-    def _all_open(self) -> Iterator[Snapshot]:
+    def _open_snapshots(self) -> Iterator[Snapshot]:
         yield from self._by_slot.values()
         for snapshot, _ in self._old.values():
             yield snapshot
 
-    def _resolve(self, number: int) -> Snapshot:
+    def _snapshot_of_slot(self, number: int) -> Snapshot:
         """Return the snapshot of a slot, opened if necessary. Raises NotFound for an unknown slot."""
         if number not in self._known:
             self._catch_up()
@@ -219,16 +221,16 @@ class Namespace:
             raise NotFound(f"slot {number} of inodes belongs to no dataset of this mount")
         snapshot = self._by_slot.get(number) or self._old.pop(number, (None, 0.0))[0]
         if snapshot is None:
-            snapshot = next((other for other in self._all_open() if other.id == slot.snapshot), None)
+            snapshot = next((other for other in self._open_snapshots() if other.id == slot.snapshot), None)
         if snapshot is None:
-            snapshot = self._open(slot)
+            snapshot = self._open_snapshot(slot)
         if number in self.names.values():
             self._by_slot[number] = snapshot
         else:
             self._old[number] = snapshot, time.monotonic()
         return snapshot
 
-    def _open(self, slot: Slot) -> Snapshot:
+    def _open_snapshot(self, slot: SnapshotSlot) -> Snapshot:
         try:
             return Snapshot(Path(slot.path))
         except NotFound:
@@ -239,29 +241,29 @@ class Namespace:
             self._close_old(0, math.inf)  # the limit of open files may be reached
             return Snapshot(Path(slot.path))
 
-    def _show(self, datasets: Sequence[DatasetView]) -> None:
+    def _show_datasets(self, datasets: Sequence[DatasetView]) -> None:
         names = {}
         for dataset in datasets:
             # A worker that starts later begins with the views of the mount's start, and one of several datasets may be
             # gone since. A dataset whose file exists but cannot be opened now is shown all the same.
-            if not self.spec.stays and not (dataset.path and Path(dataset.path).exists()):
+            if not self.spec.is_fixed and not (dataset.path and Path(dataset.path).exists()):
                 log.warning("dataset %s is not shown: it has no snapshot file %s", dataset.name, dataset.path)
                 continue
-            slot = self._slot(dataset)
+            slot = self._slot_of_dataset(dataset)
             self._known.pop(slot, None)
-            self._known[slot] = Slot(slot, dataset.name, dataset.snapshot, dataset.path)
+            self._known[slot] = SnapshotSlot(slot, dataset.name, dataset.snapshot, dataset.path)
             names[dataset.name.encode()] = slot
-        if self.single and not names:
+        if self.is_single and not names:
             return  # the last snapshot stays readable
         if names != self.names:
             self.names = names
-            self._root_slot = next(iter(names.values())) if self.single else 0
+            self._root_slot = next(iter(names.values())) if self.is_single else 0
             self.root_changed_ns = self._now_ns()
             for slot in self._by_slot.keys() - names.values():
                 self._old[slot] = self._by_slot.pop(slot), time.monotonic()
         self._forget_oldest()
 
-    def _slot(self, dataset: DatasetView) -> int:
+    def _slot_of_dataset(self, dataset: DatasetView) -> int:
         slot = self._slots.get((dataset.name, dataset.snapshot))
         if slot is None:
             slot = slot_of(dataset.snapshot)
@@ -273,7 +275,7 @@ class Namespace:
     def _forget_oldest(self) -> None:
         """Forget the oldest slots. All workers do so after the same views, so that they agree on later slots."""
         shown = set(self.names.values())
-        for slot in [slot for slot in self._known if slot not in shown][: max(0, len(self._known) - MOST_KNOWN)]:
+        for slot in [slot for slot in self._known if slot not in shown][: max(0, len(self._known) - MAX_KNOWN_SLOTS)]:
             old = self._known.pop(slot)
             del self._slots[old.name, old.snapshot]
             self._old.pop(slot, None)

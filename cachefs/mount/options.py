@@ -19,12 +19,12 @@ IGNORED: Final = frozenset(_GENERIC | _TIMES)
 # Options that are passed on to the kernel.
 KERNEL_FLAGS: Final = frozenset(["dev", "nodev", "suid", "nosuid", "exec", "noexec"])
 # Most workers of a mount.
-MOST_WORKERS: Final = 64
+MAX_WORKERS: Final = 64
 # The largest 32-bit number would mean "none" to chown(2).
-_MOST_ID: Final = (1 << 32) - 2
+_MAX_ID: Final = (1 << 32) - 2
 
 
-class Shield(StrEnum):
+class ShieldChoice(StrEnum):
     """Whether a mount gets a shield (cachefs.mount.shield)."""
 
     AUTO = "auto"  # where possible
@@ -62,7 +62,7 @@ class MountOptions:
     # Most memory of pushed pages: a size, or a share of the memory available at the start.
     page_cache_budget: str = "25%"
     # Whether the kernel answers ioctls in place of the mount.
-    shield: Shield = Shield.AUTO
+    shield: ShieldChoice = ShieldChoice.AUTO
     # True to show the new snapshot after a refresh, where one dataset is mounted.
     follow: bool = False
     # True to keep extended attributes (`user.cachefs.*`) in the tree.
@@ -78,15 +78,15 @@ def _octal(text: str) -> int:
     return value
 
 
-def _natural(text: str) -> int:
+def _natural_number(text: str) -> int:
     if not text.isdecimal():
         raise ValueError
     return int(text)
 
 
-def _up_to(most: int) -> Callable[[str], int]:
+def _number_up_to(most: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
-        value = _natural(text)
+        value = _natural_number(text)
         if value > most:
             raise ValueError
         return value
@@ -108,16 +108,16 @@ def _amount(text: str) -> str:
 
 VALUES: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "socket": (Path, "a path"),
-    "uid": (_up_to(_MOST_ID), "a user number"),
-    "gid": (_up_to(_MOST_ID), "a group number"),
+    "uid": (_number_up_to(_MAX_ID), "a user number"),
+    "gid": (_number_up_to(_MAX_ID), "a group number"),
     "umask": (_octal, "an octal mode such as 022"),
-    "readahead": (_natural, "a number of KiB"),
+    "readahead": (_natural_number, "a number of KiB"),
     "daemon_wait": (_seconds, "a number of seconds"),
     "grace": (_seconds, "a number of seconds"),
     "log": (Path, "a path"),
-    "workers": (_up_to(MOST_WORKERS), f"a number up to {MOST_WORKERS}, 0 for a choice by processors"),
+    "workers": (_number_up_to(MAX_WORKERS), f"a number up to {MAX_WORKERS}, 0 for a choice by processors"),
     "page_cache_budget": (_amount, "a size such as 8GiB, or a share such as 25%"),
-    "shield": (Shield, "auto, on or off"),
+    "shield": (ShieldChoice, "auto, on or off"),
 }
 SWITCHES: Final[dict[str, tuple[str, bool]]] = {
     "allow_other": ("allow_other", True),
@@ -133,7 +133,7 @@ SWITCHES: Final[dict[str, tuple[str, bool]]] = {
 }
 
 
-def parse(texts: tuple[str, ...]) -> MountOptions:
+def parse_options(texts: tuple[str, ...]) -> MountOptions:
     """Return the options of all `-o` arguments; a later one overrides an earlier one.
 
     Raises ConfigError that names the option and what it takes.

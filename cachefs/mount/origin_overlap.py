@@ -17,11 +17,11 @@ from urllib.parse import unquote_to_bytes
 
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetView
-from cachefs.mount_table import place_in_file_system, resolve_locally
+from cachefs.mount_table import file_system_location, resolve_locally
 
 _SCHEME: Final = "file://"
 # Places of a directory: in the tree that programs see, and on its device.
-_Places = tuple[tuple[str, PurePosixPath], ...]
+_DirectoryLocations = tuple[tuple[str, PurePosixPath], ...]
 
 
 def check_apart_from_origins(directory: Path, shown: Sequence[DatasetView], others: Sequence[DatasetView]) -> None:
@@ -31,12 +31,12 @@ def check_apart_from_origins(directory: Path, shown: Sequence[DatasetView], othe
     for dataset in (*shown, *others):
         names.setdefault(dataset.url, dataset.name)
     shown_urls = {dataset.url for dataset in shown}
-    here = _places(directory)
+    here = _locations_of(directory)
     for url, name in names.items():
         origin = _origin_directory(url)
         if origin is None:
             continue
-        there = _places(origin)
+        there = _locations_of(origin)
         if _is_in(there, here):
             raise CachefsError(
                 f"a mount on {directory} would cover the origin of {name} ({url}), which the daemon reads; choose "
@@ -65,13 +65,13 @@ def _origin_directory(url: str) -> Path | None:
         return Path(os.path.normpath(error.filename)) if error.errno == errno.EXDEV else Path(path)
 
 
-def _places(path: Path) -> _Places:
+def _locations_of(path: Path) -> _DirectoryLocations:
     """Return the places of *path*. Reads the table of mounts."""
-    device, place = place_in_file_system(path)
+    device, place = file_system_location(path)
     return ("/", PurePosixPath(path)), (device, PurePosixPath(place))
 
 
-def _is_in(inner: _Places, outer: _Places) -> bool:
+def _is_in(inner: _DirectoryLocations, outer: _DirectoryLocations) -> bool:
     return any(
         device == other_device and path.is_relative_to(other)
         for (device, path), (other_device, other) in zip(inner, outer, strict=True)

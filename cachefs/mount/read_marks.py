@@ -23,7 +23,7 @@ _MARK: Final = struct.Struct("<8sII")
 _MILLISECONDS: Final = (1 << 32) - 1
 # Milliseconds for which a mark is valid: long enough for a pusher that is late, and short enough for the pages to be
 # still cached.
-_FRESH: Final = 2000
+_VALID_MILLISECONDS: Final = 2000
 
 
 def create() -> int:
@@ -42,21 +42,21 @@ class ReadMarks:
     def set(self, key: bytes) -> None:
         """Mark a block that is being read, from its start and in the largest possible reads."""
         number = block_number(key)
-        _MARK.pack_into(self._memory, _place(key, number), key[:8], number, _now())
+        _MARK.pack_into(self._memory, _mark_offset(key, number), key[:8], number, _now())
 
     def clear(self, key: bytes) -> None:
         """Remove the mark of a block whose pages are dropped."""
-        _MARK.pack_into(self._memory, _place(key, block_number(key)), bytes(8), 0, 0)
+        _MARK.pack_into(self._memory, _mark_offset(key, block_number(key)), bytes(8), 0, 0)
 
     def age(self, key: bytes) -> float:
         """Return the seconds since the block was read; infinity where that was more than 2 s ago, or never."""
         number = block_number(key)
-        name, marked, when = _MARK.unpack_from(self._memory, _place(key, number))
+        name, marked, when = _MARK.unpack_from(self._memory, _mark_offset(key, number))
         age = (_now() - when) & _MILLISECONDS
-        return age / 1000 if name == key[:8] and marked == number and age < _FRESH else math.inf
+        return age / 1000 if name == key[:8] and marked == number and age < _VALID_MILLISECONDS else math.inf
 
 
-def _place(key: bytes, number: int) -> int:
+def _mark_offset(key: bytes, number: int) -> int:
     return (int.from_bytes(key[8:10]) ^ (number & 0xFFFF)) * _MARK.size
 
 

@@ -20,28 +20,28 @@ from typing import Final
 
 _PROC: Final = Path("/proc")
 # Highest process id that a kernel gives (PID_MAX_LIMIT). The table takes memory only where an entry was written.
-_MOST_PROCESSES: Final = 1 << 22
+_MAX_PROCESSES: Final = 1 << 22
 _SLOT: Final = struct.Struct("I")
 # Entry for processes without an id in this namespace.
 _OUTSIDERS: Final = 0
 # Seconds for which a thread is remembered, as its id may be reused; and the most threads remembered.
-_REMEMBERED: Final = 10.0
-_MOST_THREADS: Final = 4096
+_REMEMBERED_SECONDS: Final = 10.0
+_MAX_THREADS: Final = 4096
 # Most ancestors that one process counts for.
-_MOST_PARENTS: Final = 8
+_MAX_PARENTS: Final = 8
 # Parts of the command of a process started by multiprocessing or joblib.
 _STARTERS: Final = (b"from multiprocessing.", b"loky.backend")
 
 
 @dataclass(frozen=True, slots=True)
-class _Process:
+class _ReaderProcess:
     pid: int
     parent: int
     # The table's entry for the process: never 0.
     began: int
     command: bytes
 
-    def works_for(self, parent: "_Process") -> bool:
+    def is_part_of(self, parent: "_ReaderProcess") -> bool:
         """Return whether this process is a part of the parent's program."""
         return self.command == parent.command or any(starter in self.command for starter in _STARTERS)
 
@@ -49,7 +49,7 @@ class _Process:
 def create() -> int:
     """Return a descriptor for ReaderTable, in this process and in others that inherit it."""
     fd = os.memfd_create("cachefs-readers", os.MFD_CLOEXEC)
-    os.ftruncate(fd, _MOST_PROCESSES * _SLOT.size)
+    os.ftruncate(fd, _MAX_PROCESSES * _SLOT.size)
     return fd
 
 
@@ -60,59 +60,59 @@ class ReaderTable:
         """supervisor: its process id; it and its children belong to the mount, and do not count as readers."""
         self._fd = fd
         self._supervisor = supervisor
-        self._known: dict[int, float] = {}  # thread -> until when it is remembered (monotonic seconds)
+        self._recent_threads: dict[int, float] = {}  # thread -> until when it is remembered (monotonic seconds)
 
-    def note(self, thread: int) -> None:
+    def record_reader(self, thread: int) -> None:
         """Record that a thread has read the mount. thread: its id in this namespace, 0 where it has none. Costs 0.5 us,
         and 0.2 ms for a thread that is not remembered."""
         now = time.monotonic()
-        if now < self._known.get(thread, 0.0):
+        if now < self._recent_threads.get(thread, 0.0):
             return
-        if len(self._known) >= _MOST_THREADS:
-            self._known.clear()
-        self._known[thread] = now + _REMEMBERED
+        if len(self._recent_threads) >= _MAX_THREADS:
+            self._recent_threads.clear()
+        self._recent_threads[thread] = now + _REMEMBERED_SECONDS
         if thread == _OUTSIDERS:
-            self._write(_OUTSIDERS, 1)
+            self._write_entry(_OUTSIDERS, 1)
             return
-        process = _process_of(thread)
-        for _ in range(_MOST_PARENTS):
+        process = _find_process_of(thread)
+        for _ in range(_MAX_PARENTS):
             if process is None or self._is_own(process):
                 return
-            self._write(process.pid, process.began)
-            parent = _process(process.parent)
-            process = parent if parent is not None and process.works_for(parent) else None
+            self._write_entry(process.pid, process.began)
+            parent = _find_process(process.parent)
+            process = parent if parent is not None and process.is_part_of(parent) else None
 
-    def living(self) -> str:
+    def describe_living_reader(self) -> str:
         """Return a description of a process that has read the mount and still runs; empty where none is known."""
         for name in os.listdir(_PROC):
-            if name.isdecimal() and (began := self._read(int(name))):
-                process = _process(int(name))
+            if name.isdecimal() and (began := self._read_entry(int(name))):
+                process = _find_process(int(name))
                 if process is not None and process.began == began:
                     command = process.command.replace(b"\0", b" ").decode(errors="replace").strip()
                     return f"process {process.pid} has read it and still runs: {command!a:.80}"
-        return "processes outside of its pid namespace have read it" if self._read(_OUTSIDERS) else ""
+        return "processes outside of its pid namespace have read it" if self._read_entry(_OUTSIDERS) else ""
 
-    def _is_own(self, process: _Process) -> bool:
+    def _is_own(self, process: _ReaderProcess) -> bool:
         return self._supervisor in (process.pid, process.parent)
 
-    def _write(self, pid: int, began: int) -> None:
+    def _write_entry(self, pid: int, began: int) -> None:
         os.pwrite(self._fd, _SLOT.pack(began), pid * _SLOT.size)
 
-    def _read(self, pid: int) -> int:
+    def _read_entry(self, pid: int) -> int:
         began: int = _SLOT.unpack(os.pread(self._fd, _SLOT.size, pid * _SLOT.size))[0]
         return began
 
 
-def _process_of(thread: int) -> _Process | None:
+def _find_process_of(thread: int) -> _ReaderProcess | None:
     """Return the process of a thread; None where it has ended."""
     try:
         status = (_PROC / str(thread) / "status").read_bytes()
     except OSError:
         return None
-    return _process(int(status.partition(b"\nTgid:\t")[2].partition(b"\n")[0]))
+    return _find_process(int(status.partition(b"\nTgid:\t")[2].partition(b"\n")[0]))
 
 
-def _process(pid: int) -> _Process | None:
+def _find_process(pid: int) -> _ReaderProcess | None:
     """Return process *pid*; None where it has ended."""
     try:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
@@ -121,4 +121,4 @@ def _process(pid: int) -> _Process | None:
         return None
     if fields[0] in (b"Z", b"X"):
         return None
-    return _Process(pid, int(fields[1]), int(fields[19]) % ((1 << 32) - 1) + 1, command)
+    return _ReaderProcess(pid, int(fields[1]), int(fields[19]) % ((1 << 32) - 1) + 1, command)

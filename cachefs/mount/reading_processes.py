@@ -17,15 +17,15 @@ import trio
 from cachefs.read_messages import FileRead
 
 # Most reads that are kept between two messages to the daemon, and most threads that are remembered.
-MOST_READS: Final = 4096
-MOST_THREADS: Final = 4096
+MAX_READS: Final = 4096
+MAX_THREADS: Final = 4096
 # Nanoseconds for which a thread is remembered. Its id may be reused later.
-_REMEMBERED: Final = 1_000_000_000
+_REMEMBERED_NS: Final = 1_000_000_000
 _PROC: Final = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ReadingProcess:
     """A thread and its process, with their ids in their own pid namespace (the namespace's inode number)."""
 
     user: int
@@ -39,21 +39,23 @@ class ReadingProcesses:
 
     def __init__(self, reading_thread: Callable[[], int] = lambda: 0) -> None:
         """reading_thread: returns the thread whose read is being taken, 0 where unknown."""
-        self.users: Collection[int] = ()  # whose reads are recorded; where empty, `note` need not be called
+        self.users: Collection[int] = ()  # whose reads are recorded; where empty, `record_read` need not be called
         self._reading_thread = reading_thread
         self._reads: dict[tuple[int, int], FileRead] = {}  # by thread and inode
-        self.noted = trio.Event()  # set when `take` has something to return
-        self._threads: dict[int, tuple[int, Process | None]] = {}  # thread -> until when it is remembered, its process
+        self.reads_recorded = trio.Event()  # set when `take_reads` has something to return
+        self._threads: dict[
+            int, tuple[int, ReadingProcess | None]
+        ] = {}  # thread -> until when it is remembered, its process
 
-    def note(self, inode: int, path: Callable[[int], bytes]) -> None:
+    def record_read(self, inode: int, path: Callable[[int], bytes]) -> None:
         """Record that the current request reads file *inode*. path: returns the path of an inode in the mount, or
         raises any exception. Costs 0.5 us where the read is recorded already, else 2 us, and 0.1 ms for a new
         thread."""
         thread = self._reading_thread()
-        if thread <= 0 or (thread, inode) in self._reads or len(self._reads) >= MOST_READS:
+        if thread <= 0 or (thread, inode) in self._reads or len(self._reads) >= MAX_READS:
             return
         now = time.monotonic_ns()
-        process = self._process(thread, now)
+        process = self._process_of_thread(thread, now)
         if process is None or process.user not in self.users:
             return
         try:
@@ -69,25 +71,25 @@ class ReadingProcesses:
             path=name,
             when=now,
         )
-        self.noted.set()
+        self.reads_recorded.set()
 
-    def take(self) -> list[FileRead]:
+    def take_reads(self) -> list[FileRead]:
         """Return the reads recorded since the last call."""
         reads, self._reads = self._reads, {}
-        self.noted = trio.Event()
+        self.reads_recorded = trio.Event()
         return list(reads.values())
 
-    def _process(self, thread: int, now: int) -> Process | None:
+    def _process_of_thread(self, thread: int, now: int) -> ReadingProcess | None:
         until, process = self._threads.get(thread, (0, None))
         if now > until:
-            if len(self._threads) >= MOST_THREADS:
+            if len(self._threads) >= MAX_THREADS:
                 self._threads.clear()
-            process = process_of(thread)
-            self._threads[thread] = now + _REMEMBERED, process
+            process = find_process(thread)
+            self._threads[thread] = now + _REMEMBERED_NS, process
         return process
 
 
-def process_of(thread: int) -> Process | None:
+def find_process(thread: int) -> ReadingProcess | None:
     """Return the process of a thread of this namespace; None where it is not visible, and for a process with several
     user ids, whose reads none of these users may see."""
     place = _PROC / str(thread)
@@ -100,4 +102,4 @@ def process_of(thread: int) -> Process | None:
     users = set(fields.get(b"Uid", [])[:3])
     if len(users) != 1 or not fields.get(b"NStgid") or not fields.get(b"NSpid"):
         return None
-    return Process(int(users.pop()), namespace, int(fields[b"NStgid"][-1]), int(fields[b"NSpid"][-1]))
+    return ReadingProcess(int(users.pop()), namespace, int(fields[b"NStgid"][-1]), int(fields[b"NSpid"][-1]))

@@ -13,54 +13,56 @@ import trio
 
 from cachefs.errors import CachefsError
 from cachefs.mount import kernel, zero_open
-from cachefs.mount.device import Connection, clone, descriptors
+from cachefs.mount.device import FuseConnection, clone_device, device_descriptors
 from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
 from cachefs.mount.reading_processes import ReadingProcesses
 from cachefs.mount_spec import LATEST, MountSpec
-from cachefs.mount_table import source_of
+from cachefs.mount_table import mount_source
 
 INIT_SECONDS: Final = 20.0
 # Most requests of the kernel's readahead under way at once, as in _zero_open.c, which sets the limit during INIT.
-MOST_UNDER_WAY: Final = 2048
+MAX_BACKGROUND_REQUESTS: Final = 2048
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class FuseSession:
     """A mount ready to be served by processes."""
 
     operations: Operations
     # libfuse's own descriptor of the device.
     device: int
-    connection: Connection
+    connection: FuseConnection
     # The C code under pyfuse3 (cachefs.mount.zero_open); None where it is not used.
     library: ctypes.CDLL | None
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """True where several processes may wait for its requests."""
         return self.library is not None
 
     def clone(self) -> int:
-        """Return another descriptor of the connection, for `use`. Raises OSError."""
-        return clone(self.device, blocking=not self.shared)
+        """Return another descriptor of the connection, for `serve_clone`. Raises OSError."""
+        return clone_device(self.device, blocking=not self.is_shared)
 
-    def use(self, fresh: int) -> None:
+    def serve_clone(self, fresh: int) -> None:
         """In a forked process: serve the clone *fresh* instead of the descriptor inherited by all processes."""
         os.dup2(fresh, self.device, inheritable=False)
         os.close(fresh)
 
 
-def open_session(spec: MountSpec, directory: Path, options: MountOptions, interposer: ctypes.CDLL | None) -> Session:
+def open_session(
+    spec: MountSpec, directory: Path, options: MountOptions, interposer: ctypes.CDLL | None
+) -> FuseSession:
     """Mount. Raises CachefsError; then nothing is mounted."""
     operations = Operations(options)
-    before = descriptors()
+    before = device_descriptors()
     try:
         pyfuse3.init(operations, str(directory), fuse_options(spec, options))
     except RuntimeError:
-        raise CachefsError(f"cannot mount on {directory}: {why_not()}") from None
+        raise CachefsError(f"cannot mount on {directory}: {explain_failure()}") from None
     try:
         if interposer is not None and not zero_open.is_active(interposer):
             raise CachefsError("zero-open did not take hold of this libfuse; mount with -o no_zero_open")
@@ -76,14 +78,14 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
     except BaseException:
         pyfuse3.close(unmount=True)
         raise
-    (own,) = descriptors() - before
-    session = Session(operations, own, Connection(number, directory), interposer)
+    (own,) = device_descriptors() - before
+    session = FuseSession(operations, own, FuseConnection(number, directory), interposer)
     if interposer is None:
-        session.connection.allow_requests(MOST_UNDER_WAY)
+        session.connection.set_request_limit(MAX_BACKGROUND_REQUESTS)
     else:
-        operations.answered_ioctls = functools.partial(zero_open.answered_ioctls, interposer)
+        operations.count_ioctls = functools.partial(zero_open.answered_ioctls, interposer)
         operations.reading_thread = zero_open.reading_thread(interposer)
-        operations.reading = ReadingProcesses(operations.reading_thread)
+        operations.reading_processes = ReadingProcesses(operations.reading_thread)
     return session
 
 
@@ -91,7 +93,7 @@ async def _answer_init(operations: Operations) -> bool:
     """Answer the kernel's INIT; return False where none comes. The kernel sends INIT once, and each serving process
     needs libfuse's state after it."""
     with trio.move_on_after(INIT_SECONDS) as scope:
-        operations.when_initialised = scope.cancel
+        operations.on_initialised = scope.cancel
         await pyfuse3.main()
     return trio.current_time() < scope.deadline
 
@@ -109,7 +111,7 @@ def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
     one reader). It is therefore given only where a umask removes a permission.
     """
     # libfuse would take text after a bare comma for another option.
-    source = source_of(source_text(spec, options)).replace(",", "\\,")
+    source = mount_source(source_text(spec, options)).replace(",", "\\,")
     given = {"ro", f"fsname={source}", "subtype=cachefs", *options.kernel}
     if options.allow_other:
         given.add("allow_other")
@@ -118,7 +120,7 @@ def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
     return given
 
 
-def why_not() -> str:
+def explain_failure() -> str:
     """Return the likeliest reason why libfuse could not mount, beyond its own output."""
     if not os.path.exists("/dev/fuse"):
         return "/dev/fuse does not exist; load the fuse module, or give the container the device"

@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.mount import kernel, process
-from cachefs.mount.device import Connection
-from cachefs.mount.mount_calls import attach, new_mount
-from cachefs.mount.options import Shield
-from cachefs.mount.process import fork_watched
+from cachefs.mount import child_process, kernel
+from cachefs.mount.child_process import fork_watched
+from cachefs.mount.device import FuseConnection
+from cachefs.mount.mount_calls import attach_mount, new_mount
+from cachefs.mount.options import ShieldChoice
 from cachefs.mount_spec import MountSpec
-from cachefs.mount_table import layer_of, source_of
+from cachefs.mount_table import mount_source, shield_layer
 
 log = logging.getLogger(__name__)
 
-SECONDS: Final = 10.0
+SHIELD_SECONDS: Final = 10.0
 _READ_ONLY: Final = 0x1  # MOUNT_ATTR_RDONLY
 _NO_TIMES: Final = 0x10  # MOUNT_ATTR_NOATIME
 _ATTRIBUTES: Final = {"nosuid": 0x2, "nodev": 0x4, "noexec": 0x8}  # MOUNT_ATTR_NOSUID and so on
@@ -40,7 +40,7 @@ _DETACH: Final = 2  # MNT_DETACH
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def obstacle(spec: MountSpec, *, root: bool, allow_other: bool, can_abort: bool) -> str | None:
+def shield_obstacle(spec: MountSpec, *, root: bool, allow_other: bool, can_abort: bool) -> str | None:
     """Return why a mount of *spec* cannot have a shield; None where it can.
 
     root: whether root mounts; allow_other: whether other users may read; can_abort: whether the FUSE connection can be
@@ -50,7 +50,7 @@ def obstacle(spec: MountSpec, *, root: bool, allow_other: bool, can_abort: bool)
         return "it takes root"
     if not spec.is_single:
         return "several datasets are mounted together, and what is shown changes with them"
-    if not spec.stays:
+    if not spec.is_fixed:
         return "the mount follows refreshes, so what names mean changes"
     if not allow_other:
         return "with noallow_other it would let other users in"
@@ -59,22 +59,28 @@ def obstacle(spec: MountSpec, *, root: bool, allow_other: bool, can_abort: bool)
     return None
 
 
-def put_up(
-    choice: Shield, spec: MountSpec, directory: Path, connection: Connection, flags: tuple[str, ...], *, shared: bool
+def put_up_shield(
+    choice: ShieldChoice,
+    spec: MountSpec,
+    directory: Path,
+    connection: FuseConnection,
+    flags: tuple[str, ...],
+    *,
+    shared: bool,
 ) -> None:
-    """Put the shield over the mount on *directory*, which must answer requests. Takes SECONDS at most.
+    """Put the shield over the mount on *directory*, which must answer requests. Takes SHIELD_SECONDS at most.
 
     flags: those of `nosuid`, `nodev`, `noexec` that the mount has; shared: whether it is mounted with allow_other.
     Where no shield is possible, raises CachefsError if the choice is ON, else logs the reason.
     """
-    if choice is Shield.OFF:
+    if choice is ShieldChoice.OFF:
         return
-    why = obstacle(spec, root=os.geteuid() == 0, allow_other=shared, can_abort=connection.has_abort)
+    why = shield_obstacle(spec, root=os.geteuid() == 0, allow_other=shared, can_abort=connection.has_abort)
     if why is None:
-        why = _in_a_child(spec, directory, connection.number, flags)
+        why = _put_up_in_child(spec, directory, connection.number, flags)
     if why is None:
         return
-    if choice is Shield.ON:
+    if choice is ShieldChoice.ON:
         raise CachefsError(f"no shield over {directory}: {why}; mount with -o shield=auto or shield=off")
     log.info(
         "no shield over %s: %s. So each open() of Python before 3.14 asks the mount; not so in jobs of `cachefs run`",
@@ -82,13 +88,13 @@ def put_up(
     )  # fmt: skip
 
 
-def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ...]) -> str | None:
+def _put_up_in_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ...]) -> str | None:
     """Put up the shield in a child, since requests may hang. Returns the error; None after success."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
 
     def work() -> None:
         try:
-            _replace(spec, directory, number, flags)
+            _replace_mount(spec, directory, number, flags)
         except OSError as error:
             why = error.strerror or str(error)
             os.write(writer, f"the kernel refuses it ({why}); it takes overlayfs of Linux 6.5 or newer".encode())
@@ -102,9 +108,9 @@ def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str,
     finally:
         os.close(writer)
     try:
-        if not select.select([pidfd], [], [], SECONDS)[0]:
-            process.kill(pid)
-            return f"it was not there within {SECONDS:.0f} s"
+        if not select.select([pidfd], [], [], SHIELD_SECONDS)[0]:
+            child_process.kill_child(pid)
+            return f"it was not there within {SHIELD_SECONDS:.0f} s"
         status = os.waitpid(pid, 0)[1]
         said = os.read(reader, select.PIPE_BUF).decode(errors="replace")
         return (said or "the process that puts it up has died") if status else None
@@ -113,29 +119,29 @@ def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str,
         os.close(reader)
 
 
-def _replace(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ...]) -> None:
+def _replace_mount(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ...]) -> None:
     """Put an overlay in the place of the FUSE mount *number*. Raises OSError."""
     place = os.fsencode(directory.parent.resolve() / directory.name)
     os.chdir(place)  # "." works as a layer also where the path is longer than a layer's name may be
-    overlay = _overlay(source_of(str(spec)), number, sum(_ATTRIBUTES.get(flag, 0) for flag in flags))
+    overlay = _new_overlay(mount_source(str(spec)), number, sum(_ATTRIBUTES.get(flag, 0) for flag in flags))
     os.chdir("/")
     if kernel.connection_number(directory) != number:
         raise OSError(errno.EBUSY, "something else is mounted there by now")
     try:
         # Attached beneath before the old mount is detached, so that the directory is never seen without the mount.
-        attach(overlay, place, beneath=True)
+        attach_mount(overlay, place, beneath=True)
     except OSError as error:
         log.debug("the shield cannot be attached beneath the mount: %s", error.strerror)
         _detach_topmost(place)
-        attach(overlay, place)
+        attach_mount(overlay, place)
     else:
         _detach_topmost(place)
     os.close(overlay)
 
 
-def _overlay(source: str, number: int, attributes: int) -> int:
+def _new_overlay(source: str, number: int, attributes: int) -> int:
     """Return a descriptor of an overlay over the current directory. Raises OSError."""
-    options = {"source": source, "lowerdir": f".::{layer_of(number)}", "ro": None}
+    options = {"source": source, "lowerdir": f".::{shield_layer(number)}", "ro": None}
     try:
         return new_mount("overlay", options, _READ_ONLY | _NO_TIMES | attributes)
     except OSError:

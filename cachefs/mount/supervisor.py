@@ -17,30 +17,30 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetView, MountReport, NodeView
-from cachefs.mount import kernel, process, read_marks, reader_table, shield
-from cachefs.mount.attach import attach
+from cachefs.mount import child_process, kernel, read_marks, reader_table, shield
 from cachefs.mount.control_process import ControlProcess
-from cachefs.mount.ending import Ending
-from cachefs.mount.guard import Guard
-from cachefs.mount.namespace import wanted_datasets
+from cachefs.mount.guard import ConnectionGuard
+from cachefs.mount.namespace import named_datasets
 from cachefs.mount.options import MountOptions
 from cachefs.mount.origin_overlap import check_apart_from_origins
 from cachefs.mount.pusher_process import PusherProcess
-from cachefs.mount.session import Session, open_session
+from cachefs.mount.registration import register_mount
+from cachefs.mount.session import FuseSession, open_session
+from cachefs.mount.shutdown import MountShutdown
 from cachefs.mount.view_log import ViewLog
-from cachefs.mount.worker import Mount
+from cachefs.mount.worker import MountState
 from cachefs.mount.worker_pool import WorkerPool
-from cachefs.mount_spec import MountSpec, Part
+from cachefs.mount_spec import MountSpec, SpecDataset
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
-GOODBYE_SECONDS: Final = 3.0
+WORKER_END_SECONDS: Final = 3.0
 # Open files that each process of a mount may have.
-MOST_FILES: Final = 1 << 16
+MAX_OPEN_FILES: Final = 1 << 16
 
 
-def default_workers() -> int:
+def default_worker_count() -> int:
     """Return the number of workers of a mount without the option `workers`.
 
     One process answers 6,000 to 14,000 cold files per second, and a file that was pushed ahead needs no answer. More
@@ -56,18 +56,20 @@ class Supervisor:
     mounted."""
 
     def __init__(self, spec: MountSpec, directory: Path, options: MountOptions) -> None:
-        spec = spec.following() if options.follow or spec.latest else spec
+        spec = spec.with_latest() if options.follow or spec.is_latest else spec
         identity = uuid.uuid4().hex
-        view = attach(options, MountReport(id=identity, mountpoint=str(directory), spec=str(spec), pid=os.getpid()))
-        spec = spec.resolved(view.datasets)
-        self._shown = wanted_datasets(spec, view.datasets)
-        _check_hides_nothing(directory, view, self._shown)
-        check_apart_from_origins(directory, self._shown, view.datasets)
+        view = register_mount(
+            options, MountReport(id=identity, mountpoint=str(directory), spec=str(spec), pid=os.getpid())
+        )
+        spec = spec.resolve_url(view.datasets)
+        self._shown_datasets = named_datasets(spec, view.datasets)
+        _check_hides_nothing(directory, view, self._shown_datasets)
+        check_apart_from_origins(directory, self._shown_datasets, view.datasets)
         wanted, told_to_end = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         marks, failures = read_marks.create(), read_marks.create()
-        self._begun = False  # True once reads were answered: programs may rely on the mount
+        self._is_serving = False  # True once reads were answered: programs may rely on the mount
         readers = reader_table.create()
-        self._mount = Mount(
+        self._mount = MountState(
             identity,
             os.getpid(),
             spec,
@@ -83,93 +85,93 @@ class Supervisor:
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
         """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, also after a
-        signal (cachefs.mount.ending). Raises CachefsError."""
+        signal (cachefs.mount.shutdown). Raises CachefsError."""
         mount = self._mount
         _raise_soft_limit()
         session = open_session(mount.spec, mount.directory, mount.options, interposer)
         mounted()
-        ending = Ending(mount, session.device, session.connection)
-        guard = Guard(session.connection)
+        ending = MountShutdown(mount, session.device, session.connection)
+        guard = ConnectionGuard(session.connection)
         workers = WorkerPool(mount, session, self._worker_count(session))
         control = ControlProcess(mount)
         pusher = PusherProcess(mount, self._pinned_spec(), session)
         try:
-            begin = functools.partial(self._begin, session, ready)
+            begin = functools.partial(self._start_serving, session, ready)
             self._supervise(workers, control, guard, pusher, ending, begin)
             if workers.failure is not None:
                 raise workers.failure
         finally:
-            if not self._begun:
+            if not self._is_serving:
                 self._unmount(session)
-            ending.close()
+            ending.kill_watcher()
             # A mount that still exists may have readers, which would find an empty directory if it were detached.
             session.connection.abort()
-            workers.end(GOODBYE_SECONDS)
-            control.end()
-            pusher.end()
-            guard.end()
+            workers.end_workers(WORKER_END_SECONDS)
+            control.kill_process()
+            pusher.kill_process()
+            guard.kill_process()
 
     def _supervise(
         self,
         workers: WorkerPool,
         control: ControlProcess,
-        guard: Guard,
+        guard: ConnectionGuard,
         pusher: PusherProcess,
-        ending: Ending,
+        ending: MountShutdown,
         ready: Callable[[], None],
     ) -> None:
         ticked = time.monotonic()
-        while not workers.over and workers.failure is None:
-            workers.wait(TICK_SECONDS, [ending.signals, *control.wakes])
-            control.tend()
-            is_told = ending.is_told()
-            if is_told and not self._begun:
+        while not workers.has_ended and workers.failure is None:
+            workers.handle_events(TICK_SECONDS, [ending.signals, *control.wakeup_descriptors])
+            control.keep_running()
+            is_told = ending.check_signals()
+            if is_told and not self._is_serving:
                 return
-            if workers.ready and not self._begun:
+            if workers.is_ready and not self._is_serving:
                 ready()
-            if self._begun:
-                pusher.tend()
+            if self._is_serving:
+                pusher.keep_running()
             if time.monotonic() - ticked >= TICK_SECONDS:
                 ticked = time.monotonic()
-                workers.tend()
-                control.kill_silent()
-                guard.tend()
-                process.reap_killed()
-                if is_told and ending.tend(workers.requests()):
+                workers.check_workers()
+                control.kill_if_silent()
+                guard.keep_running()
+                child_process.reap_killed()
+                if is_told and ending.advance_shutdown(workers.latest_requests()):
                     return
 
-    def _begin(self, session: Session, ready: Callable[[], None]) -> None:
+    def _start_serving(self, session: FuseSession, ready: Callable[[], None]) -> None:
         """Put up the shield and report the mount as ready. To be called when requests are answered. Raises
         CachefsError."""
         mount, options = self._mount, self._mount.options
         if options.readahead:
             kernel.raise_readahead(mount.directory, options.readahead)
-        shield.put_up(
+        shield.put_up_shield(
             options.shield, mount.spec, mount.directory, session.connection, options.kernel, shared=options.allow_other
         )
         ready()
-        self._begun = True
+        self._is_serving = True
 
-    def _unmount(self, session: Session) -> None:
+    def _unmount(self, session: FuseSession) -> None:
         """Detach a mount that no program uses yet."""
-        if session.connection.is_seen:
+        if session.connection.is_visible:
             try:
                 kernel.unmount(self._mount.directory, lazy=True, force=not session.connection.has_abort)
             except CachefsError as error:
                 log.warning("%s", error)
 
-    def _worker_count(self, session: Session) -> int:
-        wanted = self._mount.options.workers or default_workers()
-        if wanted > 1 and not session.shared:
+    def _worker_count(self, session: FuseSession) -> int:
+        wanted = self._mount.options.workers or default_worker_count()
+        if wanted > 1 and not session.is_shared:
             log.warning("without zero-open one worker serves all")
             return 1
         return wanted
 
     def _pinned_spec(self) -> MountSpec:
         """Return the SPEC for the pusher, which may start later and must find the snapshot that this mount stays at."""
-        if self._mount.spec.stays:
-            (dataset,) = self._shown
-            return MountSpec((Part(dataset.name, dataset.snapshot),))
+        if self._mount.spec.is_fixed:
+            (dataset,) = self._shown_datasets
+            return MountSpec((SpecDataset(dataset.name, dataset.snapshot),))
         return self._mount.spec
 
 
@@ -187,6 +189,6 @@ def _raise_soft_limit() -> None:
     """Raise the limit of open files for all processes of the mount: snapshots and segments are files, and each thread
     of the pusher keeps some open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from cachefs.messages import NodeView
-from cachefs.mount.namespace import Slot
+from cachefs.mount.namespace import SnapshotSlot
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _HEAD: Final = struct.Struct("<QQ")
 # A log is summed up once it has grown by more than this, and by four times the last summary's length, since that
 # summary.
-_LONG: Final = 1 << 20
+_SUMMARY_BYTES: Final = 1 << 20
 # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE.
 _PUNCH: Final = 3
 # Most seconds of a wait for the lock. The lock is held for some 20 us, and a waiting worker answers no requests.
@@ -40,24 +40,24 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 _HEADER: Final = struct.Struct("<IQ")  # length of the record, unix time in nanoseconds
 
 
-class _Record(msgspec.Struct, frozen=True):
+class _ViewRecord(msgspec.Struct, frozen=True):
     """A record of the log: a view, or a summary."""
 
     view: NodeView
     # The slots of a summary; None for a view.
-    slots: list[Slot] | None = None
+    slots: list[SnapshotSlot] | None = None
     changed_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LoggedView:
     """A view of the node."""
 
     # When the mount got the view: unix time in nanoseconds.
     when_ns: int
     view: NodeView
     # In a summary: all slots shown so far, and the unix time of the last change in nanoseconds. None in a plain view.
-    slots: list[Slot] | None = None
+    slots: list[SnapshotSlot] | None = None
     changed_ns: int = 0
 
 
@@ -66,75 +66,75 @@ class ViewLog:
 
     def __init__(self, first: NodeView) -> None:
         self._fd = os.memfd_create("cachefs-views", os.MFD_CLOEXEC)
-        self._decode = msgspec.msgpack.Decoder(_Record).decode
-        self._place = _HEAD.size  # read position of this process, in bytes
-        self._last = _lasting(first)  # the last view that this process has read or written
-        self._begin = _HEAD.size  # begin of the last summary that this process knows
-        self._append(self._place, _Record(self._last))
+        self._decode = msgspec.msgpack.Decoder(_ViewRecord).decode
+        self._position = _HEAD.size  # read position of this process, in bytes
+        self._last_view = _without_volatile_fields(first)  # the last view that this process has read or written
+        self._summary_begin = _HEAD.size  # begin of the last summary that this process knows
+        self._append_record(self._position, _ViewRecord(self._last_view))
 
-    def news(self) -> list[Heard]:
+    def read_new(self) -> list[LoggedView]:
         """Return the views added since the last call, oldest first; at the first call, all."""
         heard = []
-        while self._place < self._ends()[0]:
-            place, (length, when) = self._place, _HEADER.unpack(os.pread(self._fd, _HEADER.size, self._place))
+        while self._position < self._read_head()[0]:
+            place, (length, when) = self._position, _HEADER.unpack(os.pread(self._fd, _HEADER.size, self._position))
             packed = os.pread(self._fd, length, place + _HEADER.size)
-            self._begin = self._ends()[1]
-            if _HEAD.size < place < self._begin:
-                self._place = self._begin  # the bytes just read may have been punched out meanwhile
+            self._summary_begin = self._read_head()[1]
+            if _HEAD.size < place < self._summary_begin:
+                self._position = self._summary_begin  # the bytes just read may have been punched out meanwhile
                 continue
             record = self._decode(packed)
-            self._place, self._last = place + _HEADER.size + length, record.view
-            heard.append(Heard(when, record.view, record.slots, record.changed_ns))
+            self._position, self._last_view = place + _HEADER.size + length, record.view
+            heard.append(LoggedView(when, record.view, record.slots, record.changed_ns))
         return heard
 
-    def add(self, view: NodeView) -> list[Heard]:
+    def append_view(self, view: NodeView) -> list[LoggedView]:
         """Append *view*, unless it has nothing new, or another process has held the lock for LOCK_SECONDS: the daemon
-        sends the view again. Returns as `news`."""
-        view = _lasting(view)
-        if view == self._last and self._place == self._ends()[0]:
+        sends the view again. Returns as `read_new`."""
+        view = _without_volatile_fields(view)
+        if view == self._last_view and self._position == self._read_head()[0]:
             return []
-        with self._locked() as is_locked:
-            heard = self.news()
-            if is_locked and view != self._last:
-                self._append(self._place, _Record(view))
-            return heard + self.news()
+        with self._hold_lock() as is_locked:
+            heard = self.read_new()
+            if is_locked and view != self._last_view:
+                self._append_record(self._position, _ViewRecord(view))
+            return heard + self.read_new()
 
     @property
     def is_long(self) -> bool:
-        """True when `sum_up` is due."""
-        end, begin = self._ends()
+        """True when `append_summary` is due."""
+        end, begin = self._read_head()
         (length, _) = _HEADER.unpack(os.pread(self._fd, _HEADER.size, begin))
-        return bool(end - begin > max(_LONG, 4 * length))
+        return bool(end - begin > max(_SUMMARY_BYTES, 4 * length))
 
-    def sum_up(self, slots: list[Slot], changed_ns: int) -> None:
-        """Append a summary and punch out the views before it. slots, changed_ns: see Heard, after all views that this
-        process has read. Does nothing where there are unread views."""
-        with self._locked() as is_locked:
+    def append_summary(self, slots: list[SnapshotSlot], changed_ns: int) -> None:
+        """Append a summary and punch out the views before it. slots, changed_ns: see LoggedView, after all views that
+        this process has read. Does nothing where there are unread views."""
+        with self._hold_lock() as is_locked:
             if not is_locked:
                 return
-            begin, (first, _) = self._place, _HEADER.unpack(os.pread(self._fd, _HEADER.size, _HEAD.size))
-            if begin != self._ends()[0]:
+            begin, (first, _) = self._position, _HEADER.unpack(os.pread(self._fd, _HEADER.size, _HEAD.size))
+            if begin != self._read_head()[0]:
                 return
-            self._append(begin, _Record(self._last, slots, changed_ns), begin=begin)
+            self._append_record(begin, _ViewRecord(self._last_view, slots, changed_ns), begin=begin)
             rest = _HEAD.size + _HEADER.size + first
             sizes = ctypes.c_int64(rest), ctypes.c_int64(begin - rest)
             if begin > rest and _libc.fallocate(self._fd, _PUNCH, *sizes):
                 log.warning("the mount's log of views cannot be cut: %s", os.strerror(ctypes.get_errno()))
 
-    def _ends(self) -> tuple[int, int]:
+    def _read_head(self) -> tuple[int, int]:
         """Return the end of the last whole record, and the begin of the last summary."""
         head = os.pread(self._fd, _HEAD.size, 0)
         end, begin = _HEAD.unpack(head) if head else (_HEAD.size, _HEAD.size)
         return end, begin
 
-    def _append(self, place: int, record: _Record, begin: int | None = None) -> None:
+    def _append_record(self, place: int, record: _ViewRecord, begin: int | None = None) -> None:
         packed = msgspec.msgpack.encode(record)
-        begin = self._ends()[1] if begin is None else begin
+        begin = self._read_head()[1] if begin is None else begin
         os.pwrite(self._fd, _HEADER.pack(len(packed), time.time_ns()) + packed, place)
         os.pwrite(self._fd, _HEAD.pack(place + _HEADER.size + len(packed), begin), 0)
 
     @contextmanager
-    def _locked(self) -> Iterator[bool]:
+    def _hold_lock(self) -> Iterator[bool]:
         """Hold the lock for writing; yield False where another process holds it for LOCK_SECONDS, such as a stopped
         worker. Uses lockf, since a lock of flock belongs to the open file, which forked processes share."""
         deadline = time.monotonic() + LOCK_SECONDS
@@ -154,6 +154,6 @@ class ViewLog:
         return True
 
 
-def _lasting(view: NodeView) -> NodeView:
+def _without_volatile_fields(view: NodeView) -> NodeView:
     """Return the view without the fields that change with every block."""
     return msgspec.structs.replace(view, capacity=0, used=0)

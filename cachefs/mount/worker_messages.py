@@ -7,9 +7,9 @@ class WorkerMessage(StrEnum):
     # The worker answers requests.
     READY = "ready"
     # A heartbeat of the loop that answers requests, sent every second.
-    BEAT = "beat"
+    HEARTBEAT = "beat"
     # The mount has ended.
-    OVER = "over"
+    ENDED = "over"
     # The worker cannot serve, for the reason given.
     FAILED = "failed"
 

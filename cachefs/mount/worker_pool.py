@@ -21,11 +21,11 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.mount import device
-from cachefs.mount.blame import Blame
-from cachefs.mount.process import fork_watched, is_held
-from cachefs.mount.restarts import Restarts
-from cachefs.mount.session import Session
-from cachefs.mount.worker import Mount, work
+from cachefs.mount.child_process import fork_watched, is_stopped
+from cachefs.mount.poison_requests import PoisonRequests
+from cachefs.mount.restart_backoff import RestartBackoff
+from cachefs.mount.session import FuseSession
+from cachefs.mount.worker import MountState, run_worker
 from cachefs.mount.worker_messages import WorkerMessage, unpack
 
 log = logging.getLogger(__name__)
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 SILENT_SECONDS: Final = 10
 # With this many killed workers that do not die, no other is started: each hangs in the kernel, most likely at a disk,
 # as the next one would.
-MOST_HANGING: Final = 4
+MAX_HANGING: Final = 4
 # A mount that no worker has served for this long is ended; as long as a read may wait by default. (A worker serves also
 # without a daemon and without an index.)
 UNSERVED_SECONDS: Final = 60
 # This many crashes of workers in quick succession end the mount. A killed worker does not count, since a kill does not
 # predict how the next worker ends.
-MOST_CRASHES: Final = 8
+MAX_CRASHES: Final = 8
 _NO_CRASH: Final = (0, -signal.SIGTERM, -signal.SIGKILL)  # exit codes of a commanded end
 # A crash after this lifetime does not count as in quick succession.
 STEADY_SECONDS: Final = 10.0
@@ -53,7 +53,7 @@ _MESSAGE: Final = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
+class _RunningWorker:
     """A running worker."""
 
     number: int
@@ -66,82 +66,82 @@ class _Worker:
     clone: int
     # When it was started (monotonic seconds).
     began: float = field(default_factory=time.monotonic)
-    ready: bool = False
+    is_ready: bool = False
     # Why the worker cannot serve, in its own words.
-    failed: str = ""
+    failure_text: str = ""
     # Seconds since its last message.
-    silent: int = 0
+    silent_seconds: int = 0
 
 
 class WorkerPool:
     """The workers of a mount: one per number; the number of an ended worker is free until another is started."""
 
-    def __init__(self, mount: Mount, session: Session, size: int) -> None:
-        self.ready = False  # whether requests are served
-        self.over = False  # whether the mount has ended
+    def __init__(self, mount: MountState, session: FuseSession, size: int) -> None:
+        self.is_ready = False  # whether requests are served
+        self.has_ended = False  # whether the mount has ended
         self.failure: CachefsError | None = None  # why the mount must end
         self._mount = mount
         self._session = session
-        self._blame = Blame(size)
+        self._poison_requests = PoisonRequests(size)
         self._selector = selectors.DefaultSelector()
-        self._workers: list[_Worker] = []
-        self._hanging: list[_Worker] = []  # killed, but not dead yet
+        self._workers: list[_RunningWorker] = []
+        self._hanging: list[_RunningWorker] = []  # killed, but not dead yet
         self._unserved = 0  # seconds without a worker that serves
         # Worker number without a running process -> when to start one (monotonic seconds).
-        self._empty_places = dict.fromkeys(range(size), 0.0)
-        self._restarts: dict[int, Restarts] = {}  # by worker number, where the last worker has not served
+        self._missing_numbers = dict.fromkeys(range(size), 0.0)
+        self._restarts: dict[int, RestartBackoff] = {}  # by worker number, where the last worker has not served
         self._crashes = 0  # crashes in quick succession
-        self._wakes: set[int] = set()  # watched descriptors of the caller of `wait`
+        self._wakes: set[int] = set()  # watched descriptors of the caller of `handle_events`
 
-    def wait(self, seconds: float, wakes: Sequence[int]) -> None:
+    def handle_events(self, seconds: float, wakes: Sequence[int]) -> None:
         """Handle events for *seconds*, or until one of the descriptors *wakes* becomes readable."""
         for wake in self._wakes.difference(wakes):
-            self._ignore(wake)
+            self._unwatch(wake)
         for wake in set(wakes) - self._wakes:
             self._selector.register(wake, selectors.EVENT_READ, lambda: None)
         self._wakes = set(wakes)
-        self._fill_places()
-        if self._empty_places and not self._is_full_of_hanging():
-            seconds = min(seconds, max(0.0, min(self._empty_places.values()) - time.monotonic()))
+        self._start_missing()
+        if self._missing_numbers and not self._is_full_of_hanging():
+            seconds = min(seconds, max(0.0, min(self._missing_numbers.values()) - time.monotonic()))
         for key, _ in self._selector.select(seconds):
             key.data()
 
-    def requests(self) -> tuple[int, ...]:
+    def latest_requests(self) -> tuple[int, ...]:
         """Return the requests that the workers took last; changes with each request where the C code notes them."""
-        return self._blame.requests()
+        return self._poison_requests.latest_requests()
 
-    def tend(self) -> None:
+    def check_workers(self) -> None:
         """Replace silent workers, and find out whether the mount has ended or must end.
 
         To be called once a second. The calls are the clock, so that no worker is blamed for a time in which the machine
         slept or the whole mount was stopped.
         """
-        if device.is_over(self._session.device):  # otherwise only a serving worker would report it
-            self.over = True
+        if device.has_ended(self._session.device):  # otherwise only a serving worker would report it
+            self.has_ended = True
             return
         self._replace_silent()
-        self._unserved = 0 if any(worker.ready for worker in self._workers) else self._unserved + 1
+        self._unserved = 0 if any(worker.is_ready for worker in self._workers) else self._unserved + 1
         if self._unserved > UNSERVED_SECONDS:
-            self.failure = self.failure or self._not_served()
+            self.failure = self.failure or self._unserved_error()
 
     def _replace_silent(self) -> None:
         for worker in self._hanging:
-            worker.silent += 1
-            if worker.silent == 1:
+            worker.silent_seconds += 1
+            if worker.silent_seconds == 1:
                 log.error("process %d was killed and does not die; does a disk of this node hang?", worker.pid)
         for worker in list(self._workers):
-            worker.silent += 1
-            if worker.silent > SILENT_SECONDS and self._session.connection.has_waiting():
+            worker.silent_seconds += 1
+            if worker.silent_seconds > SILENT_SECONDS and self._session.connection.has_waiting():
                 log.warning("worker %d (process %d) does nothing and is replaced", worker.number, worker.pid)
                 # Recorded before the worker's death, which may have to wait for the hanging operation.
-                if not is_held(worker.pid):
-                    self._blame.died(worker.number)
+                if not is_stopped(worker.pid):
+                    self._poison_requests.record_death(worker.number)
                 signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
-                self._remove(worker)
-                worker.silent = 0
+                self._remove_worker(worker)
+                worker.silent_seconds = 0
                 self._hanging.append(worker)
 
-    def end(self, seconds: float) -> None:
+    def end_workers(self, seconds: float) -> None:
         """End the workers, which say goodbye to the daemon; kill those that have not ended within *seconds*."""
         deadline = time.monotonic() + seconds
         for worker in self._workers:
@@ -152,39 +152,39 @@ class WorkerPool:
                 signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
 
     def _is_full_of_hanging(self) -> bool:
-        return len(self._hanging) >= MOST_HANGING
+        return len(self._hanging) >= MAX_HANGING
 
-    def _not_served(self) -> CachefsError:
+    def _unserved_error(self) -> CachefsError:
         why = "no worker has begun to; see the log"
         if self._hanging:
             pids = ", ".join(str(worker.pid) for worker in self._hanging)
             why = f"workers were killed and do not die (processes {pids}); does a disk of this node hang?"
         return CachefsError(f"no worker has served the mount for {UNSERVED_SECONDS} s, so it ends: {why}")
 
-    def _fill_places(self) -> None:
+    def _start_missing(self) -> None:
         if self._is_full_of_hanging():
             return
-        for number in [number for number, due in self._empty_places.items() if due <= time.monotonic()]:
-            del self._empty_places[number]
+        for number in [number for number, due in self._missing_numbers.items() if due <= time.monotonic()]:
+            del self._missing_numbers[number]
             try:
-                self._start(number)
+                self._start_worker(number)
             except OSError as error:
                 what = f"worker {number} cannot be started: {error.strerror}"
-                if not self.ready:
+                if not self.is_ready:
                     self.failure = self.failure or CachefsError(what)
-                self._pause(number, what)
+                self._postpone_start(number, what)
 
-    def _start(self, number: int) -> None:
+    def _start_worker(self, number: int) -> None:
         clone = self._session.clone()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
         def serve() -> None:
             self._close_in_worker(ours)
-            self._session.use(clone)
+            self._session.serve_clone(clone)
             if self._session.library is not None:
-                self._blame.note_requests(self._session.library, number)
+                self._poison_requests.track_requests(self._session.library, number)
             connection = self._session.connection.number
-            work(self._mount, number, self._session.operations, connection, theirs, begins=not self.ready)
+            run_worker(self._mount, number, self._session.operations, connection, theirs, begins=not self.is_ready)
 
         try:
             pid, pidfd = fork_watched(f"worker{number}", self._mount.directory, serve)
@@ -194,10 +194,10 @@ class WorkerPool:
             raise
         finally:
             theirs.close()
-        worker = _Worker(number, pid, pidfd, ours, clone)
+        worker = _RunningWorker(number, pid, pidfd, ours, clone)
         self._workers.append(worker)
-        self._selector.register(worker.channel, selectors.EVENT_READ, functools.partial(self._receive, worker))
-        self._selector.register(worker.pidfd, selectors.EVENT_READ, functools.partial(self._reap, worker))
+        self._selector.register(worker.channel, selectors.EVENT_READ, functools.partial(self._receive_messages, worker))
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, functools.partial(self._reap_worker, worker))
 
     def _close_in_worker(self, channel: socket.socket) -> None:
         """In a new worker: close what belongs to the supervisor. The other workers' clones must not stay open here."""
@@ -210,7 +210,7 @@ class WorkerPool:
         for worker in self._hanging:
             os.close(worker.pidfd)
 
-    def _receive(self, worker: _Worker) -> None:
+    def _receive_messages(self, worker: _RunningWorker) -> None:
         """Handle all messages of *worker*, unless an event of the same `select` has removed it."""
         if worker not in self._workers:
             return
@@ -218,69 +218,71 @@ class WorkerPool:
             while packet := worker.channel.recv(_MESSAGE, socket.MSG_DONTWAIT):
                 with contextlib.suppress(ValueError):  # an unknown message
                     message, text = unpack(packet)
-                    self._handle(worker, message, text)
-            self._ignore(worker.channel)  # the worker has closed its end, and is about to die
+                    self._handle_message(worker, message, text)
+            self._unwatch(worker.channel)  # the worker has closed its end, and is about to die
 
-    def _handle(self, worker: _Worker, message: WorkerMessage, text: str) -> None:
-        worker.silent = 0
+    def _handle_message(self, worker: _RunningWorker, message: WorkerMessage, text: str) -> None:
+        worker.silent_seconds = 0
         if message == WorkerMessage.READY:
-            self.ready = worker.ready = True
+            self.is_ready = worker.is_ready = True
             self._restarts.pop(worker.number, None)
-        elif message == WorkerMessage.OVER:
-            self.over = True
+        elif message == WorkerMessage.ENDED:
+            self.has_ended = True
         elif message == WorkerMessage.FAILED:
-            worker.failed = text
-            if not self.ready:
+            worker.failure_text = text
+            if not self.is_ready:
                 self.failure = CachefsError(text)
 
-    def _reap(self, worker: _Worker) -> None:
+    def _reap_worker(self, worker: _RunningWorker) -> None:
         """Record the end of *worker*, and free its number."""
-        self._receive(worker)
-        self._ignore(worker.pidfd)
+        self._receive_messages(worker)
+        self._unwatch(worker.pidfd)
         os.close(worker.pidfd)
         _, status = os.waitpid(worker.pid, 0)
         if worker in self._hanging:
             self._hanging.remove(worker)
             return
         how = os.waitstatus_to_exitcode(status)
-        crashed = how not in _NO_CRASH or not self.ready
-        if crashed and not self.over:
-            self._blame.died(worker.number)
-        self._remove(worker)
-        if self.over:
+        crashed = how not in _NO_CRASH or not self.is_ready
+        if crashed and not self.has_ended:
+            self._poison_requests.record_death(worker.number)
+        self._remove_worker(worker)
+        if self.has_ended:
             return
         what = f"worker {worker.number} (process {worker.pid}) ended with {how}"
-        if not crashed and not worker.ready:
-            self._pause(worker.number, f"{what} before it served" + (worker.failed and f": {worker.failed}"))
+        if not crashed and not worker.is_ready:
+            self._postpone_start(
+                worker.number, f"{what} before it served" + (worker.failure_text and f": {worker.failure_text}")
+            )
             return
         log.warning("%s and is replaced", what)
         if crashed:
-            self._note_crash(worker.number, time.monotonic() - worker.began)
+            self._record_crash(worker.number, time.monotonic() - worker.began)
 
-    def _ignore(self, source: int | socket.socket) -> None:
+    def _unwatch(self, source: int | socket.socket) -> None:
         with contextlib.suppress(KeyError):
             self._selector.unregister(source)
 
-    def _remove(self, worker: _Worker) -> None:
+    def _remove_worker(self, worker: _RunningWorker) -> None:
         """Have the requests of *worker* handed out again, and schedule its replacement."""
         self._workers.remove(worker)
-        self._ignore(worker.channel)
+        self._unwatch(worker.channel)
         worker.channel.close()
-        if not self.over and not device.resend(self._session.device):
+        if not self.has_ended and not device.resend_requests(self._session.device):
             log.warning("this kernel hands out no request twice: those of worker %d fail", worker.number)
         os.close(worker.clone)
-        self._empty_places[worker.number] = time.monotonic()
+        self._missing_numbers[worker.number] = time.monotonic()
 
-    def _pause(self, number: int, what: str) -> None:
+    def _postpone_start(self, number: int, what: str) -> None:
         """Start worker *number* later, and log *what* has happened. The failure blames no request; where no worker
-        serves for long, `tend` ends the mount."""
-        restarts = self._restarts.setdefault(number, Restarts(FIRST_PAUSE, LONGEST_PAUSE))
-        restarts.end(what)
-        self._empty_places[number] = restarts.due
+        serves for long, `check_workers` ends the mount."""
+        restarts = self._restarts.setdefault(number, RestartBackoff(FIRST_PAUSE, LONGEST_PAUSE))
+        restarts.record_end(what)
+        self._missing_numbers[number] = restarts.due
 
-    def _note_crash(self, number: int, lived: float) -> None:
+    def _record_crash(self, number: int, lived: float) -> None:
         """Record a crash, and schedule the next start. lived: seconds."""
         self._crashes = 1 if lived > STEADY_SECONDS else self._crashes + 1
-        if self._crashes >= MOST_CRASHES or not self.ready:
+        if self._crashes >= MAX_CRASHES or not self.is_ready:
             self.failure = self.failure or CachefsError("the workers of the mount crash; see its log")
-        self._empty_places[number] = time.monotonic() + FIRST_PAUSE * 2**self._crashes
+        self._missing_numbers[number] = time.monotonic() + FIRST_PAUSE * 2**self._crashes

@@ -12,8 +12,8 @@ from typing import Final
 from cachefs.extras import DISTRIBUTION
 
 # FUSE_CAP_NO_OPEN_SUPPORT (Linux 3.16) and FUSE_CAP_NO_OPENDIR_SUPPORT (Linux 5.1).
-_FILES: Final = 1 << 17
-_DIRECTORIES: Final = 1 << 24
+_CAN_OPEN_FILES: Final = 1 << 17
+_CAN_OPEN_DIRECTORIES: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class KernelOpens:
     directories: bool
 
 
-NOTHING: Final = KernelOpens(False, False)
+NO_KERNEL_OPENS: Final = KernelOpens(False, False)
 
 
 class ZeroOpenUnavailable(Exception):
     """Zero-open is not possible here; the text says what is missing and how to get it."""
 
 
-def load() -> ctypes.CDLL:
+def load_interposer() -> ctypes.CDLL:
     """Put the interposer in front of libfuse3. Raises ZeroOpenUnavailable."""
     if "pyfuse3" in sys.modules:
         raise ZeroOpenUnavailable("pyfuse3 was imported before zero-open could be set up")
@@ -55,7 +55,7 @@ def is_active(library: ctypes.CDLL) -> bool:
 def kernel_opens(library: ctypes.CDLL) -> KernelOpens:
     """Return the abilities that the kernel announced in INIT."""
     can: int = library.cachefs_kernel_can()
-    return KernelOpens(bool(can & _FILES), bool(can & _DIRECTORIES))
+    return KernelOpens(bool(can & _CAN_OPEN_FILES), bool(can & _CAN_OPEN_DIRECTORIES))
 
 
 def reading_thread(library: ctypes.CDLL) -> Callable[[], int]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 MISSING: Final = object()
 
 
-def fields(thing: Any) -> dict[str, Any]:
+def attributes_of(thing: Any) -> dict[str, Any]:
     """Return the object's `__dict__`; empty where the object has none, or a property in its place."""
     for kind in classes_of(thing):
         described = members_of(kind).get("__dict__")
@@ -21,9 +21,9 @@ def fields(thing: Any) -> dict[str, Any]:
     return found if type(found) is dict else {}
 
 
-def own(thing: Any) -> Iterator[tuple[str, Any]]:
+def stored_attributes(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of attributes stored in the object: in its `__dict__` and in slots."""
-    yield from ((name, value) for name, value in list(fields(thing).items()) if type(name) is str)
+    yield from ((name, value) for name, value in list(attributes_of(thing).items()) if type(name) is str)
     for kind in classes_of(thing):
         for name, member in list(members_of(kind).items()):
             if type(member) is MemberDescriptorType and module_of(kind) != "builtins":
@@ -34,7 +34,7 @@ def own(thing: Any) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
-def value_of(thing: Any, name: str) -> Any:
+def stored_or_missing(thing: Any, name: str) -> Any:
     """Return one attribute stored in an object or in its class; MISSING where code would compute it."""
     if class_member(type(thing), "__getattribute__") is not object.__getattribute__:
         return MISSING
@@ -46,15 +46,15 @@ def value_of(thing: Any, name: str) -> Any:
             return MISSING
     if class_member(type(found), "__set__") is not MISSING:
         return MISSING  # a property
-    own = fields(thing)
+    own = attributes_of(thing)
     if name in own:
         return own[name]
     return MISSING if class_member(type(found), "__get__") is not MISSING else found  # a method, or a default value
 
 
-def own_value(thing: Any, name: str) -> Any:
-    """Return one attribute like `value_of`, with None in place of MISSING."""
-    value = value_of(thing, name)
+def stored_or_none(thing: Any, name: str) -> Any:
+    """Return one attribute like `stored_or_missing`, with None in place of MISSING."""
+    value = stored_or_missing(thing, name)
     return None if value is MISSING else value
 
 

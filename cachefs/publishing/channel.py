@@ -32,12 +32,12 @@ from typing import Any, Final
 
 from cachefs.publishing import stderr
 from cachefs.publishing.descriptors import OwnDescriptor
-from cachefs.publishing.foreign import is_foreign, mode_of, suppress_own
+from cachefs.publishing.job_exceptions import is_from_job, mode_of, suppress_own
 from cachefs.publishing.page import PAGE_NAME as PAGE_NAME
 from cachefs.publishing.page import SLOTS
-from cachefs.publishing.page import Need as Need
-from cachefs.publishing.page import Page as Page
-from cachefs.socket_path import SOCKET_VARIABLE, absolute
+from cachefs.publishing.page import SharedPage as SharedPage
+from cachefs.publishing.page import WantedSamples as WantedSamples
+from cachefs.socket_path import SOCKET_VARIABLE, absolute_path
 
 PYTHON_VARIABLE: Final = "CACHEFS_PYTHON"
 JOB_VARIABLE: Final = "CACHEFS_JOB"
@@ -52,11 +52,11 @@ START_SECONDS: Final = 10.0
 # Inode number of the pid namespace of a machine's first process (PROC_PID_INIT_INO of Linux).
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
 # MSG_NOSIGNAL: a job may have restored the default action of SIGPIPE, which would end it.
-_AT_ONCE: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+_NO_WAIT: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 # Maximum number of different lines that a process prints about its loaders.
-MOST_LINES: Final = 32
+MAX_LINES: Final = 32
 # Prefix of the names of claims.
-_CLAIM: Final = "rank-"
+_CLAIM_PREFIX: Final = "rank-"
 # Attempts to lock the claims of a job, and the pause between them in seconds. A holder needs some microseconds.
 _LOCK_ATTEMPTS: Final = 100
 _LOCK_PAUSE: Final = 0.01
@@ -67,7 +67,7 @@ _SPECIAL_STEPS: Final = 0xFFFF_FFF0
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
 
 
-class Op(StrEnum):
+class MessageKind(StrEnum):
     """The kind of a message: the value of its field "op"."""
 
     # A consumer begins, with the fields of Opening.
@@ -82,7 +82,7 @@ class Op(StrEnum):
     OPENED = "opened"
     # Batches that a process has begun to load.
     BATCHES = "batches"
-    # The reason why a consumer is not understood (cachefs.publishing.notes).
+    # The reason why a consumer is not understood (cachefs.publishing.diagnostics).
     NOTE = "note"
     # The files of some samples, as learned by another helper.
     LEARNED = "learned"
@@ -92,11 +92,11 @@ class Op(StrEnum):
     FINISH = "finish"
 
 
-class Unheard(Exception):
+class HelperUnreachable(Exception):
     """Raised where the helper has ended, or does not receive."""
 
 
-class Line:
+class HelperConnection:
     """A connection to the helper in one directory. Each process of the job may have its own connection.
 
     Where the job has closed the connection's descriptor, the next message makes another connection.
@@ -105,11 +105,11 @@ class Line:
     def __init__(self, directory: Path) -> None:
         """Raises OSError."""
         self._directory = directory
-        self._descriptor = _connected(directory)
+        self._descriptor = _connect(directory)
 
     def send(self, message: dict[str, Any], bulk: Any = None, *, wait: bool = True) -> None:
-        """Send a message. Raises Unheard; without *wait*, also where the helper is so far behind that its socket is
-        full.
+        """Send a message. Raises HelperUnreachable; without *wait*, also where the helper is so far behind that its
+        socket is full.
 
         bulk: an object with a buffer (array, bytes).
         """
@@ -118,44 +118,44 @@ class Line:
             if bulk is not None:
                 fds.append(_anonymous_file(bulk))
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-            self._send(json.dumps(message).encode(), ancillary, SEND_SECONDS if wait else 0.0)
+            self._send_packet(json.dumps(message).encode(), ancillary, SEND_SECONDS if wait else 0.0)
         except OSError as error:
-            if is_foreign(error):
+            if is_from_job(error):
                 raise
-            raise Unheard(str(error)) from None
+            raise HelperUnreachable(str(error)) from None
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _send(self, packet: bytes, ancillary: list[Any], seconds: float) -> None:
+    def _send_packet(self, packet: bytes, ancillary: list[Any], seconds: float) -> None:
         """Send a packet; wait up to *seconds* for the helper to receive. Raises OSError."""
         number = self._descriptor.number
         if number is None:
-            self._descriptor = _connected(self._directory)
+            self._descriptor = _connect(self._directory)
             number = self._descriptor.number
         if number is None:
             raise OSError("another thread has closed the connection")
-        with _borrowed(number) as line:
+        with _borrow_socket(number) as line:
             try:
-                line.sendmsg([packet], ancillary, _AT_ONCE)
+                line.sendmsg([packet], ancillary, _NO_WAIT)
             except BlockingIOError:
-                if not seconds or not _is_ready(number, select.POLLOUT, seconds):
+                if not seconds or not _wait_until_ready(number, select.POLLOUT, seconds):
                     raise
-                line.sendmsg([packet], ancillary, _AT_ONCE)
+                line.sendmsg([packet], ancillary, _NO_WAIT)
 
     @property
-    def was_hung_up(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Return whether the helper has closed the connection. There is nothing else to receive from the helper."""
         number = self._descriptor.number
         if number is None:
             return False
-        with _borrowed(number) as line:
+        with _borrow_socket(number) as line:
             try:
-                return not line.recv(1, _AT_ONCE)
+                return not line.recv(1, _NO_WAIT)
             except BlockingIOError:
                 return False
             except OSError as error:
-                if is_foreign(error):
+                if is_from_job(error):
                     raise
                 return True
 
@@ -163,7 +163,7 @@ class Line:
         self._descriptor.close()
 
 
-class Channel:
+class HelperChannel:
     """Owns the helper of this process, the connection to it, and the slots for consumers."""
 
     def __init__(self, job: str) -> None:
@@ -173,14 +173,14 @@ class Channel:
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a signal handler of the job may come in between
         self._free = list(range(SLOTS))  # slots, the smallest first
-        self._released: deque[int] = deque()  # slots released since the last `slot`
-        self._heard = 0  # bytes of the helper's log lines that were printed
+        self._released: deque[int] = deque()  # slots released since the last `take_slot`
+        self._printed_bytes = 0  # bytes of the helper's log lines that were printed
         self.is_closed = False
         try:
-            self.page = self._start()
-            self.line = Line(self.directory)
+            self.page = self._start_helper()
+            self.connection = HelperConnection(self.directory)
         except BaseException:
-            remove(self.directory)
+            remove_helper_directory(self.directory)
             raise
         atexit.register(self.close)
 
@@ -189,58 +189,58 @@ class Channel:
         """Return whether this process made the channel. A forked child that publishes needs a channel of its own."""
         return os.getpid() == self._owner
 
-    def claims(self, rank: int) -> bool:
+    def claim_rank(self, rank: int) -> bool:
         """Claim *rank* of the job on this node, and return whether this process holds the claim. Other processes may
         ask for the same rank: children, and trainings that a shell starts side by side under one job number."""
-        claim = self.directory.parent / f"{_CLAIM}{rank}"
-        with suppress_own(OSError), _locked(claim.parent):
+        claim = self.directory.parent / f"{_CLAIM_PREFIX}{rank}"
+        with suppress_own(OSError), _lock_claims(claim.parent):
             if stat.S_ISLNK(mode_of(claim, follow=False)):
                 holder = claim.readlink()
-                if str(holder) == _holder(self.directory):
+                if str(holder) == _claim_target(self.directory):
                     return True
                 if _is_in_use(claim.with_name(holder.name)):
                     return False
                 claim.unlink()
-            claim.symlink_to(_holder(self.directory))
+            claim.symlink_to(_claim_target(self.directory))
             return True
         return False
 
-    def slot(self) -> int:
+    def take_slot(self) -> int:
         """Take the smallest free slot. Raises IndexError where all are taken."""
         with self._lock:
             while self._released:
                 heapq.heappush(self._free, self._released.popleft())
             return heapq.heappop(self._free)
 
-    def release(self, slot: int) -> None:
-        """Give a slot back. Takes no lock, since Python may be collecting garbage in the middle of `slot`."""
+    def release_slot(self, slot: int) -> None:
+        """Give a slot back. Takes no lock, since Python may be collecting garbage in the middle of `take_slot`."""
         self._released.append(slot)
 
-    def hear(self) -> None:
+    def print_helper_lines(self) -> None:
         """Print the helper's log lines that were added since the last call."""
-        said = self.page.said
-        if said == self._heard or not self._lock.acquire(blocking=False):
+        said = self.page.log_length
+        if said == self._printed_bytes or not self._lock.acquire(blocking=False):
             return
         try:
-            text, self._heard = self.page.text(self._heard, said), said
+            text, self._printed_bytes = self.page.log_text(self._printed_bytes, said), said
         finally:
             self._lock.release()
         for line in text.splitlines():
-            say(line)
+            print_line(line)
 
     def close(self) -> None:
         """End the helper, as the process ends."""
         if self.is_ours and not self.is_closed:
             try:
-                self.line.send({"op": Op.FINISH}, wait=False)
-            except Unheard:
-                if self.line.was_hung_up:  # it was killed
-                    remove(self.directory)
-            self.hear()
+                self.connection.send({"op": MessageKind.FINISH}, wait=False)
+            except HelperUnreachable:
+                if self.connection.is_disconnected:  # it was killed
+                    remove_helper_directory(self.directory)
+            self.print_helper_lines()
             self.is_closed = True
-            self.line.close()
+            self.connection.close()
 
-    def _start(self) -> Page:
+    def _start_helper(self) -> SharedPage:
         """Start the helper, and return the page shared with it. Raises OSError."""
         with contextlib.ExitStack() as closing, _packet_socket() as listener:
             listener.bind(str(self.directory / SOCKET_NAME))
@@ -248,20 +248,22 @@ class Channel:
             listener.listen(1024)
             alive = _above_stderr(os.pidfd_open(self._owner))
             closing.callback(os.close, alive)
-            page = _above_stderr(Page.create())
+            page = _above_stderr(SharedPage.create())
             closing.callback(os.close, page)
             fds = (alive, listener.fileno(), page)
-            started_with = ",".join(map(str, stderr.started_with or ()))
-            _launch(self.directory, [*map(str, (self.directory, self._owner, *fds)), self.job, started_with], fds)
-            return Page(page)
+            started_with = ",".join(map(str, stderr.initial_identity or ()))
+            _launch_helper(
+                self.directory, [*map(str, (self.directory, self._owner, *fds)), self.job, started_with], fds
+            )
+            return SharedPage(page)
 
 
-_channel: Channel | None = None
+_channel: HelperChannel | None = None
 # Locks by process number, for the threads that make the channel. By process, since a child may be forked while another
 # thread of its parent holds the lock.
-_making: dict[int, threading.RLock] = {}
+_creation_locks: dict[int, threading.RLock] = {}
 # Number of the process that is making its channel; 0 outside of that.
-_maker = 0
+_creating_process = 0
 
 
 def has_published() -> bool:
@@ -275,43 +277,43 @@ iterated_loaders: Final[set[int]] = set()
 mount_readers: Final[set[int]] = set()
 
 
-def read_no_mount() -> bool:
+def has_read_no_mount() -> bool:
     """Return whether this process has iterated DataLoaders, none of which has read from a mount."""
     return os.getpid() in iterated_loaders - mount_readers
 
 
-def hear_last() -> None:
+def print_last_helper_lines() -> None:
     """Print the helper's log lines that were added after the channel of this process was closed."""
     if _channel is not None and _channel.is_ours:
-        _channel.hear()
+        _channel.print_helper_lines()
 
 
-def channel() -> Channel:
+def own_channel() -> HelperChannel:
     """Return the channel of this process. The first call makes the channel.
 
     Raises OSError, also where a signal handler of the job has interrupted this thread while it was making the channel,
     and calls this function: waiting would never end.
     """
-    global _channel, _maker
+    global _channel, _creating_process
     if _channel is not None and _channel.is_ours:
         return _channel
     mount_readers.add(os.getpid())
-    making = _making.setdefault(os.getpid(), threading.RLock())
+    making = _creation_locks.setdefault(os.getpid(), threading.RLock())
     if not making.acquire(timeout=2 * START_SECONDS):
         raise OSError("another thread has been starting the helper for too long")
-    if _maker == os.getpid():
+    if _creating_process == os.getpid():
         making.release()
         raise OSError("a signal handler has interrupted the start of the helper")
     try:
-        _maker = os.getpid()
+        _creating_process = os.getpid()
         if _channel is not None and not _channel.is_ours:
-            _channel.line.close()  # the copy that this process was forked with
+            _channel.connection.close()  # the copy that this process was forked with
             _channel = None
         if _channel is None:
-            _channel = Channel(job_name())
+            _channel = HelperChannel(job_name())
         return _channel
     finally:
-        _maker = 0
+        _creating_process = 0
         making.release()
 
 
@@ -346,32 +348,32 @@ def process_name() -> str:
     return str(os.getpid()) if namespace == _FIRST_NAMESPACE else f"{os.getpid()}@{namespace}"
 
 
-_warned = False
-_said: set[str] = set()
+_has_warned = False
+_printed_lines: set[str] = set()
 
 
-def warn(problem: str) -> None:
+def warn_once(problem: str) -> None:
     """Print *problem* on stderr, unless this process has printed a problem already: publishing only makes a job faster,
     which is not worth more than one line."""
-    global _warned
-    if not _warned:
-        _warned = True
-        say(f"{problem}; the job goes on without publishing that")
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        print_line(f"{problem}; the job goes on without publishing that")
 
 
-def say_once(line: str) -> None:
-    """Print a line, unless this process has printed it already, or has printed MOST_LINES different lines."""
-    if line not in _said and len(_said) < MOST_LINES:
-        _said.add(line)
-        say(line)
+def print_once(line: str) -> None:
+    """Print a line, unless this process has printed it already, or has printed MAX_LINES different lines."""
+    if line not in _printed_lines and len(_printed_lines) < MAX_LINES:
+        _printed_lines.add(line)
+        print_line(line)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line on stderr."""
     stderr.write_line(f"cachefs: {line}")
 
 
-def _connected(directory: Path) -> OwnDescriptor:
+def _connect(directory: Path) -> OwnDescriptor:
     """Return a connection to the helper. Fails at once where too many connections are pending. Raises OSError."""
     made = _packet_socket()
     try:
@@ -383,7 +385,7 @@ def _connected(directory: Path) -> OwnDescriptor:
 
 
 @contextlib.contextmanager
-def _borrowed(number: int) -> Iterator[socket.socket]:
+def _borrow_socket(number: int) -> Iterator[socket.socket]:
     """Yield a Python socket for this descriptor, which stays open."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, number)
     try:
@@ -393,7 +395,7 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
         line.detach()
 
 
-def _is_ready(number: int, event: int, seconds: float) -> bool:
+def _wait_until_ready(number: int, event: int, seconds: float) -> bool:
     """Wait until the descriptor is ready for *event*, or its other side is gone."""
     poll = select.poll()
     poll.register(number, event)
@@ -437,11 +439,11 @@ def _helper_directory(job: str) -> Path:
     use the same daemon. Raises OSError.
     """
     daemon = os.environ.get(SOCKET_VARIABLE) or ""
-    of_job = hashlib.blake2b(f"{job}\0{daemon and absolute(daemon)}".encode(), digest_size=8).hexdigest()
+    of_job = hashlib.blake2b(f"{job}\0{daemon and absolute_path(daemon)}".encode(), digest_size=8).hexdigest()
     try:
         return _new_directory(Path("/dev/shm", f"cachefs-{os.geteuid()}", of_job))
     except OSError as error:  # /dev/shm is missing or full
-        if is_foreign(error):
+        if is_from_job(error):
             raise
         return _new_directory(Path(tempfile.gettempdir(), f"cachefs-{os.geteuid()}", of_job))
 
@@ -456,23 +458,23 @@ def _new_directory(of_job: Path) -> Path:
             return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=of_job))
         except FileNotFoundError as error:
             # The last other helper of the job has removed the directory of the job at the same moment.
-            if is_foreign(error):
+            if is_from_job(error):
                 raise
             attempts -= 1
             if not attempts:
                 raise
 
 
-def remove(directory: Path) -> None:
+def remove_helper_directory(directory: Path) -> None:
     """Remove the directory of a helper, and the directories of the job and of the user where they become empty."""
     for _ in range(_ATTEMPTS):  # another process may be removing the same files
         with suppress_own(OSError):
             shutil.rmtree(directory)
             break
-    with suppress_own(OSError), _locked(directory.parent):
+    with suppress_own(OSError), _lock_claims(directory.parent):
         for name in os.listdir(directory.parent):
             claim = directory.with_name(name)
-            if name.startswith(_CLAIM) and os.readlink(claim) == _holder(directory):
+            if name.startswith(_CLAIM_PREFIX) and os.readlink(claim) == _claim_target(directory):
                 claim.unlink()
     with suppress_own(OSError):
         directory.parent.rmdir()
@@ -480,7 +482,7 @@ def remove(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(of_job: Path) -> Iterator[None]:
+def _lock_claims(of_job: Path) -> Iterator[None]:
     """Lock the job's claims. Raises OSError where another process has stopped with the lock held."""
     fd = os.open(of_job, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -498,7 +500,7 @@ def _locked(of_job: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _holder(directory: Path) -> str:
+def _claim_target(directory: Path) -> str:
     """Return the target of a claim's symbolic link, which leads nowhere, as the claim is no directory of a helper."""
     return f"holder/{directory.name}"
 
@@ -517,18 +519,18 @@ def _make_private(directory: Path) -> None:
         raise PermissionError(f"{directory} is not a private directory of this user; remove it")
 
 
-def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]) -> None:
+def _launch_helper(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]) -> None:
     """Run launch.py, which becomes the helper, or leaves it behind. launch.py gets a session of its own, since the
     helper must outlive a Ctrl-C: the helper ends with its owner. Raises OSError.
     """
     environment = dict(os.environ)
     if environment.get(SOCKET_VARIABLE):
-        environment[SOCKET_VARIABLE] = absolute(environment[SOCKET_VARIABLE])
-    command = command_of("helper", *arguments)
+        environment[SOCKET_VARIABLE] = absolute_path(environment[SOCKET_VARIABLE])
+    command = launch_command("helper", *arguments)
     try:
-        said = run_unseen(command, environment, fds, START_SECONDS)
-    except (ImportError, OSError) as error:  # a filter of system calls may refuse `run_unseen`
-        if is_foreign(error):
+        said = run_detached(command, environment, fds, START_SECONDS)
+    except (ImportError, OSError) as error:  # a filter of system calls may refuse `run_detached`
+        if is_from_job(error):
             raise
         _launch_child([*command, "child"], fds, environment)
         return
@@ -538,12 +540,12 @@ def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]
         raise OSError(f"{command[0]} cannot run {_LAUNCH}")
 
 
-def command_of(module: str, *arguments: str) -> list[str]:
+def launch_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of cachefs.publishing in a process beside this one (see launch.py)."""
     return [os.environ.get(PYTHON_VARIABLE) or sys.executable, "-I", "-S", str(_LAUNCH), module, *arguments]
 
 
-def run_unseen(
+def run_detached(
     command: Sequence[str], environment: Mapping[str, str], fds: Sequence[int], seconds: float
 ) -> bytes | None:
     """Run a program that is no child of this process, and return its first output.
@@ -564,12 +566,12 @@ def run_unseen(
             first, second, third = (*fds, writer, writer, writer)[:3]
             number = _process.start(program, arguments, pairs, (first, second, third, writer))
         except OSError as error:
-            if is_foreign(error):
+            if is_from_job(error):
                 raise
             raise OSError(error.errno, os.strerror(error.errno or 0), command[0]) from None
         finally:
             os.close(writer)
-        if _is_ready(reader, select.POLLIN, seconds):
+        if _wait_until_ready(reader, select.POLLIN, seconds):
             return os.read(reader, select.PIPE_BUF)
         with suppress_own(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
@@ -579,7 +581,7 @@ def run_unseen(
 
 
 def _launch_child(command: Sequence[str], fds: Sequence[int], environment: dict[str, str]) -> None:
-    """Run launch.py as a short-lived child, where `run_unseen` is not compiled or is refused. Raises OSError."""
+    """Run launch.py as a short-lived child, where `run_detached` is not compiled or is refused. Raises OSError."""
     started = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -592,7 +594,7 @@ def _launch_child(command: Sequence[str], fds: Sequence[int], environment: dict[
     # `Popen.wait` would measure its timeout by a clock that the job may have replaced.
     ended = os.pidfd_open(started.pid)
     try:
-        is_started = _is_ready(ended, select.POLLIN, START_SECONDS)
+        is_started = _wait_until_ready(ended, select.POLLIN, START_SECONDS)
     finally:
         os.close(ended)
     if not is_started:

@@ -8,15 +8,15 @@ are the same. Nothing is closed when Python collects an object: only the end of 
 import os
 from typing import Final
 
-from cachefs.publishing.foreign import is_foreign
+from cachefs.publishing.job_exceptions import is_from_job
 
 
-def identity(fd: int) -> tuple[int, int] | None:
+def file_identity(fd: int) -> tuple[int, int] | None:
     """Return device and inode of the open file with this number; None where no file is open."""
     try:
         found = os.fstat(fd)
     except OSError as error:
-        if is_foreign(error):
+        if is_from_job(error):
             raise
         return None
     return found.st_dev, found.st_ino
@@ -29,12 +29,12 @@ class OwnDescriptor:
 
     def __init__(self, fd: int) -> None:
         self._fd: Final = fd
-        self._identity = identity(fd)
+        self._identity = file_identity(fd)
 
     @property
     def number(self) -> int | None:
         """Return the number of the descriptor; None once it was closed, also by the job."""
-        if self._identity is None or identity(self._fd) != self._identity:
+        if self._identity is None or file_identity(self._fd) != self._identity:
             self._identity = None
             return None
         return self._fd

@@ -28,31 +28,44 @@ import numpy
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount_table import MountPoint
 from cachefs.publishing import clock
-from cachefs.publishing.channel import MAX_BULK, MAX_PACKET, SOCKET_NAME, Line, Op, remove
-from cachefs.publishing.cold_reads import ColdReads
-from cachefs.publishing.figures import Figures
-from cachefs.publishing.inference import Observed
+from cachefs.publishing.channel import (
+    MAX_BULK,
+    MAX_PACKET,
+    SOCKET_NAME,
+    HelperConnection,
+    MessageKind,
+    remove_helper_directory,
+)
+from cachefs.publishing.files.cold_reads import JobColdReads
+from cachefs.publishing.files.inference import OpenedFiles
+from cachefs.publishing.files.learned import MAX_SAMPLES
+from cachefs.publishing.files.rule import DatasetColumn, JoinedTexts
 from cachefs.publishing.job_stderr import JobStderr
-from cachefs.publishing.learned import MOST_SAMPLES
-from cachefs.publishing.page import SLOTS, Page
-from cachefs.publishing.places import Places
-from cachefs.publishing.published_consumer import Opening, PublishedConsumer, order_of, part_of, spec_of
-from cachefs.publishing.reporter import Reporter, pid_namespace
-from cachefs.publishing.route import Route
-from cachefs.publishing.rule import Column, Texts
-from cachefs.publishing.siblings import Siblings
-from cachefs.publishing.trouble_lines import TroubleLines
+from cachefs.publishing.mount_resolver import MountResolver
+from cachefs.publishing.page import SLOTS, SharedPage
+from cachefs.publishing.published_consumer import (
+    ConsumerOpening,
+    PublishedConsumer,
+    decode_order,
+    decode_part,
+    decode_spec,
+)
+from cachefs.publishing.reporter import ConsumerReporter, pid_namespace
+from cachefs.publishing.run_figures import RunFigures
+from cachefs.publishing.siblings import SiblingHelpers
+from cachefs.publishing.transport import DaemonTransport
+from cachefs.publishing.trouble_lines import TroublePrinter
 from cachefs.rpc import DaemonClient
 from cachefs.socket_path import socket_path
 
 # Seconds between two reports of a consumer's position.
-TICK: Final = 0.25
+REPORT_SECONDS: Final = 0.25
 # Seconds that a report may be late while messages still arrive.
 LISTENING_SECONDS: Final = 1.0
 # Seconds from the end of a loader to the end of its consumer, which a loader made anew for every epoch keeps.
 REOPEN_SECONDS: Final = 10.0
 # Seconds for the last calls to the daemon, once the training process has ended.
-FAREWELL_SECONDS: Final = 3.0
+END_SECONDS: Final = 3.0
 # Maximum seconds between the making of a helper's socket and the moment when the helper listens.
 STARTING_SECONDS: Final = 60.0
 _ONE_FD: Final = socket.CMSG_SPACE(array.array("i").itemsize)
@@ -66,29 +79,31 @@ def main(directory: str, owner: int, descriptors: tuple[int, int, int], job: str
     comma between them, of the file that the process was started with as its stderr, empty where it had none.
     """
     alive, listener, page = descriptors
-    home, shared = Path(directory), Page(page)
+    home, shared = Path(directory), SharedPage(page)
     try:
-        _sweep(home.parent.parent)
-        threading.Thread(target=_end_soon_after, args=(alive, home), daemon=True).start()
+        _remove_dead_helpers(home.parent.parent)
+        threading.Thread(target=_exit_after_process, args=(alive, home), daemon=True).start()
         client = DaemonClient(socket_path())
-        job_stderr = JobStderr(owner, alive, _identity(stderr))
+        job_stderr = JobStderr(owner, alive, _parse_identity(stderr))
 
         def say_now(line: str) -> None:
-            if not job_stderr.write(f"cachefs: {line}"):
-                shared.say(line)
+            if not job_stderr.write_line(f"cachefs: {line}"):
+                shared.append_log(line)
 
-        troubles = TroubleLines(say_now)
-        reporter = Reporter(Route(client), job, owner, shared.say, troubles)
-        cold = ColdReads(client, pid_namespace())
-        figures = Figures(client, reporter, owner, job, troubles)
-        Helper(socket.socket(fileno=listener), alive, home, shared, Told(reporter, cold, figures)).run()
+        troubles = TroublePrinter(say_now)
+        reporter = ConsumerReporter(DaemonTransport(client), job, owner, shared.append_log, troubles)
+        cold = JobColdReads(client, pid_namespace())
+        figures = RunFigures(client, reporter, owner, job, troubles)
+        HelperProcess(
+            socket.socket(fileno=listener), alive, home, shared, HelperServices(reporter, cold, figures)
+        ).run()
     except CachefsError as error:
-        shared.say(f"{error}; the job goes on without publishing")
+        shared.append_log(f"{error}; the job goes on without publishing")
     finally:
-        remove(home)
+        remove_helper_directory(home)
 
 
-def _identity(text: str) -> tuple[int, int] | None:
+def _parse_identity(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     device, inode = text.split(",")
@@ -96,34 +111,34 @@ def _identity(text: str) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HelperServices:
     """The collaborators of the helper: the daemon, for consumers and reads, and the other processes of the run."""
 
-    reporter: Reporter
-    cold: ColdReads
-    figures: Figures
+    reporter: ConsumerReporter
+    cold_reads: JobColdReads
+    run_figures: RunFigures
 
 
-class Helper:
+class HelperProcess:
     def __init__(
         self,
         listener: socket.socket,
         alive: int,
         directory: Path,
-        page: Page,
-        told: Told,
+        page: SharedPage,
+        services: HelperServices,
     ) -> None:
         """alive: descriptor that can be read when the training process has ended."""
         self.consumers: dict[int, PublishedConsumer] = {}  # by slot
-        self.reporter = told.reporter
-        self._cold = told.cold
-        self._figures = told.figures
+        self.reporter = services.reporter
+        self._cold_reads = services.cold_reads
+        self._run_figures = services.run_figures
         self._listener = listener
         self._alive = alive
         self._page = page
-        self._siblings = Siblings(directory)
-        self._places = Places()  # the mounts that existed when the last consumer began
-        self._heard_until = 0  # all messages sent before this were received; nanoseconds of the monotonic clock
+        self._siblings = SiblingHelpers(directory)
+        self._resolver = MountResolver()  # the mounts that existed when the last consumer began
+        self._received_until = 0  # all messages sent before this were received; nanoseconds of the monotonic clock
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(alive, selectors.EVENT_READ)
@@ -134,9 +149,9 @@ class Helper:
         has_ended = False
         while True:
             wait = 0.0 if has_ended else max(0.0, due - clock.monotonic())
-            asked, ready = clock.monotonic_ns(), self._ready(wait)
+            asked, ready = clock.monotonic_ns(), self._wait_for_sources(wait)
             if wait and not ready:
-                asked, ready = clock.monotonic_ns(), self._ready(0.0)
+                asked, ready = clock.monotonic_ns(), self._wait_for_sources(0.0)
             for source in ready:
                 if source is self._listener:
                     self._accept()
@@ -144,20 +159,20 @@ class Helper:
                     due = min(due, clock.monotonic())
             is_quiet = not any(isinstance(source, socket.socket) for source in ready)
             if is_quiet:
-                self._heard_until = asked
+                self._received_until = asked
             # Receive all messages before reporting, unless that takes too long.
             patience = 0.0 if is_quiet else LISTENING_SECONDS
             if clock.monotonic() >= due + patience or (has_ended and is_quiet):
-                self._tick()
-                due = clock.monotonic() + TICK
+                self._report_consumers()
+                due = clock.monotonic() + REPORT_SECONDS
             if has_ended and is_quiet:
-                self._farewell()
+                self._end_consumers()
                 return
             if self._alive in ready:
                 has_ended = True
                 self._selector.unregister(self._alive)
 
-    def _ready(self, wait: float) -> list[object]:
+    def _wait_for_sources(self, wait: float) -> list[object]:
         return [key.fileobj for key, _ in self._selector.select(wait)]
 
     def _accept(self) -> None:
@@ -179,8 +194,8 @@ class Helper:
         message: dict[str, Any] = {}
         try:
             if packet:
-                message = _parsed(packet)
-            goes_on = bool(packet) and self._handle(message, fds)
+                message = _parse_message(packet)
+            goes_on = bool(packet) and self._handle_message(message, fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -189,52 +204,54 @@ class Helper:
             connection.close()
         if not goes_on:
             return False
-        return message.get("op") in (Op.ORDER, Op.SPEC) or (message.get("op") == Op.OPENED and self._changes(message))
+        return message.get("op") in (MessageKind.ORDER, MessageKind.SPEC) or (
+            message.get("op") == MessageKind.OPENED and self._has_new_rule(message)
+        )
 
-    def _handle(self, message: dict[str, Any], fds: Iterable[int]) -> bool:
+    def _handle_message(self, message: dict[str, Any], fds: Iterable[int]) -> bool:
         """Act on a message, and log its errors. Return False where the sender has to begin anew."""
         try:
-            return self._act(message, b"".join(_read_all(fd) for fd in fds))
+            return self._apply_message(message, b"".join(_read_all(fd) for fd in fds))
         except OSError as error:
-            self.reporter.say(_of_system(error))
+            self.reporter.print_problem(_error_text(error))
         except CachefsError as error:
-            self.reporter.say(str(error))
+            self.reporter.print_problem(str(error))
         except Exception as error:  # an incomplete message may raise any exception; the job is told
-            self.reporter.say(f"a message of the training process makes no sense ({error!r:.300})")
+            self.reporter.print_problem(f"a message of the training process makes no sense ({error!r:.300})")
         return True
 
-    def _act(self, message: dict[str, Any], bulk: bytes) -> bool:
+    def _apply_message(self, message: dict[str, Any], bulk: bytes) -> bool:
         """Raises any exception for an invalid message."""
-        if message["op"] == Op.OPEN:
-            self._open(msgspec.convert(message["opening"], Opening), bulk)
+        if message["op"] == MessageKind.OPEN:
+            self._open_consumer(msgspec.convert(message["opening"], ConsumerOpening), bulk)
             return True
-        if message["op"] == Op.FINISH:
-            self._tick()
+        if message["op"] == MessageKind.FINISH:
+            self._report_consumers()
             for one in self.consumers.values():
-                self.reporter.say_last(one)
-            self._figures.finish(self.consumers.values())
+                self.reporter.print_last_line(one)
+            self._run_figures.write_final(self.consumers.values())
             return True
         consumer = self.consumers.get(message["slot"])
-        if message["op"] == Op.LEARNED:
+        if message["op"] == MessageKind.LEARNED:
             return self._learn_of_sibling(consumer, message, bulk)
         if consumer is None:
             return True
-        if message["op"] == Op.ORDER:
-            consumer.set_order(message["epoch"], order_of(bulk), part_of(message))
-        elif message["op"] == Op.SPEC:
-            consumer.set_spec(spec_of(message["spec"]), message["epoch"])
+        if message["op"] == MessageKind.ORDER:
+            consumer.set_order(message["epoch"], decode_order(bulk), decode_part(message))
+        elif message["op"] == MessageKind.SPEC:
+            consumer.set_spec(decode_spec(message["spec"]), message["epoch"])
             consumer.published = False
-        elif message["op"] == Op.COLUMNS and message["length"] == consumer.opening.length:
-            consumer.set_columns(columns_of(message["columns"], bulk))
-        elif message["op"] == Op.OPENED and message["length"] == consumer.opening.length:
+        elif message["op"] == MessageKind.COLUMNS and message["length"] == consumer.opening.length:
+            consumer.set_columns(decode_columns(message["columns"], bulk))
+        elif message["op"] == MessageKind.OPENED and message["length"] == consumer.opening.length:
             for samples, paths in message["observed"]:
-                consumer.observe(Observed(tuple(samples), tuple(paths)), self._places)
-        elif message["op"] == Op.BATCHES and message["length"] == consumer.opening.length:
-            self._cold.begin(message["slot"], message)
-        elif message["op"] == Op.NOTE:
+                consumer.record_opened(OpenedFiles(tuple(samples), tuple(paths)), self._resolver)
+        elif message["op"] == MessageKind.BATCHES and message["length"] == consumer.opening.length:
+            self._cold_reads.record_batches(message["slot"], message)
+        elif message["op"] == MessageKind.NOTE:
             consumer.set_unknown(message["unknown"], message.get("opened", ""))
-        elif message["op"] == Op.CLOSE:
-            consumer.closing = clock.monotonic() + message.get("after", REOPEN_SECONDS)
+        elif message["op"] == MessageKind.CLOSE:
+            consumer.closes_at = clock.monotonic() + message.get("after", REOPEN_SECONDS)
         return True
 
     def _learn_of_sibling(self, consumer: PublishedConsumer | None, message: dict[str, Any], bulk: bytes) -> bool:
@@ -244,7 +261,7 @@ class Helper:
         consumer.learned.learn_rows(numpy.frombuffer(bulk, numpy.int64).reshape(-1, 2), mounts)
         return True
 
-    def _open(self, opening: Opening, bulk: bytes) -> None:
+    def _open_consumer(self, opening: ConsumerOpening, bulk: bytes) -> None:
         if not 0 <= opening.slot < SLOTS:
             raise ConfigError(f"consumer {opening.name} has no slot {opening.slot}")
         old = self.consumers.get(opening.slot)
@@ -253,74 +270,76 @@ class Helper:
             old.reopen()
             return
         if old is not None:
-            self._figures.end(old)
+            self._run_figures.record_end(old)
         consumer = self.consumers[opening.slot] = PublishedConsumer(opening)
-        self._page.set_need(opening.slot, consumer.need)
+        self._page.set_wanted(opening.slot, consumer.wanted_samples)
         if opening.learn or opening.compare:
-            self._places = Places()
+            self._resolver = MountResolver()
         if opening.tree:
             consumer.set_files(files_below(os.path.join(opening.cwd, opening.tree)))
         elif opening.learn:
-            if opening.length > MOST_SAMPLES:
+            if opening.length > MAX_SAMPLES:
                 raise ConfigError(
                     f"a dataset of {opening.length} samples that lists no files is too large to be learned"
                 )
         else:
             consumer.set_files([os.fsdecode(path) for path in bulk.split(b"\0")])
 
-    def _tick(self) -> None:
+    def _report_consumers(self) -> None:
         now = clock.monotonic()
         try:
-            for slot, observed in self._cold.observed(self._heard_until):
+            for slot, observed in self._cold_reads.take_opened(self._received_until):
                 if slot in self.consumers:
-                    self.consumers[slot].observe(observed, self._places)
+                    self.consumers[slot].record_opened(observed, self._resolver)
         except Exception as error:  # the other consumers are reported all the same
-            self.reporter.say(f"files that are opened in C are not found out ({error!r:.300})")
+            self.reporter.print_problem(f"files that are opened in C are not found out ({error!r:.300})")
         for slot, consumer in list(self.consumers.items()):
             position = self._page.position(slot)
-            moved = position is not None and consumer.move(*position)
-            tally = self._page.tally(slot)
-            if self._page.has_ended(slot) and consumer.closing is None:
-                consumer.closing = now + REOPEN_SECONDS
+            moved = position is not None and consumer.set_position(*position)
+            tally = self._page.counts(slot)
+            if self._page.has_ended(slot) and consumer.closes_at is None:
+                consumer.closes_at = now + REOPEN_SECONDS
             if tally.epochs:
-                moved, consumer.tally = moved or tally != consumer.tally, tally
-            self._resolve(consumer)
-            self.reporter.report(consumer, moved)
-            if consumer.closing is not None and now >= consumer.closing:
-                self.reporter.end(consumer)
-                self._figures.end(consumer)
+                moved, consumer.counts = moved or tally != consumer.counts, tally
+            self._resolve_files(consumer)
+            self.reporter.report_consumer(consumer, moved)
+            if consumer.closes_at is not None and now >= consumer.closes_at:
+                self.reporter.end_consumer(consumer)
+                self._run_figures.record_end(consumer)
                 del self.consumers[slot]
-        self._siblings.tell(self.consumers.values(), now)
+        self._siblings.send_learned(self.consumers.values(), now)
         if self.consumers:
-            self._figures.begin()  # after the consumers, whose loaders wait for the daemon to know them
-        self._figures.write(self.consumers.values())
+            self._run_figures.record_start()  # after the consumers, whose loaders wait for the daemon to know them
+        self._run_figures.write_figures(self.consumers.values())
 
-    def _resolve(self, consumer: PublishedConsumer) -> None:
+    def _resolve_files(self, consumer: PublishedConsumer) -> None:
         """Determine which files the samples are, as far as possible by now."""
         if consumer.failed:
             return
         try:
-            consumer.infer(self._places)
+            consumer.apply_rule(self._resolver)
         except Exception as error:  # only this consumer fails
-            self.reporter.say(f"the files of consumer {consumer.opening.name} are not found out ({error!r:.300})")
+            self.reporter.print_problem(
+                f"the files of consumer {consumer.opening.name} are not found out ({error!r:.300})"
+            )
             consumer.failed = True
-        if consumer.is_wrong:
-            self.reporter.end(consumer)
-            consumer.forget()
-        self._page.set_need(consumer.opening.slot, consumer.need)
-        consumer.resolve_learned()
-        consumer.show()
+        if consumer.has_wrong_files:
+            self.reporter.end_consumer(consumer)
+            consumer.drop_files()
+        self._page.set_wanted(consumer.opening.slot, consumer.wanted_samples)
+        consumer.use_learned_files()
+        consumer.add_empty_share()
 
-    def _changes(self, message: dict[str, Any]) -> bool:
+    def _has_new_rule(self, message: dict[str, Any]) -> bool:
         """Return whether the opened files have changed what is known of the samples' files."""
         consumer = self.consumers.get(message.get("slot", -1))
-        return consumer is not None and consumer.is_to_be_resolved
+        return consumer is not None and consumer.has_new_rule
 
-    def _farewell(self) -> None:
-        self._siblings.tell(self.consumers.values(), float("inf"))
-        self._figures.finish(self.consumers.values())
+    def _end_consumers(self) -> None:
+        self._siblings.send_learned(self.consumers.values(), float("inf"))
+        self._run_figures.write_final(self.consumers.values())
         for consumer in self.consumers.values():
-            self.reporter.end(consumer)
+            self.reporter.end_consumer(consumer)
 
 
 def files_below(directory: str) -> list[str]:
@@ -331,39 +350,39 @@ def files_below(directory: str) -> list[str]:
     return [os.fsdecode(path) for path in sorted(found)]
 
 
-def columns_of(described: list[list[Any]], bulk: bytes) -> list[Column]:
+def decode_columns(described: list[list[Any]], bulk: bytes) -> list[DatasetColumn]:
     """Return the columns in a message. described: name, whether it is of numbers, and bytes of each. Raises any
     exception for an invalid message."""
     columns, begin = [], 0
     for name, is_of_numbers, size in described:
         part = bulk[begin : begin + size]
         begin += size
-        columns.append(Column(str(name), numpy.frombuffer(part, "<i8") if is_of_numbers else Texts(part)))
+        columns.append(DatasetColumn(str(name), numpy.frombuffer(part, "<i8") if is_of_numbers else JoinedTexts(part)))
     return columns
 
 
-def _end_soon_after(alive: int, directory: Path) -> None:
+def _exit_after_process(alive: int, directory: Path) -> None:
     """End the helper after the training process, even during a call to the daemon or to a mount."""
     select.select([alive], [], [])
-    clock.sleep(FAREWELL_SECONDS)
-    remove(directory)
+    clock.sleep(END_SECONDS)
+    remove_helper_directory(directory)
     os._exit(0)
 
 
-def _of_system(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else str(error)
 
 
-def _sweep(top: Path) -> None:
+def _remove_dead_helpers(top: Path) -> None:
     """Remove the directories of killed helpers, on whose sockets no process listens."""
     for socket_file in top.glob(f"*/*/{SOCKET_NAME}"):
         with contextlib.suppress(OSError):
             if _is_new(socket_file):
                 continue
             try:
-                Line(socket_file.parent).close()
+                HelperConnection(socket_file.parent).close()
             except ConnectionRefusedError:
-                remove(socket_file.parent)
+                remove_helper_directory(socket_file.parent)
     for of_job in top.glob("*"):
         with contextlib.suppress(OSError):
             if not _is_new(of_job):
@@ -378,7 +397,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _parsed(packet: bytes) -> dict[str, Any]:
+def _parse_message(packet: bytes) -> dict[str, Any]:
     """Return the message; an empty one where the packet is invalid."""
     with contextlib.suppress(ValueError):
         if isinstance(message := json.loads(packet), dict):

@@ -26,11 +26,11 @@ class JobStderr:
         self._flags = f"/proc/{pid}/fdinfo/{_STDERR}"
         self._pidfd = pidfd
         now = self._identity()
-        self._first = now if now is not None and now[:2] == started_with else None
+        self._initial_identity = now if now is not None and now[:2] == started_with else None
 
-    def write(self, line: str) -> bool:
+    def write_line(self, line: str) -> bool:
         """Write a line. Return False where writing may wait or fail, or descriptor 2 is another file now."""
-        first = self._first
+        first = self._initial_identity
         if first is None or self._identity() != first:
             return False
         with contextlib.suppress(OSError):
@@ -52,19 +52,19 @@ class JobStderr:
 
     def _open(self) -> int:
         """Raises OSError."""
-        assert self._first is not None
-        if self._first[2] != stat.S_IFREG:
+        assert self._initial_identity is not None
+        if self._initial_identity[2] != stat.S_IFREG:
             return os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         # The job would overwrite our lines: a newly opened file has its own position. With O_APPEND both write at the
         # end.
-        if self._appends():
+        if self._is_appending():
             return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, self._pidfd, _STDERR, 0))
         if fd < 0:
             raise OSError(ctypes.get_errno(), "pidfd_getfd")
         return fd
 
-    def _appends(self) -> bool:
+    def _is_appending(self) -> bool:
         with open(self._flags) as lines:
             flags = next((line.split()[1] for line in lines if line.startswith("flags:")), "0")
         return bool(int(flags, 8) & os.O_APPEND)

@@ -1,5 +1,5 @@
 """Runs a module of cachefs in a process beside the job: `python -I -S launch.py helper|why ARGUMENT...` (see `main` of
-cachefs.publishing.helper and of cachefs.publishing.why).
+cachefs.publishing.helper and of cachefs.publishing.read_failure).
 
 This file is a script, never imported. The interpreter is isolated (-I): the job's PYTHONPATH may have packages for
 another Python, or the hooks of `cachefs run`. cachefs is therefore found by its path, and all other packages in the
@@ -51,7 +51,7 @@ def run_helper(directory: str, owner: str, *more: str) -> None:
     # The working directory must not keep a file system from being unmounted.
     os.chdir("/")
     find_cachefs()
-    from cachefs.publishing.page import Page
+    from cachefs.publishing.page import SharedPage
 
     try:
         find_packages()  # only now, so that the training process waits no longer than necessary
@@ -59,20 +59,20 @@ def run_helper(directory: str, owner: str, *more: str) -> None:
 
         main(directory, int(owner), (int(alive), int(listener), int(page)), job, stderr)
     except BaseException as error:  # this process only runs the helper, and ends with it
-        Page(int(page)).say(f"publishing has failed ({error!r}); the job goes on without it")
+        SharedPage(int(page)).append_log(f"publishing has failed ({error!r}); the job goes on without it")
         raise
     os._exit(0)  # Python would free all memory first, which takes 0.03 s of a processor beside the next job
 
 
-def say_why(number: str, job: str, output: str) -> None:
+def run_read_failure(number: str, job: str, output: str) -> None:
     """Become the process that reports why a read has failed."""
     find_cachefs()
     find_packages()
-    from cachefs.publishing.why import main
+    from cachefs.publishing.read_failure import main
 
     main(number, job, output)
 
 
 if __name__ == "__main__":
-    run = run_helper if sys.argv[1] == "helper" else say_why
+    run = run_helper if sys.argv[1] == "helper" else run_read_failure
     run(*sys.argv[2:])

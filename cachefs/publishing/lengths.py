@@ -15,16 +15,16 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.publishing.attributes import MISSING, class_member, fields, value_of
+from cachefs.publishing.attributes import MISSING, attributes_of, class_member, stored_or_missing
 
 # Maximum depth of nested objects.
 _DEPTH: Final = 8
 # `__len__` methods in C; a class derived from one of these containers may inherit one.
-_OF_CONTAINERS: Final[tuple[Any, ...]] = tuple(
+_CONTAINER_METHODS: Final[tuple[Any, ...]] = tuple(
     vars(kind)["__len__"] for kind in (list, tuple, dict, set, frozenset, range, str, bytes, bytearray, deque)
 )
 # Instructions that neither push a value nor take one.
-_SILENT: Final = frozenset(["RESUME", "PRECALL", "PUSH_NULL", "CACHE", "NOP"])
+_IGNORED_INSTRUCTIONS: Final = frozenset(["RESUME", "PRECALL", "PUSH_NULL", "CACHE", "NOP"])
 _LOAD_LOCAL: Final = frozenset(["LOAD_FAST", "LOAD_FAST_BORROW"])
 _LOAD_CONSTANT: Final = frozenset(["LOAD_CONST", "LOAD_SMALL_INT", "RETURN_CONST"])
 _OPERATIONS: Final = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv}
@@ -36,27 +36,27 @@ def length_of(thing: Any, depth: int = _DEPTH) -> int | None:
     if kind is numpy.ndarray:
         return len(thing) if thing.ndim else None
     method = class_member(kind, "__len__")
-    if any(method is found for found in _OF_CONTAINERS):
+    if any(method is found for found in _CONTAINER_METHODS):
         return int(method(thing))
-    if any(_is_exactly(thing, module, name) for module, name in _LIBRARY):
+    if any(_is_exactly(thing, module, name) for module, name in _LIBRARY_CLASSES):
         return _length_in_library(thing)
     if type(method) is not FunctionType or not depth:
         return None
-    returned = _returned_by(method, thing, depth - 1)
+    returned = _evaluate_method(method, thing, depth - 1)
     return returned if type(returned) is int and returned >= 0 else None
 
 
-def _returned_by(method: FunctionType, owner: Any, depth: int) -> Any:
+def _evaluate_method(method: FunctionType, owner: Any, depth: int) -> Any:
     """Compute the result of a method that only reads attributes, takes lengths and adds, subtracts, multiplies or
     divides whole numbers; None for any other method."""
     stack: list[Any] = []
     for step in dis.get_instructions(method):
         name = step.opname
-        if name in _SILENT:
+        if name in _IGNORED_INSTRUCTIONS:
             continue
         if name == "RETURN_VALUE":
             return stack.pop()
-        value = _result(step, stack, method, owner, depth)
+        value = _evaluate_instruction(step, stack, method, owner, depth)
         if value is MISSING or value is None:
             return None
         if name == "RETURN_CONST":
@@ -65,7 +65,7 @@ def _returned_by(method: FunctionType, owner: Any, depth: int) -> Any:
     return None
 
 
-def _result(step: dis.Instruction, stack: list[Any], method: FunctionType, owner: Any, depth: int) -> Any:
+def _evaluate_instruction(step: dis.Instruction, stack: list[Any], method: FunctionType, owner: Any, depth: int) -> Any:
     """Pop an instruction's operands from the stack, and return the value that it pushes; MISSING if unknown."""
     name = step.opname
     if name in _LOAD_LOCAL:
@@ -75,7 +75,7 @@ def _result(step: dis.Instruction, stack: list[Any], method: FunctionType, owner
     if name == "LOAD_GLOBAL":
         return method.__globals__.get(step.argval, len if step.argval == "len" else MISSING)
     if name == "LOAD_ATTR":
-        return value_of(stack.pop(), step.argval)
+        return stored_or_missing(stack.pop(), step.argval)
     if name == "CALL" and step.argval == 1:
         argument, function = stack.pop(), stack.pop()
         return length_of(argument, depth) if function is len else MISSING
@@ -87,7 +87,7 @@ def _result(step: dis.Instruction, stack: list[Any], method: FunctionType, owner
 
 
 def _length_in_library(thing: Any) -> int | None:
-    own = fields(thing)
+    own = attributes_of(thing)
     if _is_exactly(thing, "torch", "Tensor"):
         return int(thing.shape[0]) if len(thing.shape) else None
     if "cumulative_sizes" in own:
@@ -102,7 +102,7 @@ def _length_in_library(thing: Any) -> int | None:
 
 
 # Modules and names of library classes whose `__len__` returns neither an attribute nor the length of one.
-_LIBRARY: Final = (
+_LIBRARY_CLASSES: Final = (
     ("torch", "Tensor"),
     ("torch.utils.data.dataset", "ConcatDataset"),
     ("torch.utils.data.dataset", "TensorDataset"),

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from cachefs.publishing.tally import Tally
+from cachefs.publishing.loader_counts import LoaderCounts
 
 # Name of a link to the page in the helper's directory, for spawned processes that did not inherit the page.
 PAGE_NAME: Final = "page"
@@ -23,15 +23,15 @@ PAGE_NAME: Final = "page"
 SLOTS: Final = 256
 PAGE_SIZE: Final = 9 * 4096
 # Upper bound of epochs and positions.
-MOST: Final = (1 << 32) - 1
+MAX_NUMBER: Final = (1 << 32) - 1
 _FIRST_SLOT: Final = 1  # word
-_SLOT: Final = 3  # words
-_FIRST_TALLY: Final = _FIRST_SLOT + _SLOT * SLOTS  # word
-_TALLY: Final = struct.Struct(f"={len(Tally._fields)}Q")
-_TEXT: Final = 8 * _FIRST_TALLY + _TALLY.size * SLOTS  # byte
+_WORDS_PER_SLOT: Final = 3  # words
+_FIRST_COUNTS: Final = _FIRST_SLOT + _WORDS_PER_SLOT * SLOTS  # word
+_COUNTS: Final = struct.Struct(f"={len(LoaderCounts._fields)}Q")
+_LOG_OFFSET: Final = 8 * _FIRST_COUNTS + _COUNTS.size * SLOTS  # byte
 
 
-class Need(IntEnum):
+class WantedSamples(IntEnum):
     """The samples of a consumer whose opened files the helper wants reported."""
 
     # Samples whose files are unknown to the helper.
@@ -41,7 +41,7 @@ class Need(IntEnum):
     SOME = 2
 
 
-class Page:
+class SharedPage:
     """One slot per consumer for values that change with every batch, and the helper's log lines.
 
     A slot is three 64-bit words, each of which is written in one store: the epoch and the position in it; a Need; 1
@@ -50,20 +50,20 @@ class Page:
     page's first word is its length in bytes.
     """
 
-    def __init__(self, place: Path | int) -> None:
-        """place: the path of the page, for reading only; or a descriptor of it, which stays open. Raises OSError."""
-        if isinstance(place, int):
-            self._address = _mapped(place, mmap.PROT_READ | mmap.PROT_WRITE)
+    def __init__(self, source: Path | int) -> None:
+        """source: the path of the page, for reading only; or a descriptor of it, which stays open. Raises OSError."""
+        if isinstance(source, int):
+            self._address = _map_page(source, mmap.PROT_READ | mmap.PROT_WRITE)
         else:
-            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                self._address = _mapped(fd, mmap.PROT_READ)
+                self._address = _map_page(fd, mmap.PROT_READ)
             finally:
                 os.close(fd)
         import ctypes  # slow to import, and `cachefs run` has no page
 
         memory = memoryview((ctypes.c_char * PAGE_SIZE).from_address(self._address)).cast("B")
-        self._memory = memory if isinstance(place, int) else memory.toreadonly()
+        self._memory = memory if isinstance(source, int) else memory.toreadonly()
         self._words = self._memory.cast("Q")
 
     def close(self) -> None:
@@ -85,63 +85,63 @@ class Page:
         return fd
 
     def set_position(self, slot: int, epoch: int, position: int) -> None:
-        """Raises ValueError where one of the two is negative, or larger than MOST."""
-        if not (0 <= epoch < MOST and 0 <= position <= MOST):
+        """Raises ValueError where one of the two is negative, or larger than MAX_NUMBER."""
+        if not (0 <= epoch < MAX_NUMBER and 0 <= position <= MAX_NUMBER):
             raise ValueError(f"epoch {epoch}, position {position}: not between 0 and 2^32 - 2")
-        self._words[_FIRST_SLOT + _SLOT * slot] = (epoch + 1) << 32 | position
+        self._words[_FIRST_SLOT + _WORDS_PER_SLOT * slot] = (epoch + 1) << 32 | position
 
-    def clear(self, slot: int) -> None:
+    def clear_slot(self, slot: int) -> None:
         """Clear a slot for a new consumer."""
-        first = _FIRST_SLOT + _SLOT * slot
-        for word in range(first, first + _SLOT):
+        first = _FIRST_SLOT + _WORDS_PER_SLOT * slot
+        for word in range(first, first + _WORDS_PER_SLOT):
             self._words[word] = 0
-        self.set_tally(slot, Tally())
+        self.set_counts(slot, LoaderCounts())
 
     def position(self, slot: int) -> tuple[int, int] | None:
         """Return (epoch, position); None before the first `set_position`."""
-        word = self._words[_FIRST_SLOT + _SLOT * slot]
-        return ((word >> 32) - 1, word & MOST) if word else None
+        word = self._words[_FIRST_SLOT + _WORDS_PER_SLOT * slot]
+        return ((word >> 32) - 1, word & MAX_NUMBER) if word else None
 
-    def set_tally(self, slot: int, tally: Tally) -> None:
+    def set_counts(self, slot: int, counts: LoaderCounts) -> None:
         """Raises struct.error where a number is negative, or larger than a word."""
-        _TALLY.pack_into(self._memory, 8 * _FIRST_TALLY + _TALLY.size * slot, *tally)
+        _COUNTS.pack_into(self._memory, 8 * _FIRST_COUNTS + _COUNTS.size * slot, *counts)
 
-    def tally(self, slot: int) -> Tally:
-        return Tally(*_TALLY.unpack_from(self._memory, 8 * _FIRST_TALLY + _TALLY.size * slot))
+    def counts(self, slot: int) -> LoaderCounts:
+        return LoaderCounts(*_COUNTS.unpack_from(self._memory, 8 * _FIRST_COUNTS + _COUNTS.size * slot))
 
-    def set_need(self, slot: int, need: Need) -> None:
-        self._words[_FIRST_SLOT + _SLOT * slot + 1] = need
+    def set_wanted(self, slot: int, wanted: WantedSamples) -> None:
+        self._words[_FIRST_SLOT + _WORDS_PER_SLOT * slot + 1] = wanted
 
-    def need(self, slot: int) -> Need:
-        return Need(self._words[_FIRST_SLOT + _SLOT * slot + 1])
+    def wanted_samples(self, slot: int) -> WantedSamples:
+        return WantedSamples(self._words[_FIRST_SLOT + _WORDS_PER_SLOT * slot + 1])
 
     def set_ended(self, slot: int) -> None:
         """Record that the consumer's loader has ended. One store, and so safe while Python collects garbage."""
-        self._words[_FIRST_SLOT + _SLOT * slot + 2] = 1
+        self._words[_FIRST_SLOT + _WORDS_PER_SLOT * slot + 2] = 1
 
     def has_ended(self, slot: int) -> bool:
         """Return whether the loader of the consumer in this slot has ended."""
-        return bool(self._words[_FIRST_SLOT + _SLOT * slot + 2])
+        return bool(self._words[_FIRST_SLOT + _WORDS_PER_SLOT * slot + 2])
 
-    def say(self, line: str) -> None:
+    def append_log(self, line: str) -> None:
         """Append a line to the helper's log text. A line that does not fit is left out."""
         text = line.replace("\n", " ").encode(errors="replace") + b"\n"
-        begin = _TEXT + self._words[0]
+        begin = _LOG_OFFSET + self._words[0]
         if begin + len(text) <= PAGE_SIZE:
             self._memory[begin : begin + len(text)] = text
             self._words[0] += len(text)
 
     @property
-    def said(self) -> int:
+    def log_length(self) -> int:
         """The length in bytes of the helper's log text."""
         return self._words[0]
 
-    def text(self, begin: int, end: int) -> str:
+    def log_text(self, begin: int, end: int) -> str:
         """Return bytes *begin* to *end* of the log text, decoded."""
-        return bytes(self._memory[_TEXT + begin : _TEXT + end]).decode(errors="replace")
+        return bytes(self._memory[_LOG_OFFSET + begin : _LOG_OFFSET + end]).decode(errors="replace")
 
 
-def _mapped(fd: int, protection: int) -> int:
+def _map_page(fd: int, protection: int) -> int:
     """Map the page with this descriptor, and return its address. Raises OSError."""
     if os.fstat(fd).st_size < PAGE_SIZE:
         raise OSError(f"a page has a length of {PAGE_SIZE} bytes, and this is another file, which is shorter")
@@ -153,7 +153,7 @@ def _mapped(fd: int, protection: int) -> int:
 
 @cache
 def _libc() -> Any:
-    import ctypes  # see Page
+    import ctypes  # see SharedPage
 
     libc = ctypes.CDLL(None)
     libc.mmap.argtypes = (*(ctypes.c_void_p, ctypes.c_size_t), *3 * (ctypes.c_int,), ctypes.c_long)

@@ -15,7 +15,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class VersionRange:
     """A range of a package's versions: the first one and the one after the last."""
 
     package: str
@@ -23,12 +23,12 @@ class Versions:
     end: tuple[int, int]
 
 
-_TIMM: Final = Versions("timm", (0, 4), (1, 1))
-_TORCHVISION: Final = Versions("torchvision", (0, 8), (1, 0))
-_LIGHTNING: Final = Versions("lightning", (2, 0), (3, 0))
-_PYTORCH_LIGHTNING: Final = Versions("pytorch_lightning", (1, 6), (3, 0))
+_TIMM: Final = VersionRange("timm", (0, 4), (1, 1))
+_TORCHVISION: Final = VersionRange("torchvision", (0, 8), (1, 0))
+_LIGHTNING: Final = VersionRange("lightning", (2, 0), (3, 0))
+_PYTORCH_LIGHTNING: Final = VersionRange("pytorch_lightning", (1, 6), (3, 0))
 # Each of these computes its order in `__iter__`, from its attributes and a generator that it makes there.
-_KNOWN: Final = {
+_PURE_SAMPLERS: Final = {
     "timm.data.distributed_sampler.OrderedDistributedSampler": _TIMM,
     "timm.data.distributed_sampler.RepeatAugSampler": _TIMM,
     "torchvision.datasets.samplers.clip_sampler.DistributedSampler": _TORCHVISION,
@@ -36,9 +36,9 @@ _KNOWN: Final = {
     "lightning.pytorch.overrides.distributed.UnrepeatedDistributedSampler": _LIGHTNING,
     "pytorch_lightning.overrides.distributed.UnrepeatedDistributedSampler": _PYTORCH_LIGHTNING,
 }
-_ACCELERATE: Final = Versions("accelerate", (0, 24), (2, 0))
+_ACCELERATE: Final = VersionRange("accelerate", (0, 24), (2, 0))
 _SEEDABLE: Final = "accelerate.data_loader.SeedableRandomSampler"
-TORCHDATA: Final = Versions("torchdata", (0, 8), (0, 13))
+TORCHDATA: Final = VersionRange("torchdata", (0, 8), (0, 13))
 _STATEFUL: Final = "torchdata.stateful_dataloader.sampler."
 
 
@@ -65,7 +65,7 @@ def is_pure(sampler: Any) -> bool:
         if kind.__dict__.get(MARK) is True:
             return True
         if "__iter__" in kind.__dict__:
-            known = _KNOWN.get(qualified_name(kind))
+            known = _PURE_SAMPLERS.get(qualified_name(kind))
             return known is not None and is_installed(known)
     return False
 
@@ -84,7 +84,7 @@ def qualified_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def is_installed(known: Versions) -> bool:
+def is_installed(known: VersionRange) -> bool:
     """Return whether the loaded package has one of these versions."""
     version = str(getattr(sys.modules.get(known.package), "__version__", ""))
     numbers = version.split(".")[:2]

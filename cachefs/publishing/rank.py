@@ -4,7 +4,7 @@ import contextlib
 import os
 from typing import Final
 
-from cachefs.publishing.page import MOST
+from cachefs.publishing.page import MAX_NUMBER
 
 # Environment variables in which launchers of distributed jobs name a process's (rank, world size).
 _RANK_VARIABLES: Final = (
@@ -15,11 +15,11 @@ _RANK_VARIABLES: Final = (
 )
 
 
-def found_rank() -> tuple[int | None, int]:
+def find_rank() -> tuple[int | None, int]:
     """Return (rank, world size) as set by the launcher of a distributed job; (None, 1) without a launcher."""
     for rank, world_size in _RANK_VARIABLES:
         with contextlib.suppress(KeyError, ValueError):
             number, of = int(os.environ[rank]), int(os.environ[world_size])
-            if 0 <= number < of < MOST:
+            if 0 <= number < of < MAX_NUMBER:
                 return number, of
     return None, 1

@@ -7,65 +7,67 @@ from typing import Final
 import numpy
 
 from cachefs.errors import Busy, CachefsError, DaemonUnavailable, NotFound, StoreFull
-from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, JobView, LoaderView, SampleMap
+from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublication, JobView, LoaderView, SampleMap
 from cachefs.publishing import clock
-from cachefs.publishing.notes import THE_JOB_GOES_ON
-from cachefs.publishing.published_consumer import LOOK_SECONDS, PublishedConsumer
-from cachefs.publishing.route import Route
-from cachefs.publishing.run_record import is_first_to_say, is_quiet
-from cachefs.publishing.shares import Share
-from cachefs.publishing.trouble_lines import TroubleLines
+from cachefs.publishing.diagnostics import THE_JOB_GOES_ON
+from cachefs.publishing.files.shares import FileShare
+from cachefs.publishing.published_consumer import FIRST_CHECK_SECONDS, PublishedConsumer
+from cachefs.publishing.run_record import is_first_to_print, is_quiet
+from cachefs.publishing.transport import DaemonTransport
+from cachefs.publishing.trouble_lines import TroublePrinter
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW
 
 # Number of reports in one lease that keep the job alive.
 RENEWALS: Final = 4
 PUBLISH_TIMEOUT: Final = 30.0
 TIMEOUT: Final = 5.0
-MOST_PROBLEMS: Final = 32
+MAX_PROBLEMS: Final = 32
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0)
 # Seconds of absence before a line is printed about a daemon that has answered before: a restart takes the job up again.
 AWAY_SECONDS: Final = 30.0
 # Seconds until a consumer is published again after the daemon had no room for it.
 FULL_SECONDS: Final = 30.0
-_THROUGH: Final = "all else is published through the mount"
-_TRIED_AGAIN: Final = "it is tried again, and the job goes on meanwhile"
+_THROUGH_MOUNT: Final = "all else is published through the mount"
+_WILL_RETRY: Final = "it is tried again, and the job goes on meanwhile"
 
 
-class Reporter:
+class ConsumerReporter:
     """Reports new facts about the consumers of one training process to the daemon."""
 
-    def __init__(self, route: Route, job: str, pid: int, say: Callable[[str], None], troubles: TroubleLines) -> None:
+    def __init__(
+        self, transport: DaemonTransport, job: str, pid: int, say: Callable[[str], None], troubles: TroublePrinter
+    ) -> None:
         """job: its name; pid: of the training process; say: shows a line to its user; troubles: from the daemon."""
         self._troubles = troubles
-        self._route = route
+        self._transport = transport
         self._job = job
         self._pid = pid
-        self._say = say
-        self._said: set[str] = set()  # problems that were printed
+        self._print_line = say
+        self._printed_problems: set[str] = set()  # problems that were printed
         self._full_name = job  # name of the job in the daemon, see cachefs_daemon.jobs.owners
         self._failures = 0  # successive failures to reach the daemon
-        self._quiet_until = 0.0  # when to try again (monotonic seconds)
+        self._retry_at = 0.0  # when to try again (monotonic seconds)
         self._has_answered = False
         self._away_since: float | None = None  # when the daemon first failed to answer (monotonic seconds)
         # By consumer: the epoch in which the daemon rejected an order of an epoch too far ahead.
         self._too_far: dict[str, int] = {}
         # By consumer: when to publish an order again for which there was no memory (monotonic seconds).
-        self._no_memory: dict[str, float] = {}
+        self._retry_order_at: dict[str, float] = {}
 
-    def say(self, problem: str, then: str = "the job goes on without that", once: str = "") -> None:
-        """Print *problem* on the job's stderr, each problem once, and MOST_PROBLEMS at most. once: identifies the
+    def print_problem(self, problem: str, then: str = "the job goes on without that", once: str = "") -> None:
+        """Print *problem* on the job's stderr, each problem once, and MAX_PROBLEMS at most. once: identifies the
         problem, where its text has figures that change."""
-        if (once or problem) not in self._said and len(self._said) < MOST_PROBLEMS:
-            self._said.add(once or problem)
-            self._say(f"{problem}; {then}")
+        if (once or problem) not in self._printed_problems and len(self._printed_problems) < MAX_PROBLEMS:
+            self._printed_problems.add(once or problem)
+            self._print_line(f"{problem}; {then}")
 
-    def report(self, consumer: PublishedConsumer, moved: bool) -> None:
+    def report_consumer(self, consumer: PublishedConsumer, moved: bool) -> None:
         """Report new facts about a consumer. moved: whether its position has changed since the last call."""
         now = clock.monotonic()
-        if consumer.opening.learn and (refusal := self._route.refusal):
-            self.say(f"{refusal}, so files that are opened in C are not seen", _THROUGH, _THROUGH)
-        self._say_of_loader(consumer, consumer.note or consumer.line)
-        if consumer.failed or not consumer.shares or now < max(self._quiet_until, consumer.quiet_until):
+        if consumer.opening.learn and (refusal := self._transport.socket_refusal):
+            self.print_problem(f"{refusal}, so files that are opened in C are not seen", _THROUGH_MOUNT, _THROUGH_MOUNT)
+        self._print_loader_line(consumer, consumer.note or consumer.known_line)
+        if consumer.failed or not consumer.shares or now < max(self._retry_at, consumer.retry_at):
             return
         if not consumer.has_begun:
             return  # a loader that was made anew
@@ -73,88 +75,88 @@ class Reporter:
             if not consumer.published:
                 if not (consumer.has_order or consumer.note or consumer.is_shown_learning):
                     return  # without an order the files are of no use to the daemon
-                self._publish(consumer)
+                self._publish_consumer(consumer)
             self._report_orders(consumer)
-            is_due = now - consumer.reported_at >= min(consumer.pause, self._route.lease / RENEWALS)
-            told = (consumer.note, consumer.parts.get(consumer.epoch), consumer.tally, consumer.is_shown_learning)
-            if moved or told != consumer.told or is_due:
+            is_due = now - consumer.reported_at >= min(consumer.pause, self._transport.lease / RENEWALS)
+            told = (consumer.note, consumer.parts.get(consumer.epoch), consumer.counts, consumer.is_shown_learning)
+            if moved or told != consumer.last_report or is_due:
                 self._report_progress(consumer)
                 # A consumer that stands still may wait for a read. The pause between calls doubles while nothing is
                 # wrong.
-                is_well = not (moved or self._troubles.has_any)
-                consumer.pause = 2 * consumer.pause if is_well else LOOK_SECONDS
-                consumer.reported_at, consumer.told = now, told
+                is_well = not (moved or self._troubles.has_lasting_trouble)
+                consumer.pause = 2 * consumer.pause if is_well else FIRST_CHECK_SECONDS
+                consumer.reported_at, consumer.last_report = now, told
             self._failures, self._has_answered, self._away_since = 0, True, None
         except DaemonUnavailable as error:
-            self._on_absence(error, now)
+            self._handle_unavailable(error, now)
             consumer.published = False
         except (Busy, StoreFull) as error:
-            self._say_full(consumer.opening.name, error)
-            consumer.quiet_until = now + FULL_SECONDS
+            self._print_full(consumer.opening.name, error)
+            consumer.retry_at = now + FULL_SECONDS
             consumer.published = False
         except NotFound as error:
-            self._lost(consumer, error)
+            self._handle_unknown(consumer, error)
         except CachefsError as error:
-            self.say(str(error))
+            self.print_problem(str(error))
             consumer.failed = True
         except Exception as error:
             # Only this consumer fails.
-            self.say(f"consumer {consumer.opening.name} cannot be published ({error!r:.300})")
+            self.print_problem(f"consumer {consumer.opening.name} cannot be published ({error!r:.300})")
             consumer.failed = True
 
-    def say_last(self, consumer: PublishedConsumer) -> None:
+    def print_last_line(self, consumer: PublishedConsumer) -> None:
         """Print what is left to say of a consumer, before the training process ends."""
-        self._say_of_loader(consumer, consumer.last_line)
+        self._print_loader_line(consumer, consumer.last_line)
 
-    def _say_of_loader(self, consumer: PublishedConsumer, line: str) -> None:
+    def _print_loader_line(self, consumer: PublishedConsumer, line: str) -> None:
         """Print one line for each loader of the run, from only one of its processes."""
-        if not line or consumer.has_said or is_quiet():
+        if not line or consumer.is_line_printed or is_quiet():
             return
         key = f"{consumer.loader}\n{consumer.note}"
-        if key not in self._said and len(self._said) < MOST_PROBLEMS and is_first_to_say(key):
-            self._said.add(key)
-            self._say(f"{line}; {THE_JOB_GOES_ON}" if consumer.note else line)
-        consumer.has_said = True
+        if key not in self._printed_problems and len(self._printed_problems) < MAX_PROBLEMS and is_first_to_print(key):
+            self._printed_problems.add(key)
+            self._print_line(f"{line}; {THE_JOB_GOES_ON}" if consumer.note else line)
+        consumer.is_line_printed = True
 
-    def _say_full(self, name: str, error: CachefsError) -> None:
+    def _print_full(self, name: str, error: CachefsError) -> None:
         """Print that the daemon has no room for the consumer."""
-        self.say(str(error), _TRIED_AGAIN, f"no room for consumer {name}")
+        self.print_problem(str(error), _WILL_RETRY, f"no room for consumer {name}")
 
-    def _on_absence(self, error: DaemonUnavailable, now: float) -> None:
+    def _handle_unavailable(self, error: DaemonUnavailable, now: float) -> None:
         if self._away_since is None:
             self._away_since = now
         if not self._has_answered or now >= self._away_since + AWAY_SECONDS:
-            self.say(str(error), _TRIED_AGAIN)
-        self._quiet_until = now + RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
+            self.print_problem(str(error), _WILL_RETRY)
+        self._retry_at = now + RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
         self._failures += 1
 
-    def job(self, timeout: float) -> JobView | None:
+    def ask_job(self, timeout: float) -> JobView | None:
         """Return the daemon's view of the job; None where the daemon does not answer, or does not know the job."""
         try:
-            view = self._route.call(JOB_SHOW, JobName(job=self._full_name), timeout)
+            view = self._transport.call(JOB_SHOW, JobName(job=self._full_name), timeout)
         except CachefsError:
             return None
-        self._troubles.see(view.troubles)
+        self._troubles.update_troubles(view.troubles)
         return view
 
-    def end(self, consumer: PublishedConsumer) -> None:
+    def end_consumer(self, consumer: PublishedConsumer) -> None:
         if not consumer.published:
             return
         try:
             for number in range(len(consumer.shares)):
-                self._route.call(JOB_PROGRESS, self._progress(consumer, number, ended=True), TIMEOUT)
+                self._transport.call(JOB_PROGRESS, self._progress_request(consumer, number, ended=True), TIMEOUT)
         except Exception:  # any failure of the connection
             return  # the consumer ends with its process or its lease
 
-    def _publish(self, consumer: PublishedConsumer) -> None:
+    def _publish_consumer(self, consumer: PublishedConsumer) -> None:
         opening = consumer.opening
         for number, share in enumerate(consumer.shares):
-            dataset, snapshot = self._route.dataset_at(share.mount, share.slot, TIMEOUT)
-            request = JobPublish(
+            dataset, snapshot = self._transport.dataset_at(share.mount, share.slot, TIMEOUT)
+            request = JobPublication(
                 job=self._job,
                 dataset=dataset,
                 snapshot=snapshot,
-                consumer=_name(consumer, number),
+                consumer=_consumer_name(consumer, number),
                 spec=consumer.spec_for(share),
                 map=_sample_map(share, opening.indexer),
                 rank=opening.rank,
@@ -164,54 +166,54 @@ class Reporter:
                 prefetch=opening.prefetch,
                 pid=self._pid,
                 pid_namespace=pid_namespace(),
-                lease=self._route.lease,
+                lease=self._transport.lease,
                 heartbeats=True,
                 source=opening.source,
                 mount_device=share.mount.device,
             )
-            self._full_name = self._route.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT).job
+            self._full_name = self._transport.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT).job
         consumer.published = True
-        consumer.reported.clear()
+        consumer.reported_orders.clear()
         self._too_far.clear()
-        self._no_memory.clear()
+        self._retry_order_at.clear()
         consumer.reported_at = 0.0
 
     def _report_orders(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
-            name = _name(consumer, number)
+            name = _consumer_name(consumer, number)
             now = clock.monotonic()
-            if self._too_far.get(name) == consumer.epoch or now < self._no_memory.get(name, 0.0):
+            if self._too_far.get(name) == consumer.epoch or now < self._retry_order_at.get(name, 0.0):
                 continue
             try:
-                self._report_orders_of(consumer, number)
+                self._report_share_orders(consumer, number)
             except Busy:  # until the consumer has reached a later epoch
                 self._too_far[name] = consumer.epoch
             except StoreFull as error:
-                self._say_full(name, error)
-                self._no_memory[name] = now + FULL_SECONDS
+                self._print_full(name, error)
+                self._retry_order_at[name] = now + FULL_SECONDS
 
-    def _report_orders_of(self, consumer: PublishedConsumer, number: int) -> None:
-        for epoch in sorted(consumer.unreported(number)):
-            samples = consumer.order(epoch)
+    def _report_share_orders(self, consumer: PublishedConsumer, number: int) -> None:
+        for epoch in sorted(consumer.unreported_epochs(number)):
+            samples = consumer.order_of_epoch(epoch)
             if samples is not None:
-                order = consumer.shares[number].order(samples)
+                order = consumer.shares[number].file_order(samples)
                 raw = numpy.ascontiguousarray(order, dtype="<u4").tobytes()
-                request = JobEpoch(job=self._job, consumer=_name(consumer, number), epoch=epoch, order=raw)
-                self._route.call(JOB_EPOCH, request, PUBLISH_TIMEOUT)
-                consumer.reported.add((number, epoch))
+                request = JobEpoch(job=self._job, consumer=_consumer_name(consumer, number), epoch=epoch, order=raw)
+                self._transport.call(JOB_EPOCH, request, PUBLISH_TIMEOUT)
+                consumer.reported_orders.add((number, epoch))
 
     def _report_progress(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
-            reply = self._route.call(JOB_PROGRESS, self._progress(consumer, number), TIMEOUT)
-            self._troubles.see(reply.troubles)
-            consumer.reported.difference_update((number, epoch) for epoch in reply.wanted)
+            reply = self._transport.call(JOB_PROGRESS, self._progress_request(consumer, number), TIMEOUT)
+            self._troubles.update_troubles(reply.troubles)
+            consumer.reported_orders.difference_update((number, epoch) for epoch in reply.wanted)
 
-    def _progress(self, consumer: PublishedConsumer, number: int, *, ended: bool = False) -> JobProgress:
+    def _progress_request(self, consumer: PublishedConsumer, number: int, *, ended: bool = False) -> JobProgress:
         begun = consumer.has_begun
         epoch, begins = consumer.part_in(consumer.shares[number])
         return JobProgress(
             job=self._job,
-            consumer=_name(consumer, number),
+            consumer=_consumer_name(consumer, number),
             epoch=consumer.epoch if begun else 0,
             position=consumer.position_in(consumer.shares[number]) if begun else 0,
             ended=ended,
@@ -221,11 +223,11 @@ class Reporter:
             loader=loader_view(consumer),
         )
 
-    def _lost(self, consumer: PublishedConsumer, error: NotFound) -> None:
+    def _handle_unknown(self, consumer: PublishedConsumer, error: NotFound) -> None:
         """Handle that the daemon does not know the consumer. Publish it again where the daemon has forgotten it; give
         up where the job was cancelled, or the daemon has never known the consumer."""
         try:
-            view = self._route.call(JOB_SHOW, JobName(job=self._full_name), TIMEOUT)
+            view = self._transport.call(JOB_SHOW, JobName(job=self._full_name), TIMEOUT)
             # Another user's job may have the name once this user's job is gone.
             state = view.state if view.job == self._full_name else "unknown"
         except NotFound:
@@ -233,7 +235,7 @@ class Reporter:
         except CachefsError:
             return
         if state == "cancelled" or not consumer.published:
-            self.say(str(error))
+            self.print_problem(str(error))
             consumer.failed = True
         consumer.published = False
 
@@ -242,7 +244,7 @@ def loader_view(consumer: PublishedConsumer) -> LoaderView | None:
     """Return the figures of the consumer's loader for the daemon; None where it has no loader of torch."""
     if not consumer.loader:
         return None
-    tally = consumer.tally
+    tally = consumer.counts
     return LoaderView(
         name=consumer.loader,
         epochs=tally.epochs,
@@ -269,10 +271,10 @@ def pid_namespace() -> int:
         return 0
 
 
-def _name(consumer: PublishedConsumer, number: int) -> str:
+def _consumer_name(consumer: PublishedConsumer, number: int) -> str:
     return consumer.opening.name if number == 0 else f"{consumer.opening.name}+{number}"
 
 
-def _sample_map(share: Share, indexer: str) -> SampleMap:
+def _sample_map(share: FileShare, indexer: str) -> SampleMap:
     entries = numpy.ascontiguousarray(share.entries, dtype="<u4").tobytes()
     return SampleMap(kind="records" if indexer else "files", entries=entries, indexer=indexer)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from cachefs.publishing import clock
 from cachefs.publishing.channel import SOCKET_NAME
-from cachefs.publishing.channel import remove as remove_helper_directory
+from cachefs.publishing.channel import remove_helper_directory as remove_helper_directory
 
 # Variable with the path of the directory.
 RUN_VARIABLE: Final = "CACHEFS_RUN"
@@ -34,11 +34,11 @@ _PREFIX: Final = "run-"
 # Age in seconds up to which a socket may still have no listener.
 _NEW_SECONDS: Final = 60.0
 # Maximum number of records of one run that are read, of bytes of each, and of loaders in each.
-_MOST_RECORDS: Final = 4096
-_MOST_BYTES: Final = 1 << 20
-MOST_LOADERS: Final = 256
+_MAX_RECORDS: Final = 4096
+_MAX_BYTES: Final = 1 << 20
+MAX_LOADERS: Final = 256
 # Maximum number of troubles in one record.
-MOST_TROUBLES: Final = 32
+MAX_TROUBLES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class LoaderRecord:
     # Bytes of the delivered samples; 0 where unknown.
     bytes: float = 0.0
     workers: int = 0
-    # Whether its files were only learned from opened ones; and what is not understood (cachefs.publishing.notes).
+    # Whether its files were only learned from opened ones; and what is not understood (cachefs.publishing.diagnostics).
     was_learned: bool = False
     note: str = ""
 
@@ -111,7 +111,7 @@ class ProcessRecord:
     troubles: list[TroubleRecord] = field(default_factory=list)
     # The number of the process that prints the summary with this record.
     top: str = ""
-    # The helper that writes this record, as named by `this_process`; "" where unknown.
+    # The helper that writes this record, as named by `process_identity`; "" where unknown.
     helper: str = ""
 
     @property
@@ -127,7 +127,7 @@ def is_quiet(environment: Mapping[str, str] | None = None) -> bool:
     return (os.environ if environment is None else environment).get(QUIET_VARIABLE, "") not in ("", "0")
 
 
-def new_directory() -> str:
+def make_run_directory() -> str:
     """Make a directory for the processes of a run, and remove those of ended runs. Return "" where none can be made."""
     # The end of another run may remove the user's directory in between, so the first place is tried twice.
     for shared in (Path("/dev/shm"), Path("/dev/shm"), Path(tempfile.gettempdir())):
@@ -138,23 +138,23 @@ def new_directory() -> str:
             found = ours.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 continue
-            sweep(ours)
+            remove_dead_runs(ours)
             return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_namespace()}-", dir=ours)
     return ""
 
 
-def sweep(ours: Path) -> None:
+def remove_dead_runs(ours: Path) -> None:
     """Remove directories of killed processes in the user's directory: those of runs, and those of helpers."""
     for left in ours.glob(f"{_PREFIX}*"):
         # A container that shares /dev/shm does not see the processes of others.
         if left.name.split("-")[2:3] == [_namespace()] and not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
             shutil.rmtree(left, ignore_errors=True)
     for left in ours.glob(f"*/*/{SOCKET_NAME}"):
-        if _is_left(left):
+        if _is_dead_socket(left):
             remove_helper_directory(left.parent)
 
 
-def _is_left(address: Path) -> bool:
+def _is_dead_socket(address: Path) -> bool:
     """Return whether the socket has no listener, and is not so new that its maker may still start to listen."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         if clock.since_1970() - address.lstat().st_ctime < _NEW_SECONDS:
@@ -171,12 +171,12 @@ def _namespace() -> str:
     return ""
 
 
-def this_process() -> str:
+def process_identity() -> str:
     """Return a name of this process that is unique across containers."""
     return f"{_namespace()}-{os.getpid()}"
 
 
-def write(record: ProcessRecord) -> None:
+def write_record(record: ProcessRecord) -> None:
     """Write the record to the directory of the run, in place of an earlier one of the same process."""
     directory = os.environ.get(RUN_VARIABLE)
     if not directory:
@@ -187,7 +187,7 @@ def write(record: ProcessRecord) -> None:
         path.with_suffix(".new").replace(path)
 
 
-def is_first_to_say(line: str) -> bool:
+def is_first_to_print(line: str) -> bool:
     """Return whether no process of the run has printed this line, and mark it as printed."""
     directory = os.environ.get(RUN_VARIABLE)
     if not directory:
@@ -206,48 +206,48 @@ def with_problem(record: ProcessRecord, problem: str) -> ProcessRecord:
     return dataclasses.replace(record, problem=record.problem or problem)
 
 
-def read_all(directory: str) -> list[ProcessRecord]:
+def read_records(directory: str) -> list[ProcessRecord]:
     """Return the records of all processes of the run that can be read."""
     found = []
     with contextlib.suppress(OSError):
-        for path in sorted(Path(directory).glob("*.json"))[:_MOST_RECORDS]:
+        for path in sorted(Path(directory).glob("*.json"))[:_MAX_RECORDS]:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                found.append(_record(json.loads(_bytes_of(path))))
+                found.append(_decode_record(json.loads(_read_file(path))))
     return found
 
 
-def _bytes_of(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     """Return the first bytes of a file. O_NONBLOCK keeps opening a pipe from waiting. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return os.read(fd, _MOST_BYTES)
+        return os.read(fd, _MAX_BYTES)
     finally:
         os.close(fd)
 
 
-def remove(directory: str) -> None:
+def remove_run(directory: str) -> None:
     """Remove the directory of a run that has ended."""
     if os.path.basename(directory).startswith(_PREFIX):
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _record(fields: dict[str, Any]) -> ProcessRecord:
+def _decode_record(fields: dict[str, Any]) -> ProcessRecord:
     """Raises TypeError, KeyError or ValueError for an invalid record."""
     return ProcessRecord(
         **{
             **fields,
             "loaders": [LoaderRecord(**one) for one in fields["loaders"]],
             "troubles": [TroubleRecord(**one) for one in fields["troubles"]],
-            "mounts": {key: (_bytes(pair[0]), _bytes(pair[1])) for key, pair in fields["mounts"].items()},
+            "mounts": {key: (_decode_bytes(pair[0]), _decode_bytes(pair[1])) for key, pair in fields["mounts"].items()},
         }
     )
 
 
-def _bytes(fields: Mapping[str, int]) -> MountBytes:
+def _decode_bytes(fields: Mapping[str, int]) -> MountBytes:
     return MountBytes(**fields)
 
 
-def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
+def sum_loaders(records: Sequence[LoaderRecord]) -> LoaderRecord:
     """Return the sum of the records of one loader's ranks."""
     first, epochs = records[0], max(one.epochs for one in records)
     last = [one for one in records if one.epochs == epochs]
@@ -270,7 +270,7 @@ def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
     )
 
 
-def worst(records: Iterable[ProcessRecord]) -> list[TroubleRecord]:
+def worst_troubles(records: Iterable[ProcessRecord]) -> list[TroubleRecord]:
     """Return each trouble of a run once, as of the process that it affected most; the worst first."""
     found: dict[str, TroubleRecord] = {}
     for record in records:
@@ -280,7 +280,7 @@ def worst(records: Iterable[ProcessRecord]) -> list[TroubleRecord]:
     return sorted(found.values(), key=lambda one: (-one.failed, -one.seconds))
 
 
-def largest(records: Iterable[ProcessRecord]) -> dict[str, MountBytes]:
+def bytes_by_mount(records: Iterable[ProcessRecord]) -> dict[str, MountBytes]:
     """Return, by mount, the bytes of the reads that it has answered while any of the processes ran."""
     first: dict[str, MountBytes] = {}
     last: dict[str, MountBytes] = {}

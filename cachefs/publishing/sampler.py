@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import index
 from typing import Any
 
-from cachefs.publishing.foreign import is_foreign, suppress_own
+from cachefs.publishing.files.sample_files import listed_files
+from cachefs.publishing.job_exceptions import is_from_job, suppress_own
 from cachefs.publishing.lengths import length_of
 from cachefs.publishing.publication import Publication
-from cachefs.publishing.sample_files import listed_files
 
 Path = str | os.PathLike[str]
 
@@ -59,12 +59,12 @@ def publish(  # noqa: PLR0913  # a call in users' scripts: one keyword for each 
         if isinstance(files, (str, os.PathLike)):
             opening["tree"] = os.fspath(files)
         else:
-            paths = _paths(files)
-        fields = None if sampler is None else _fields(sampler)
+            paths = _sample_paths(files)
+        fields = None if sampler is None else _spec_fields(sampler)
     except Exception as error:  # arguments of the job may be of any kind
-        if is_foreign(error):
+        if is_from_job(error):
             raise
-        return Publication.none(error)
+        return Publication.failed(error)
     publication = Publication(paths, opening, rank=rank, name=consumer)
     if fields is not None:
         publication.sampler(fields)
@@ -103,13 +103,13 @@ class PublishedSampler:
         samples = list(self.sampler)
         if self._publication is None:
             self._publication = publish(self._files, **self._options)
-        epoch = self._epoch()
+        epoch = self._next_epoch()
         self._iterations = epoch + 1
         self._publication.order(epoch, samples)
         self._publication.progress(epoch, 0)
-        return self._publishing(self._publication, epoch, samples)
+        return self._iterate_with_progress(self._publication, epoch, samples)
 
-    def _epoch(self) -> int:
+    def _next_epoch(self) -> int:
         """Return the epoch set in the wrapped sampler; where it has none, the number of earlier iterations."""
         with suppress_own(Exception):  # a sampler of the job may raise anything
             return index(self.sampler.epoch)
@@ -131,8 +131,8 @@ class PublishedSampler:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
 
-    def _publishing(self, publication: Publication, epoch: int, samples: list[Any]) -> Iterator[Any]:
-        ahead = self._ahead()
+    def _iterate_with_progress(self, publication: Publication, epoch: int, samples: list[Any]) -> Iterator[Any]:
+        ahead = self._samples_ahead()
         if ahead is None:
             yield from samples
             return
@@ -140,7 +140,7 @@ class PublishedSampler:
             publication.progress(epoch, max(0, drawn - ahead))
             yield sample
 
-    def _ahead(self) -> int | None:
+    def _samples_ahead(self) -> int | None:
         """Return the maximum number of samples drawn and not delivered; None where it is unknown."""
         try:
             prefetch, batch_size = self._options.get("prefetch", 2), self._options.get("batch_size", 1)
@@ -149,9 +149,9 @@ class PublishedSampler:
             return None  # workers are missing, or an option is no number, which `publish` has reported
 
 
-def _paths(files: Any) -> Sequence[str]:
+def _sample_paths(files: Any) -> Sequence[str]:
     """Raises TypeError where the paths are unknown."""
-    listed = listed_files(files, _count(files))
+    listed = listed_files(files, _count_samples(files))
     if listed is not None:
         return listed
     try:
@@ -160,12 +160,12 @@ def _paths(files: Any) -> Sequence[str]:
         raise TypeError(f"{type(files).__name__} does not say which files its samples are; give their paths") from None
 
 
-def _count(files: Any) -> int | None:
+def _count_samples(files: Any) -> int | None:
     length = length_of(files)
     with suppress_own(Exception):  # the job's own `__len__` may raise anything
         return len(files) if length is None else length
     return None
 
 
-def _fields(spec: Any) -> Mapping[str, Any]:
+def _spec_fields(spec: Any) -> Mapping[str, Any]:
     return spec if isinstance(spec, Mapping) else dataclasses.asdict(spec)

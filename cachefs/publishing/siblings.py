@@ -10,84 +10,84 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cachefs.publishing.channel import SOCKET_NAME, Line, Op, Unheard
-from cachefs.publishing.learned import LearnedFiles
-from cachefs.publishing.published_consumer import Opening, PublishedConsumer
+from cachefs.publishing.channel import SOCKET_NAME, HelperConnection, HelperUnreachable, MessageKind
+from cachefs.publishing.files.learned import LearnedFiles
+from cachefs.publishing.published_consumer import ConsumerOpening, PublishedConsumer
 
 # Seconds between two searches for siblings.
-LOOK_SECONDS: Final = 1.0
-# Maximum seconds before reconnecting to a sibling that has hung up; the first time after LOOK_SECONDS.
-MOST_SECONDS: Final = 16.0
-# Maximum number of rows of learned files (16 bytes) in a message, and so per sibling and consumer in LOOK_SECONDS.
-MOST_ROWS: Final = 1 << 16
+SEARCH_SECONDS: Final = 1.0
+# Maximum seconds before reconnecting to a sibling that has hung up; the first time after SEARCH_SECONDS.
+MAX_PAUSE_SECONDS: Final = 16.0
+# Maximum number of rows of learned files (16 bytes) in a message, and so per sibling and consumer in SEARCH_SECONDS.
+MAX_ROWS: Final = 1 << 16
 
 
 @dataclass(slots=True)
-class _Told:
+class _SentRows:
     """The rows of one consumer that were sent to a sibling."""
 
     # The consumer's learned files.
     learned: LearnedFiles
-    line: Line | None = None
+    connection: HelperConnection | None = None
     rows: int = 0
     # When to send again (monotonic seconds), and the pause after the next time that the sibling hangs up or is busy.
-    next: float = 0.0
-    patience: float = LOOK_SECONDS
+    send_at: float = 0.0
+    pause: float = SEARCH_SECONDS
 
 
-class Siblings:
+class SiblingHelpers:
     """Sends what one helper's consumers have learned to its siblings."""
 
     def __init__(self, directory: Path) -> None:
         """directory: of this helper, beside those of its siblings."""
         self._directory = directory
-        self._told: dict[tuple[Path, int], _Told] = {}  # by directory and slot
-        self._next_look = 0.0
+        self._sent: dict[tuple[Path, int], _SentRows] = {}  # by directory and slot
+        self._search_at = 0.0
 
-    def tell(self, consumers: Iterable[PublishedConsumer], now: float) -> None:
+    def send_learned(self, consumers: Iterable[PublishedConsumer], now: float) -> None:
         """Send what these consumers have learned themselves since the last call. Never waits."""
-        learning = {consumer.opening.slot: consumer for consumer in consumers if consumer.learned.own_rows}
-        if now < self._next_look or not (learning or self._told):
+        learning = {consumer.opening.slot: consumer for consumer in consumers if consumer.learned.own_row_count}
+        if now < self._search_at or not (learning or self._sent):
             return
-        self._next_look = now + LOOK_SECONDS
+        self._search_at = now + SEARCH_SECONDS
         there = {path.parent for path in self._directory.parent.glob(f"*/{SOCKET_NAME}")} - {self._directory}
-        for (directory, slot), told in list(self._told.items()):
+        for (directory, slot), told in list(self._sent.items()):
             if directory not in there or slot not in learning or learning[slot].learned is not told.learned:
-                self._hang_up(self._told.pop((directory, slot)))
+                self._disconnect(self._sent.pop((directory, slot)))
         for directory in there:
             for slot, consumer in learning.items():
-                told = self._told.setdefault((directory, slot), _Told(consumer.learned))
-                if now >= told.next:
-                    self._tell(directory, consumer.opening, told, now)
+                told = self._sent.setdefault((directory, slot), _SentRows(consumer.learned))
+                if now >= told.send_at:
+                    self._send_rows(directory, consumer.opening, told, now)
 
-    def _tell(self, directory: Path, opening: Opening, told: _Told, now: float) -> None:
-        if told.line is not None and told.line.was_hung_up:
-            self._hang_up(told)
-            self._wait(told, now)
+    def _send_rows(self, directory: Path, opening: ConsumerOpening, sent: _SentRows, now: float) -> None:
+        if sent.connection is not None and sent.connection.is_disconnected:
+            self._disconnect(sent)
+            self._postpone(sent, now)
             return
-        if told.line is not None:
-            told.patience = LOOK_SECONDS
-        if told.rows >= told.learned.own_rows:
+        if sent.connection is not None:
+            sent.pause = SEARCH_SECONDS
+        if sent.rows >= sent.learned.own_row_count:
             return
-        rows, mounts = told.learned.rows(told.rows, MOST_ROWS)
+        rows, mounts = sent.learned.read_rows(sent.rows, MAX_ROWS)
         message = {
-            "op": Op.LEARNED,
+            "op": MessageKind.LEARNED,
             "slot": opening.slot,
             "length": opening.length,
             "mounts": [(str(mount.path), mount.device, mount.source) for mount in mounts],
         }
         try:
-            told.line = told.line or Line(directory)
-            told.line.send(message, rows, wait=False)
-            told.rows += len(rows)
-        except (OSError, Unheard):
+            sent.connection = sent.connection or HelperConnection(directory)
+            sent.connection.send(message, rows, wait=False)
+            sent.rows += len(rows)
+        except (OSError, HelperUnreachable):
             # The sibling is behind, and gets the same rows later; or it is gone, which the next call notices.
-            self._wait(told, now)
+            self._postpone(sent, now)
 
-    def _wait(self, told: _Told, now: float) -> None:
-        told.next, told.patience = now + told.patience, min(2 * told.patience, MOST_SECONDS)
+    def _postpone(self, told: _SentRows, now: float) -> None:
+        told.send_at, told.pause = now + told.pause, min(2 * told.pause, MAX_PAUSE_SECONDS)
 
-    def _hang_up(self, told: _Told) -> None:
-        if told.line is not None:
-            told.line.close()
-        told.line, told.rows = None, 0
+    def _disconnect(self, told: _SentRows) -> None:
+        if told.connection is not None:
+            told.connection.close()
+        told.connection, told.rows = None, 0

@@ -14,23 +14,23 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from cachefs.publishing.descriptors import identity
-from cachefs.publishing.foreign import suppress_own
+from cachefs.publishing.descriptors import file_identity
+from cachefs.publishing.job_exceptions import suppress_own
 
 # Attribute of `sys`: identity of the standard error when the process began, set by the hooks' sitecustomize.
 STARTED_WITH: Final = "_cachefs_stderr"
-started_with: Final = getattr(sys, STARTED_WITH, None) or identity(2)
+initial_identity: Final = getattr(sys, STARTED_WITH, None) or file_identity(2)
 
 
 def write_line(line: str) -> None:
     """Write one line of at most PIPE_BUF bytes, where that is possible at once."""
     text = line.rstrip("\n").encode(errors="backslashreplace")[: select.PIPE_BUF - 1] + b"\n"
-    if identity(2) == started_with and takes_at_once(2):
+    if file_identity(2) == initial_identity and is_writable_now(2):
         with suppress_own(OSError), without_sigpipe():
             _write(text)
 
 
-def takes_at_once(fd: int) -> bool:
+def is_writable_now(fd: int) -> bool:
     """Return whether the open file takes some bytes without waiting: it is a regular file, or has room and a reader."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)

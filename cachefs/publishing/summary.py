@@ -4,44 +4,51 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from cachefs.counts import counted, duration
-from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord, largest, summed, worst
-from cachefs.publishing.waiting import Waited, reason
+from cachefs.formatting import format_count, format_duration
+from cachefs.publishing.run_record import (
+    LoaderRecord,
+    MountBytes,
+    ProcessRecord,
+    bytes_by_mount,
+    sum_loaders,
+    worst_troubles,
+)
+from cachefs.publishing.waiting import WaitTimes, explain_wait
 from cachefs.sizes import format_size
-from cachefs.troubles import Cause
+from cachefs.trouble_texts import Cause
 
 # Maximum number of loaders with lines of their own: those that took most time.
-MOST_LOADERS: Final = 4
+MAX_LOADERS: Final = 4
 # Maximum number of lines about troubles; and the part of the loop's wait from which on a trouble is the cause.
-MOST_TROUBLES: Final = 4
+MAX_TROUBLES: Final = 4
 PART_OF_WAIT: Final = 0.3
 
 
-def lines(records: Sequence[ProcessRecord], said: Collection[str] = ()) -> list[str]:
+def summary_lines(records: Sequence[ProcessRecord], printed_keys: Collection[str] = ()) -> list[str]:
     """Return the summary of a run from its training processes' records; empty where no loader has delivered anything.
-    said: keys of troubles to leave out, as the user was told of them just now."""
-    loaders, troubles = by_name(records), worst(records)
-    told = [one.line for one in troubles if one.key not in said][:MOST_TROUBLES]
+    printed_keys: keys of troubles to leave out, as the user was told of them just now."""
+    loaders, troubles = loaders_by_name(records), worst_troubles(records)
+    told = [one.line for one in troubles if one.key not in printed_keys][:MAX_TROUBLES]
     if not loaders:
         return told
     busy, waited = sum(one.busy for one in loaders), sum(one.waited for one in loaders)
     longest = max(sum(one.busy for one in record.loaders) for record in records)
     many = f" in {len(records)} processes" if len(records) > 1 else ""
     found = [
-        f"{_epochs(loaders[0])}, {_delivered(loaders)}{many} in {duration(longest)}; "
+        f"{_epochs_text(loaders[0])}, {_delivered_text(loaders)}{many} in {format_duration(longest)}; "
         f"the loop waited {percent(waited, busy)} of the time"
     ]
     if len(loaders) > 1:
-        found += map(_line, loaders[:MOST_LOADERS])
-        if len(loaders) > MOST_LOADERS:
-            found.append(f"  and {len(loaders) - MOST_LOADERS} other loaders")
-    fetched = largest(records)
+        found += map(_loader_line, loaders[:MAX_LOADERS])
+        if len(loaders) > MAX_LOADERS:
+            found.append(f"  and {len(loaders) - MAX_LOADERS} other loaders")
+    fetched = bytes_by_mount(records)
     problem = next((record.problem for record in records if record.problem), "")
     if problem:
         found.append(f"what served the reads is not known: {problem}")
-    elif served := served_by(loaders, total(fetched.values()), peers_part(records)):
+    elif served := served_by(loaders, total_bytes(fetched.values()), peers_part(records)):
         found.append(served)
-    came = total(fetched.values())
+    came = total_bytes(fetched.values())
     # A trouble that failed reads, or lasted long, is why the job waited: advice on speed would not help.
     longest_wait = max(one.waited for one in loaders)
     is_why = any(one.failed or one.waited >= PART_OF_WAIT * longest_wait for one in troubles)
@@ -49,36 +56,38 @@ def lines(records: Sequence[ProcessRecord], said: Collection[str] = ()) -> list[
     return [*found, *told, *([why] if why else [])]
 
 
-def by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
+def loaders_by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
     """Return the loaders of all processes that have delivered anything, each name once; the busiest first."""
     named: dict[str, list[LoaderRecord]] = {}
     for record in records:
         for one in record.loaders:
             if one.samples:
                 named.setdefault(one.name, []).append(one)
-    return sorted(map(summed, named.values()), key=lambda one: -one.busy)
+    return sorted(map(sum_loaders, named.values()), key=lambda one: -one.busy)
 
 
-def _epochs(one: LoaderRecord) -> str:
+def _epochs_text(one: LoaderRecord) -> str:
     """Return how many epochs a loader has begun, and its position in an unfinished last one."""
-    epochs = counted(one.epochs, "epoch")
+    epochs = format_count(one.epochs, "epoch")
     if one.epoch_samples >= one.epoch_length:
         return epochs
     return f"{epochs} ({percent(one.epoch_samples, one.epoch_length)} of the last one)"
 
 
-def _delivered(loaders: Sequence[LoaderRecord]) -> str:
+def _delivered_text(loaders: Sequence[LoaderRecord]) -> str:
     """Return how much the loaders have delivered: in batches where the samples in some of them could not be counted."""
     if any(one.unmeasured for one in loaders):
-        return counted(sum(one.batches for one in loaders), "batch", "batches")
-    return counted(sum(one.samples for one in loaders), "sample")
+        return format_count(sum(one.batches for one in loaders), "batch", "batches")
+    return format_count(sum(one.samples for one in loaders), "sample")
 
 
-def _line(one: LoaderRecord) -> str:
-    return f"  {one.name}: {_epochs(one)}, {_delivered([one])}, the loop waited {percent(one.waited, one.busy)}"
+def _loader_line(one: LoaderRecord) -> str:
+    return (
+        f"  {one.name}: {_epochs_text(one)}, {_delivered_text([one])}, the loop waited {percent(one.waited, one.busy)}"
+    )
 
 
-def total(mounts: Iterable[MountBytes]) -> MountBytes:
+def total_bytes(mounts: Iterable[MountBytes]) -> MountBytes:
     """Return the sum over all mounts."""
     ones = list(mounts)
     return MountBytes(sum(one.memory for one in ones), sum(one.ssd for one in ones), sum(one.missed for one in ones))
@@ -125,8 +134,8 @@ def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], fe
         for kind, seconds in record.stalls.items():
             stalled[kind] = max(stalled.get(kind, 0.0), seconds)
     processes = max(1, sum(any(each.name == one.name for each in record.loaders) for record in records))
-    why = reason(
-        Waited(
+    why = explain_wait(
+        WaitTimes(
             one.busy / processes, one.waited / processes, one.first_busy / processes, one.first_waited / processes,
             one.workers, {kind: seconds / processes for kind, seconds in stalled.items()},
             was_learned=one.was_learned, is_unknown=bool(one.note) and not one.was_learned, fetched_part=fetched_part,

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs.counts import counted
+from cachefs.formatting import format_count
 
 # Part of its time that a loop has to wait for advice to be given.
-WORTH_A_WORD: Final = 0.05
+MIN_WAITED_SHARE: Final = 0.05
 # Part of the waiting from which on the first epoch is the cause.
-MOST_OF_IT: Final = 0.6
+FIRST_EPOCH_PART: Final = 0.6
 # Reads are not the cause where all workers' reads waited for a smaller part of the time that the loop waited.
 _PART_OF_READS: Final = 0.2
 # Part of the bytes that had to be fetched from which on fetching is the cause, even where reads counted no waits: those
@@ -17,7 +17,7 @@ _PART_OF_READS: Final = 0.2
 _PART_FETCHED: Final = 0.2
 # Minimum busy time for advice about decoding: less is mostly spent on starting workers, which import torch.
 SECONDS_TO_JUDGE: Final = 5.0
-_WORDS: Final = {
+_ADVICE: Final = {
     "origin": (
         "reads waited for the origin: the tiers have no room for all of the data, or the origin is too slow; give the "
         "tiers more room (memory.budget, ssd.budget), or the origin more bandwidth"
@@ -29,7 +29,7 @@ _WORDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class WaitTimes:
     """The busy and waiting times, in seconds, of a loader, or of all loaders of a job."""
 
     # Time that it was busy, and part of that which the loop waited; and both for the first epoch alone.
@@ -53,47 +53,53 @@ class Waited:
     processes: int = 1
 
     @property
-    def share(self) -> float:
+    def waited_share(self) -> float:
         """The part of its time that the loop has waited."""
         return min(1.0, self.waited / self.busy) if self.busy > 0 else 0.0
 
 
-def reason(of: Waited, processors: int = 0, *, has_full_tier: bool = False) -> str:
+def explain_wait(wait_times: WaitTimes, processors: int = 0, *, has_full_tier: bool = False) -> str:
     """Return one sentence without a full stop on why the loop waited, and what would help; "" where it has hardly
     waited.
 
     processors: number of the node's; 0 where unknown. has_full_tier: a tier takes no blocks, as its disk is full, so
     neither a warmup nor a larger budget would help.
     """
-    if of.share < WORTH_A_WORD:
+    if wait_times.waited_share < MIN_WAITED_SHARE:
         return ""
-    if of.is_learning:
+    if wait_times.is_learning:
         return "its files are being learned in this epoch, and read ahead from the next one on"
-    is_first = of.first_waited >= MOST_OF_IT * of.waited
-    if is_first and of.was_learned:
+    is_first = wait_times.first_waited >= FIRST_EPOCH_PART * wait_times.waited
+    if is_first and wait_times.was_learned:
         return (
             "it waited in the first epoch, in which its files were learned: publish them in the code, or fetch them "
             "before the job (`cachectl warmup`)"
         )
-    reads = sum(of.stalled.values())
-    reads_waited = reads >= _PART_OF_READS * of.waited * max(1, of.workers)
-    kind = max(of.stalled, key=lambda kind: of.stalled[kind]) if reads_waited and of.stalled else "origin"
-    was_fetched = of.fetched_part * of.busy >= _PART_FETCHED * of.first_busy  # so much of the first epoch
-    if has_full_tier and (was_fetched or reads_waited or of.fetched_part >= _PART_FETCHED) and kind == "origin":
+    reads = sum(wait_times.stalled.values())
+    reads_waited = reads >= _PART_OF_READS * wait_times.waited * max(1, wait_times.workers)
+    kind = (
+        max(wait_times.stalled, key=lambda kind: wait_times.stalled[kind])
+        if reads_waited and wait_times.stalled
+        else "origin"
+    )
+    was_fetched = (
+        wait_times.fetched_part * wait_times.busy >= _PART_FETCHED * wait_times.first_busy
+    )  # so much of the first epoch
+    if has_full_tier and (was_fetched or reads_waited or wait_times.fetched_part >= _PART_FETCHED) and kind == "origin":
         return "reads waited for the origin, as the disk of a tier is full: make room there (`cachectl status`)"
     if is_first and (was_fetched or reads_waited) and kind == "origin":
         return (
             "it waited in the first epoch, whose bytes came from the origin: fetch them before the job "
             "(`cachectl warmup`), or give the origin more bandwidth"
         )
-    if of.is_unknown:
+    if wait_times.is_unknown:
         return "what it reads is not understood, so nothing is read ahead: publish it in the code"
-    if reads_waited or of.fetched_part >= _PART_FETCHED:
-        return _WORDS.get(kind, _WORDS["origin"])
-    if not of.has_figures or of.busy < SECONDS_TO_JUDGE:
+    if reads_waited or wait_times.fetched_part >= _PART_FETCHED:
+        return _ADVICE.get(kind, _ADVICE["origin"])
+    if not wait_times.has_figures or wait_times.busy < SECONDS_TO_JUDGE:
         return ""
-    workers = of.workers * of.processes
-    loading = f"loading itself (decoding, in {counted(workers, 'worker') if workers else 'the training process'})"
+    workers = wait_times.workers * wait_times.processes
+    loading = f"loading itself (decoding, in {format_count(workers, 'worker') if workers else 'the training process'})"
     return f"its reads hardly waited, so {loading} is what takes the time: {_decoding_advice(workers, processors)}"
 
 
@@ -101,7 +107,7 @@ def _decoding_advice(workers: int, processors: int) -> str:
     """Return what helps a job whose time goes into decoding. workers: of all its processes on the node."""
     if not processors:
         return "more num_workers would help, if the node has processors to spare"
-    has = f"this node has {counted(processors, 'processor')} and {counted(workers, 'worker')}"
+    has = f"this node has {format_count(processors, 'processor')} and {format_count(workers, 'worker')}"
     if workers < processors:
         return f"more num_workers would help, as {has}"
     return f"{has}: more would not help; decode less, or smaller pictures"

@@ -13,12 +13,12 @@ class Caller:
     # True for the user that the daemon runs as.
     is_daemon: bool = False
     # May administer the node: datasets, pins, limits, other users' jobs.
-    administers: bool = False
+    is_administrator: bool = False
     # May mount: reads the tiers, and reports what was read.
-    mounts: bool = False
+    may_mount: bool = False
 
     def __str__(self) -> str:
         return f"user {self.uid}" if self.uid >= 0 else "an unknown user"
 
 
-UNKNOWN: Final = Caller(-1)
+UNKNOWN_CALLER: Final = Caller(-1)

@@ -15,24 +15,24 @@ import click
 
 from cachefs import __version__
 from cachefs.errors import CachefsError
-from cachefs.extras import needs_extra
-from cachefs.fetch_frames import fetch_socket
+from cachefs.extras import require_extra
+from cachefs.fetch_frames import fetch_socket_path
 
-with needs_extra("daemon", "cachefsd"):
-    from cachefs.systemd import feed_watchdog, notify
+with require_extra("daemon", "cachefsd"):
+    from cachefs.systemd import feed_watchdog, notify_systemd
     from cachefs_daemon import config as configuration
-    from cachefs_daemon.api.fetch_channel import FetchChannel
-    from cachefs_daemon.api.identity import Admission
-    from cachefs_daemon.api.server import Server
+    from cachefs_daemon.api.fetch_channel import FetchChannelServer
+    from cachefs_daemon.api.identity import CallerRights
+    from cachefs_daemon.api.server import RpcServer
     from cachefs_daemon.api.service import Service
     from cachefs_daemon.config import Config, InvalidConfig
     from cachefs_daemon.live_settings import LiveSettings
     from cachefs_daemon.node import Node
-    from cachefs_daemon.peers.own_certificate import certificate_remark
-    from cachefs_daemon.runtime import collector, descriptors, logs
+    from cachefs_daemon.peers.own_certificate import own_certificate_problem
+    from cachefs_daemon.runtime import descriptors, garbage_collector, logs
     from cachefs_daemon.runtime.threads import Threads
     from cachefs_daemon.store import config_check, group_access
-    from cachefs_daemon.store.storage import Foresight, Storage
+    from cachefs_daemon.store.storage import PlanningParts, Storage
     from cachefs_daemon.store_settings import store_config
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cachefs_daemon")
 
-USAGE: Final = 2
+USAGE_ERROR: Final = 2
 # Calls in progress when the daemon is told to stop may end within this time.
-GRACE: Final = 5.0
+GRACE_SECONDS: Final = 5.0
 # A stop that takes longer is stuck (a hung disk); a killed daemon loses nothing, one that does not end does harm.
 STOP_DEADLINE: Final = 20.0
 # Cached data is for members of the socket's group, not for all users of the machine. Mounts of other users read the
@@ -75,29 +75,29 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
     except InvalidConfig as error:
         for problem in error.problems:
             click.echo(f"cachefsd: {problem}", err=True)
-        sys.exit(USAGE)
+        sys.exit(USAGE_ERROR)
     if check_config:
-        _check(config)
+        _check_config(config)
         return
-    logs.set_up(config.daemon.log_level, config.daemon.log_format)
+    logs.set_up_logging(config.daemon.log_level, config.daemon.log_format)
     os.umask(UMASK)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller may ignore it; then no child could be waited for
     try:
-        run(config, read)
+        run_daemon(config, read)
     except CachefsError as error:
         log.critical("%s", error)
         sys.exit(1)
 
 
-def _check(config: Config) -> None:
+def _check_config(config: Config) -> None:
     """Print every error that would keep the daemon from starting, then warnings, then a summary of the configuration.
 
-    Exits with USAGE where there are errors.
+    Exits with USAGE_ERROR where there are errors.
     """
     store = store_config(config)
     wrong, warnings = list(config_check.problems(store)), [*config_check.notes(store), *config.remarks()]
     try:
-        if why := certificate_remark(config.cluster):
+        if why := own_certificate_problem(config.cluster):
             warnings.append(why)
     except CachefsError as error:
         wrong.append(str(error))
@@ -106,24 +106,24 @@ def _check(config: Config) -> None:
     for warning in warnings:
         click.echo(f"cachefsd: warning: {warning}", err=True)
     if wrong:
-        sys.exit(USAGE)
+        sys.exit(USAGE_ERROR)
     click.echo(f"configuration is valid: {config.summary()}")
 
 
-def run(config: Config, read: Callable[[], Config]) -> None:
+def run_daemon(config: Config, read: Callable[[], Config]) -> None:
     """Serve until SIGTERM or SIGINT. *read* loads the configuration again. Raises CachefsError at the start."""
     log.info("cachefsd %s (pid %d): %s", __version__, os.getpid(), config.summary())
     descriptors.raise_limit()
     for remark in config.remarks():
         log.warning("%s", remark)
     if config.daemon.socket_group:
-        _share_with(config.daemon.socket_group)
+        _set_file_group(config.daemon.socket_group)
     store = store_config(config)
-    storage = Storage(store, Foresight.empty(in_cluster=config.cluster.enabled))
+    storage = Storage(store, PlanningParts.empty(in_cluster=config.cluster.enabled))
     threads = Threads()
     try:
         if config.daemon.socket_group:
-            group_access.give(store, os.getegid())
+            group_access.give_to_group(store, os.getegid())
         asyncio.run(_serve(config, read, storage, threads))
     finally:
         threads.close()
@@ -131,7 +131,7 @@ def run(config: Config, read: Callable[[], Config]) -> None:
     log.info("stopped")
 
 
-def _share_with(group: str) -> None:
+def _set_file_group(group: str) -> None:
     """Make *group* the group of every file created from now on. Raises CachefsError."""
     try:
         os.setegid(grp.getgrnam(group).gr_gid)
@@ -144,13 +144,13 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
     node = Node(config, storage, threads)
     live = LiveSettings(node, read)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, live.reload_or_log)
-    descriptors.tell_of_shortage(asyncio.get_running_loop(), node.errors)
+    descriptors.report_shortage(asyncio.get_running_loop(), node.errors)
     settings = config.daemon
-    admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
-    channel = FetchChannel(fetch_socket(settings.socket), admission, node.fetcher, node.errors)
+    admission = CallerRights(os.geteuid(), config.security.admin_group, settings.socket_group)
+    channel = FetchChannelServer(fetch_socket_path(settings.socket), admission, node.fetcher, node.errors)
     local = _local_pages(node) if config.metrics.listen or config.web.listen else None
-    node.open_data_plane(channel.adopt)
-    server = Server(Service(node, live), settings.socket, admission, channel)
+    node.open_data_plane(channel.adopt_connection)
+    server = RpcServer(Service(node, live), settings.socket, admission, channel)
     background: list[asyncio.Task[None]] = []
     try:
         await node.start()
@@ -158,22 +158,22 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
             await local.start()
         await server.start()
         if local is not None:
-            for place in local.places:
+            for place in local.descriptions:
                 log.info("%s", place)
             background.append(asyncio.create_task(local.run()))
         endless = (node.maintain(), feed_watchdog(), server.keep_reachable())
         background += [asyncio.create_task(work) for work in endless]
-        collector.settle()
+        garbage_collector.freeze_present_objects()
         log.info("ready on %s", settings.socket)
-        notify("READY=1")
+        notify_systemd("READY=1")
         storage.report_former_tiers()
         await stopped.wait()
-        notify("STOPPING=1")
+        notify_systemd("STOPPING=1")
         _enforce_stop()
         await node.stop_background()
         if local is not None:
             await local.stop()
-        await server.stop(GRACE)
+        await server.stop(GRACE_SECONDS)
     finally:
         for task in background:
             task.cancel()
@@ -183,7 +183,7 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
 
 def _local_pages(node: Node) -> "LocalPages":
     """Return the pages for programs of this machine. Imported only where it is used: with aiohttp it takes 14 MB."""
-    with needs_extra("daemon", "cachefsd"):
+    with require_extra("daemon", "cachefsd"):
         from cachefs_daemon.api.local_pages import LocalPages
 
     return LocalPages(node)

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from cachefs_daemon.section import OptionalPath, Seconds, Section, Size
 
 DEFAULT_PORT: Final = 7380
-MOST_NODES: Final = 4096
+MAX_NODES: Final = 4096
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._-]+){1,16}")
@@ -24,7 +24,7 @@ _VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
 @dataclass(frozen=True, slots=True)
-class ListedNode:
+class StaticNode:
     """A node of a static list."""
 
     name: str
@@ -44,13 +44,13 @@ def _from_environment(value: object) -> object:
     return content
 
 
-def _name(value: str) -> str:
+def _check_name(value: str) -> str:
     if value and not _NAME.fullmatch(value):
         raise ValueError("expected up to 63 letters, digits, dots, dashes and underscores")
     return value
 
 
-def _host(value: str) -> str:
+def _check_host(value: str) -> str:
     if value and not _HOST.fullmatch(value):
         raise ValueError('expected the name or the address of a host, without a port, such as "10.0.0.5"')
     return value
@@ -68,12 +68,12 @@ def split_address(text: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def _address(value: str) -> str:
+def _check_address(value: str) -> str:
     split_address(value)
     return value
 
 
-def listed_node(text: str) -> ListedNode:
+def parse_static_node(text: str) -> StaticNode:
     """Parse one entry of `cluster.nodes`. Raises ValueError with the expected format."""
     first, *options = (part.strip() for part in text.split(","))
     name, separator, address = first.partition("=")
@@ -84,15 +84,15 @@ def listed_node(text: str) -> ListedNode:
     for option in options:
         key, _, value = option.partition("=")
         if key == "zone":
-            zone = _name(value)
+            zone = _check_name(value)
         elif key == "weight":
-            weight = _weight(value)
+            weight = _parse_weight(value)
         else:
             raise ValueError(f"{option!r} is unknown; after the address there may be zone=NAME and weight=NUMBER")
-    return ListedNode(name, host, port, zone, weight)
+    return StaticNode(name, host, port, zone, weight)
 
 
-def _weight(text: str) -> float:
+def _parse_weight(text: str) -> float:
     try:
         weight = float(text)
     except ValueError:
@@ -102,12 +102,12 @@ def _weight(text: str) -> float:
     return weight
 
 
-def _listed(value: str) -> str:
-    listed_node(value)
+def _check_static_node(value: str) -> str:
+    parse_static_node(value)
     return value
 
 
-def _endpoint(value: str) -> str:
+def _normalize_endpoint(value: str) -> str:
     try:
         url = urlsplit(value)
         port = url.port or 2379
@@ -120,30 +120,30 @@ def _endpoint(value: str) -> str:
     return f"{url.scheme}://{host}:{port}"
 
 
-def _prefix(value: str) -> str:
+def _check_prefix(value: str) -> str:
     if value and (not _PREFIX.fullmatch(value) or len(value) > 255):
         raise ValueError('expected a prefix of keys such as "/cachefs/training"')
     return value
 
 
-Name = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_name)]
-Host = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_host)]
-Address = Annotated[str, AfterValidator(_address)]
-Observer = Annotated[str, Field(min_length=1), AfterValidator(_host)]
+Name = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_check_name)]
+Host = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_check_host)]
+Address = Annotated[str, AfterValidator(_check_address)]
+Observer = Annotated[str, Field(min_length=1), AfterValidator(_check_host)]
 
 
 class ClusterSection(Section):
     """[cluster]: many nodes that share one cache."""
 
     membership: Literal["none", "static", "etcd", "kubernetes"] = "none"
-    cluster: Annotated[str, Field(min_length=1), AfterValidator(_name)] = "default"
+    cluster: Annotated[str, Field(min_length=1), AfterValidator(_check_name)] = "default"
     name: Name = ""
     zone: Name = ""
     listen: Address = f"127.0.0.1:{DEFAULT_PORT}"
     advertise: Host = ""
-    nodes: Annotated[tuple[Annotated[str, AfterValidator(_listed)], ...], Field(max_length=MOST_NODES)] = ()
-    etcd: Annotated[tuple[Annotated[str, AfterValidator(_endpoint)], ...], Field(max_length=16)] = ()
-    prefix: Annotated[str, AfterValidator(_prefix)] = ""
+    nodes: Annotated[tuple[Annotated[str, AfterValidator(_check_static_node)], ...], Field(max_length=MAX_NODES)] = ()
+    etcd: Annotated[tuple[Annotated[str, AfterValidator(_normalize_endpoint)], ...], Field(max_length=16)] = ()
+    prefix: Annotated[str, AfterValidator(_check_prefix)] = ""
     etcd_user: str = ""
     etcd_password_file: OptionalPath = None
     etcd_ca: OptionalPath = None
@@ -175,19 +175,19 @@ class ClusterSection(Section):
         return self.name or re.sub(r"[^A-Za-z0-9._-]+", "-", socket.gethostname())[:63].strip(".-_") or "node"
 
     @property
-    def listed(self) -> tuple[ListedNode, ...]:
+    def static_nodes(self) -> tuple[StaticNode, ...]:
         """The nodes of the static list."""
-        return tuple(map(listed_node, self.nodes))
+        return tuple(map(parse_static_node, self.nodes))
 
     @property
-    def listens(self) -> tuple[str, int]:
+    def listen_address(self) -> tuple[str, int]:
         """Host and port of the data plane. The control endpoint has the next port."""
         return split_address(self.listen)
 
     @property
-    def advertised(self) -> str:
+    def advertised_host(self) -> str:
         """The host under which others reach this node."""
-        return self.advertise or self.listens[0]
+        return self.advertise or self.listen_address[0]
 
     @property
     def key_prefix(self) -> str:
@@ -233,7 +233,7 @@ def remarks(section: ClusterSection) -> Iterator[str]:
             yield f"cluster.{unused[0]}: has no effect, since cluster.membership is none"
         return
     elsewhere = any(not is_loopback(urlsplit(url).hostname or "") for url in section.etcd)
-    if is_loopback(section.advertised) and (elsewhere or section.membership == "kubernetes"):
+    if is_loopback(section.advertised_host) and (elsewhere or section.membership == "kubernetes"):
         yield (
             f"cluster.listen = {section.listen!r}: no other machine reaches this node there; set it to this machine's "
             "address, with a port"
@@ -245,7 +245,7 @@ def remarks(section: ClusterSection) -> Iterator[str]:
         )
     if section.secret_file is not None and not section.needs_secret:
         yield "cluster.secret_file: has no effect with tls_ca, tls_cert and tls_key, or with insecure_peers"
-    named = [section.listens[0], *(node.host for node in section.listed)]
+    named = [section.listen_address[0], *(node.host for node in section.static_nodes)]
     if section.needs_secret and "localhost" in named:
         yield (
             'cluster: "localhost" may be two addresses, and another user may listen on one of them; write 127.0.0.1 or '
@@ -268,7 +268,7 @@ def problems(section: ClusterSection) -> Iterator[str]:
 
 
 def _address_problems(section: ClusterSection) -> Iterator[str]:
-    host, _ = section.listens
+    host, _ = section.listen_address
     if host in ("0.0.0.0", "::") and not section.advertise and section.membership != "static":
         yield (
             f"cluster.listen = {section.listen!r}: says not how others reach this node; set cluster.advertise to its "
@@ -280,7 +280,7 @@ def _address_problems(section: ClusterSection) -> Iterator[str]:
     if not is_loopback(host):
         yield f"cluster.listen = {section.listen!r}: without certificates only loopback is safe; {way_out}"
     elif section.membership == "static":
-        for node in section.listed:
+        for node in section.static_nodes:
             if not is_loopback(node.host):
                 yield (
                     f"cluster.nodes: {node.name} at {node.host} is another machine, which needs certificates; {way_out}"
@@ -307,7 +307,7 @@ def _file_problems(key: str, path: Path | None) -> Iterator[str]:
 
 
 def _list_problems(section: ClusterSection) -> Iterator[str]:
-    listed, own = section.listed, section.own_name
+    listed, own = section.static_nodes, section.own_name
     if not listed:
         yield 'cluster.nodes: is empty; list all nodes, this one too, as NAME=HOST:PORT (membership = "static")'
         return
@@ -328,7 +328,7 @@ def _list_problems(section: ClusterSection) -> Iterator[str]:
     mine = [node for node in listed if node.name == own]
     if not mine:
         yield f"cluster.nodes: this node, {own}, is not in the list; add it, or set cluster.name to its name there"
-    elif mine[0].port != section.listens[1]:
+    elif mine[0].port != section.listen_address[1]:
         yield (
             f"cluster.listen = {section.listen!r}: others look for this node ({own}) at port {mine[0].port}, "
             "as cluster.nodes says"

@@ -21,7 +21,7 @@ from cachefs.cgroup import memory_limits
 from cachefs.errors import ConfigError
 from cachefs.mount_table import file_system_kinds
 from cachefs.planning.eviction.policies import PolicyName
-from cachefs.sizes import Share, format_size
+from cachefs.sizes import SizeSetting, format_size
 from cachefs.socket_path import DEFAULT_SOCKET, MAX_SOCKET_PATH
 from cachefs_daemon import cluster_section
 from cachefs_daemon.cluster_section import ClusterSection
@@ -37,8 +37,8 @@ MAX_BLOCK_SIZE: Final = 64 << 20
 RECORD_OVERHEAD: Final = 64 << 10
 # Processors per fetch process, and the largest number of fetch processes that "auto" gives: see
 # docs/decisions/0040-fetch-processes.md.
-PROCESSORS_EACH: Final = 8
-MOST_AUTO: Final = 4
+PROCESSORS_PER_PROCESS: Final = 8
+MAX_AUTO: Final = 4
 AUTO: Final = -1
 MAX_PROCESSES: Final = 64
 MIN_LISTING: Final = 1 << 20
@@ -47,7 +47,7 @@ MIN_LISTING: Final = 1 << 20
 FEW_BLOCKS: Final = 8
 SMALL_RESERVE: Final = 64 << 10
 # Characters of a wrong value that a message shows.
-MOST_SHOWN: Final = 100
+MAX_SHOWN: Final = 100
 
 
 class InvalidConfig(ConfigError):
@@ -58,7 +58,7 @@ class InvalidConfig(ConfigError):
         self.problems = problems  # one line each
 
 
-def _processes(value: object) -> int:
+def _parse_processes(value: object) -> int:
     if value == "auto":
         return AUTO
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PROCESSES:
@@ -66,7 +66,7 @@ def _processes(value: object) -> int:
     return value
 
 
-Processes = Annotated[int, BeforeValidator(_processes)]
+Processes = Annotated[int, BeforeValidator(_parse_processes)]
 
 
 class DaemonSection(Section):
@@ -86,8 +86,8 @@ class MemorySection(Section):
     """[memory]: the memory tier."""
 
     dir: AbsolutePath = Path("/dev/shm/cachefs")
-    budget: Amount = Share(percent=25)
-    min_free: Amount = Share(percent=5)
+    budget: Amount = SizeSetting(percent=25)
+    min_free: Amount = SizeSetting(percent=5)
     segment_size: Size = 64 << 20
 
 
@@ -95,8 +95,8 @@ class SsdSection(Section):
     """[ssd]: the SSD tier, which exists where the file has this table with a budget above 0."""
 
     dir: AbsolutePath = Path("/var/lib/cachefs/ssd")
-    budget: Amount = Share(percent=50)
-    min_free: Amount = Share(percent=10)
+    budget: Amount = SizeSetting(percent=50)
+    min_free: Amount = SizeSetting(percent=10)
     segment_size: Size = 256 << 20
     require_mount: OptionalPath = None
 
@@ -163,27 +163,27 @@ class Config(Section):
         """The number of fetch processes."""
         if self.prefetch.processes != AUTO:
             return self.prefetch.processes
-        return min(MOST_AUTO, len(os.sched_getaffinity(0)) // PROCESSORS_EACH)
+        return min(MAX_AUTO, len(os.sched_getaffinity(0)) // PROCESSORS_PER_PROCESS)
 
     @property
     def memory_budget(self) -> int:
         """Bytes that the memory tier may take."""
-        return self.memory.budget.of(psutil.virtual_memory().total)
+        return self.memory.budget.resolve(psutil.virtual_memory().total)
 
     @property
     def memory_min_free(self) -> int:
         """Bytes of the memory tier's file system, and of the machine's memory, that stay free."""
-        return self.memory.min_free.of(_disk_size(self.memory.dir))
+        return self.memory.min_free.resolve(_disk_size(self.memory.dir))
 
     @property
     def ssd_budget(self) -> int:
         """Bytes that the SSD tier may take; 0 where there is none."""
-        return self.ssd.budget.of(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
+        return self.ssd.budget.resolve(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
 
     @property
     def ssd_min_free(self) -> int:
         """Bytes of the SSD tier's file system that stay free."""
-        return self.ssd.min_free.of(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
+        return self.ssd.min_free.resolve(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
 
     @property
     def plan_memory(self) -> int:
@@ -235,7 +235,7 @@ class Config(Section):
 
 
 # Largest file that is read: a device, or a file of data, may have no end.
-_MOST_BYTES: Final = 4 << 20
+_MAX_BYTES: Final = 4 << 20
 
 
 def load(path: Path | None) -> Config:
@@ -246,9 +246,9 @@ def load(path: Path | None) -> Config:
     path = path or DEFAULT_PATH
     try:
         with path.open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
-            raise InvalidConfig([f"is larger than {format_size(_MOST_BYTES)}; is it a configuration?"])
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise InvalidConfig([f"is larger than {format_size(_MAX_BYTES)}; is it a configuration?"])
         return parse(tomllib.loads(text.decode()))
     except OSError as error:
         raise InvalidConfig([f"{path}: cannot be read: {error.strerror}"]) from None
@@ -298,28 +298,28 @@ def _explain(detail: Any) -> str:
     """Return one line for an error of pydantic."""
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location)
-    if key in _GONE:
-        return f"{key}: {_GONE[key]}"
+    if key in _REMOVED_KEYS:
+        return f"{key}: {_REMOVED_KEYS[key]}"
     if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key; {_nearest(location)}"
+        return f"{key}: unknown key; {_suggest_key(location)}"
     if detail["type"] == "model_type":
-        return f"{key} = {_shown(detail['input'])}: expected a table, [{key}]"
+        return f"{key} = {_display_value(detail['input'])}: expected a table, [{key}]"
     if detail["type"] == "tuple_type":
-        return f'{key} = {_shown(detail["input"])}: expected a list, such as ["…"]'
+        return f'{key} = {_display_value(detail["input"])}: expected a list, such as ["…"]'
     message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
-    return f"{key} = {_shown(detail['input'])}: {message.replace('Input should be', 'expected')}"
+    return f"{key} = {_display_value(detail['input'])}: {message.replace('Input should be', 'expected')}"
 
 
-def _shown(value: object) -> str:
+def _display_value(value: object) -> str:
     """Return *value* as a message shows it."""
     try:
         text = repr(value)
     except ValueError:  # a number of 5,000 digits
         return "a number of very many digits"
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
-def _nearest(location: list[str]) -> str:
+def _suggest_key(location: list[str]) -> str:
     sections = {name: _SECTIONS[name].model_fields for name in _SECTIONS}
     *section, name = location
     known = list(sections[section[0]]) if section else list(sections)
@@ -339,14 +339,14 @@ _SECTIONS: Final[dict[str, type[Section]]] = {
 }  # fmt: skip
 
 # Keys of earlier releases, with the message for a file that still has them.
-_GONE: Final = {
+_REMOVED_KEYS: Final = {
     "origin.attempts": "is not used any more: a read is tried until daemon.read_deadline; remove the line",
 }
 
 
 def _contradictions(config: Config) -> Iterator[str]:
     """Yield an error for each contradiction between settings that are valid one by one."""
-    impossible = list(_impossible_directories(config)) or list(_roomless_directories(config))
+    impossible = list(_impossible_directories(config)) or list(_unusable_directories(config))
     yield from impossible
     daemon = config.daemon
     block = daemon.block_size
@@ -404,12 +404,12 @@ def _impossible_directories(config: Config) -> Iterator[str]:
             nearest = _nearest_existing(directory)
             # `cachefs_daemon.store.config_check` checks the directory itself.
             if nearest != directory and not nearest.is_dir():
-                yield f"{key} = {_shown(str(directory))}: {nearest} is no directory"
+                yield f"{key} = {_display_value(str(directory))}: {nearest} is no directory"
         except OSError as error:
-            yield f"{key} = {_shown(str(directory))}: {error.strerror}"
+            yield f"{key} = {_display_value(str(directory))}: {error.strerror}"
 
 
-def _roomless_directories(config: Config) -> Iterator[str]:
+def _unusable_directories(config: Config) -> Iterator[str]:
     """Yield an error for each tier on a file system that stores nothing, such as /proc."""
     better = {"memory.dir": "tmpfs, as /dev/shm is", **({"ssd.dir": "a disk"} if config.ssd is not None else {})}
     for key, kind in better.items():
@@ -419,8 +419,8 @@ def _roomless_directories(config: Config) -> Iterator[str]:
             device = nearest.stat().st_dev
             name = file_system_kinds().get(f"{os.major(device)}:{os.minor(device)}", "a file system")
             yield (
-                f"{key} = {_shown(str(directory))}: it is on {name} (of {nearest}), where nothing can be stored; "
-                f"choose a directory on {kind}"
+                f"{key} = {_display_value(str(directory))}: it is on {name} (of {nearest}), where nothing can be "
+                f"stored; choose a directory on {kind}"
             )
 
 

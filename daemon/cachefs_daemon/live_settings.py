@@ -1,6 +1,6 @@
 """The settings that can change while the daemon runs, and the reload of a changed file.
 
-LIVE alone determines which settings these are.
+LIVE_SETTINGS alone determines which settings these are.
 """
 
 import logging
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cachefs.errors import ConfigError
-from cachefs.messages import LogLevel, Reloaded, SettingChange
+from cachefs.messages import LogLevel, ReloadResult, SettingChange
 from cachefs_daemon.config import Config, InvalidConfig
 from cachefs_daemon.node import Node
 from cachefs_daemon.runtime import logs
@@ -18,32 +18,32 @@ from cachefs_daemon.store_settings import store_config
 
 log = logging.getLogger(__name__)
 
-Apply = Callable[[Node, Config], None]
+ApplySetting = Callable[[Node, Config], None]
 _NONE: Final = "none"
 
 
-def _resize(node: Node, config: Config) -> None:
+def _apply_tier_sizes(node: Node, config: Config) -> None:
     """Resize the tiers. Raises ConfigError, with nothing changed, where a tier cannot have that size."""
     node.storage.resize(store_config(config))
 
 
-def _log(_: Node, config: Config) -> None:
-    logs.set_up(config.daemon.log_level, config.daemon.log_format)
+def _apply_logging(_: Node, config: Config) -> None:
+    logs.set_up_logging(config.daemon.log_level, config.daemon.log_format)
 
 
 # By setting: the function that applies it. All other settings take a restart. Functions that may raise come first.
-LIVE: Final[Mapping[str, Apply]] = {
-    "memory.budget": _resize,
-    "memory.min_free": _resize,
-    "ssd.budget": _resize,
-    "ssd.min_free": _resize,
-    "daemon.log_level": _log,
-    "daemon.log_format": _log,
+LIVE_SETTINGS: Final[Mapping[str, ApplySetting]] = {
+    "memory.budget": _apply_tier_sizes,
+    "memory.min_free": _apply_tier_sizes,
+    "ssd.budget": _apply_tier_sizes,
+    "ssd.min_free": _apply_tier_sizes,
+    "daemon.log_level": _apply_logging,
+    "daemon.log_format": _apply_logging,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _SettingChange:
     """A setting with another value than before."""
 
     key: str
@@ -51,7 +51,7 @@ class _Change:
     now: object
 
     @property
-    def shown(self) -> SettingChange:
+    def to_message(self) -> SettingChange:
         return SettingChange(key=self.key, before=_text(self.before), now=_text(self.now))
 
 
@@ -63,22 +63,23 @@ class LiveSettings:
         self._node = node
         self._read = read
 
-    def reload(self) -> Reloaded:
-        """Apply the changed settings of LIVE. Raises ConfigError, with nothing changed, where the file is wrong."""
+    def reload(self) -> ReloadResult:
+        """Apply the changed settings of LIVE_SETTINGS. Raises ConfigError, with nothing changed, where the file is
+        wrong."""
         try:
             fresh = self._read()
         except InvalidConfig as error:
             raise ConfigError(f"the configuration stays as it was: {error}") from None
-        found = list(changes(self._node.config, fresh))
-        live = [change for change in found if change.key in LIVE]
-        merged = _with(self._node.config, live)
+        found = list(find_changes(self._node.config, fresh))
+        live = [change for change in found if change.key in LIVE_SETTINGS]
+        merged = _with_changes(self._node.config, live)
         changed = {change.key for change in live}
-        for apply in dict.fromkeys(apply for key, apply in LIVE.items() if key in changed):
+        for apply in dict.fromkeys(apply for key, apply in LIVE_SETTINGS.items() if key in changed):
             apply(self._node, merged)
         self._node.config = merged
-        answer = Reloaded(
-            applied=[change.shown for change in live],
-            restart=[change.shown for change in found if change.key not in LIVE],
+        answer = ReloadResult(
+            applied=[change.to_message for change in live],
+            restart=[change.to_message for change in found if change.key not in LIVE_SETTINGS],
         )
         for one in answer.applied:
             log.info("%s is %s now, and was %s", one.key, one.now, one.before)
@@ -102,23 +103,23 @@ class LiveSettings:
             if request.level not in logs.LEVELS:
                 raise ConfigError(f"log level {request.level!r}: expected one of {', '.join(logs.LEVELS)}")
             logs.set_level(request.level)
-        return LogLevel(level=logs.level())
+        return LogLevel(level=logs.current_level())
 
 
-def changes(before: Config, now: Config) -> Iterator[_Change]:
+def find_changes(before: Config, now: Config) -> Iterator[_SettingChange]:
     """Yield the differences, in the order of the sections. A table that is new, or gone, is one change."""
     for name in Config.model_fields:
         old, new = getattr(before, name), getattr(now, name)
         if old is None or new is None:
             if old is not new:
-                yield _Change(name, old, new)
+                yield _SettingChange(name, old, new)
             continue
         for key in type(new).model_fields:
             if getattr(old, key) != getattr(new, key):
-                yield _Change(f"{name}.{key}", getattr(old, key), getattr(new, key))
+                yield _SettingChange(f"{name}.{key}", getattr(old, key), getattr(new, key))
 
 
-def _with(config: Config, found: list[_Change]) -> Config:
+def _with_changes(config: Config, found: list[_SettingChange]) -> Config:
     """Return *config* with only these changes."""
     sections: dict[str, dict[str, Any]] = {}
     for change in found:

@@ -21,7 +21,7 @@ def split_listen(value: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _listen(value: str) -> str:
+def _check_listen(value: str) -> str:
     if not value:
         return value
     if value.startswith(UNIX):
@@ -40,4 +40,4 @@ def _listen(value: str) -> str:
 
 
 # HOST:PORT of loopback, or unix:/PATH; empty: not served.
-LocalListen = Annotated[str, AfterValidator(_listen)]
+LocalListen = Annotated[str, AfterValidator(_check_listen)]

@@ -15,12 +15,12 @@ from cachefs.cluster_messages import NodeCounters, TierUse
 from cachefs.errors import CachefsError
 from cachefs.job_messages import StallRow
 from cachefs.messages import PeerCounts, Stall
-from cachefs.planning.cluster.standing import Standing
+from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
-from cachefs_daemon.cluster.opening import open_membership
+from cachefs_daemon.cluster.open_membership import open_membership
 from cachefs_daemon.cluster.secret import load_secret
-from cachefs_daemon.cluster.shown import Traffic, no_traffic
+from cachefs_daemon.cluster.status import Traffic, no_traffic
 from cachefs_daemon.config import Config
 from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
@@ -28,48 +28,48 @@ from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.content.warmup_persistence import WarmupPersistence
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.records import SnapshotRecord
-from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
 from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
-from cachefs_daemon.fetch.carrying import Carrying
-from cachefs_daemon.fetch.elsewhere import Elsewhere
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_processes import FetchProcesses
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.guesser import Guesser
 from cachefs_daemon.fetch.home_routes import HomeRoutes
-from cachefs_daemon.fetch.pace import Pace
+from cachefs_daemon.fetch.missing_snapshots import MissingSnapshots
+from cachefs_daemon.fetch.peer_source import PeerSource
 from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
-from cachefs_daemon.fetch.readers import PageCaches, Readers
-from cachefs_daemon.fetch.slots import FetchSlots
-from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
+from cachefs_daemon.fetch.readahead import ReadaheadFetcher
+from cachefs_daemon.fetch.reader_callbacks import PageCacheCallbacks, ReaderCallbacks
+from cachefs_daemon.fetch.step_timer import StepTimer
 from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.persistence import JobPersistence
-from cachefs_daemon.jobs.plan_room import PlanRoom
+from cachefs_daemon.jobs.plan_memory import PlanMemory
+from cachefs_daemon.jobs.process_reads import ProcessReads
 from cachefs_daemon.jobs.registry import JobRegistry
-from cachefs_daemon.jobs.told_reads import ToldReads
 from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.pushers import Pushers, TierFacts
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.report_dispatcher import JobConsumersByMount, ReportDispatcher, ReportHandlers
 from cachefs_daemon.reporting.residency import Residency
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
 from cachefs_daemon.store.tier_troubles import TierTroubles
-from cachefs_daemon.troubles import NOTICED, AwayNode, Found, Lasting, Server, Troubles
+from cachefs_daemon.troubles import NOTICE_SECONDS, AwayNode, CachedValue, ServerWithDatasets, TroubleInputs, Troubles
 
 # Modules that only a node of a cluster needs are imported where they are used: with their dependencies they take 14 MB.
 if TYPE_CHECKING:
-    from cachefs_daemon.content.used_snapshots import Reading
+    from cachefs_daemon.content.used_snapshots import LocalRead
     from cachefs_daemon.cooperation.cooperation import Cooperation
-    from cachefs_daemon.cooperation.draining import Draining
-    from cachefs_daemon.cooperation.filling import Filling
+    from cachefs_daemon.cooperation.draining import DrainController
+    from cachefs_daemon.cooperation.rebalance import Rebalance
     from cachefs_daemon.node_sharing import NodeSharing
-    from cachefs_daemon.peers.plane import Adopt, DataPlane
+    from cachefs_daemon.peers.plane import AdoptConnection, DataPlane
 
-Endless = Callable[[], Coroutine[Any, Any, None]]  # runs as long as the daemon
+BackgroundWork = Callable[[], Coroutine[Any, Any, None]]  # runs as long as the daemon
 
 MAINTENANCE_SECONDS: Final = 2.0
 # Mounts report at least every 10 s. Before all have, it is unknown which snapshots they use.
@@ -92,33 +92,35 @@ class Node:
         self.started, self.began = time.monotonic(), time.time()
         self.errors = ErrorLog()
         self._tier_troubles = TierTroubles(self.errors)
-        plan, presence = storage.foresight.plan, storage.foresight.presence
+        plan, presence = storage.planning.plan, storage.planning.presence
         state_dir, origin = config.daemon.state_dir, config.origin
         self._secret = load_secret(config.cluster)
         self.membership = open_membership(config.cluster, state_dir, config.memory_budget, config.ssd_budget)
         self.data_plane = self._make_data_plane() if config.cluster.enabled else None
         self.traffic: Traffic = self.data_plane.traffic if self.data_plane is not None else no_traffic
-        snapshots = HeldSnapshots(state_dir / "snapshots", config.daemon.block_size)
+        snapshots = OpenSnapshots(state_dir / "snapshots", config.daemon.block_size)
         self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
-        slots = FetchSlots(origin.max_connections, origin.max_bytes_in_flight)
+        slots = ConcurrencyLimiter(origin.max_connections, origin.max_bytes_in_flight)
         self.fetcher = Fetcher(
-            storage.blocks, snapshots.source, threads, slots, self.errors, config.daemon.read_deadline
+            storage.blocks, snapshots.block_source, threads, slots, self.errors, config.daemon.read_deadline
         )
         processes = config.fetch_processes if config.prefetch.enabled else 0
         self._home_routes: HomeRoutes | None = None
-        self._snapshot_lacks = SnapshotLacks()
-        self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
-        self.fetcher.bringing.carry = self.carrying.take
-        self.fetcher.bringing.renewed = snapshots.renewed
-        self.fetcher.bringing.is_replaced = self.catalog.is_replaced
-        self.carrying.discard = self.fetcher.bringing.tally.discard
+        self._missing_snapshots = MissingSnapshots()
+        self.process_fetches = FetchProcesses(
+            storage.reservations, threads, self.errors, processes, config.daemon.read_deadline
+        )
+        self.fetcher.in_flight_fetches.fetch_in_process = self.process_fetches.try_fetch
+        self.fetcher.in_flight_fetches.renew_source = snapshots.renew_source
+        self.fetcher.in_flight_fetches.is_replaced = self.catalog.is_replaced
+        self.process_fetches.discard = self.fetcher.in_flight_fetches.counts.count_discarded
         if self.data_plane is not None:
-            self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
-            self.fetcher.awaited = AwaitedSnapshots(
+            self.fetcher.in_flight_fetches.peer_source = self._make_peer_source(self.data_plane, slots)
+            self.fetcher.awaited_snapshots = AwaitedSnapshots(
                 lambda one: snapshots.get(one) is not None,
                 lambda one: self.sharing is not None and self.sharing.is_coming(one),
             )
-            snapshots.on_hold = self.fetcher.awaited.came
+            snapshots.on_open = self.fetcher.awaited_snapshots.resume_requests
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
@@ -131,59 +133,59 @@ class Node:
             lambda one: self.sharing is not None and self.sharing.used.keep_if_read(one),
         )
         self.mounts = MountRegistry(self.instance, self._on_mounts)
-        room = PlanRoom(config.plan_memory)
-        loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)
+        room = PlanMemory(config.plan_memory)
+        loader = EpochLoader(plan, storage.presence_watch, storage.blocks, self.fetcher, threads, room)
         self.jobs = JobRegistry(self.catalog, plan, presence, loader, lambda: storage.capacity)
-        audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
-        pace = Pace(plan)
+        audiences = JobConsumersByMount(self.mounts, self.jobs, self.catalog)
+        pace = StepTimer(plan)
         limits = FetchLimits(
-            config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.most_planned
+            config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.max_planned
         )
         tiers = TierFacts(lambda: fetches.last_window, lambda: storage.capacity)
-        self.pushers = Pushers(plan, presence, storage.foresight.coverage, audiences, tiers)
-        fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.foresight.standing, self.pushers)
+        self.pushers = Pushers(plan, presence, storage.planning.coverage, audiences, tiers)
+        fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.planning.standing, self.pushers)
         attribution = Attribution(plan, self.jobs)
-        pages = PageCaches(self.pushers.takes, self.pushers.guess)
-        self.guesser = Guesser(self.fetcher, storage, threads, snapshots.get, pages)
-        listeners = Listeners(
+        pages = PageCacheCallbacks(self.pushers.can_push, self.pushers.push_readahead)
+        self.readahead = ReadaheadFetcher(self.fetcher, storage, threads, snapshots.get, pages)
+        listeners = ReportHandlers(
             self.jobs,
             attribution,
             audiences,
             self.pushers,
             pace,
-            fetches.late,
-            self.guesser.on_reads,
-            self.catalog.prepare,
+            fetches.note_late_reads,
+            self.readahead.note_reads,
+            self.catalog.prepare_origins,
         )
-        self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
-        self.told_reads = ToldReads()
-        self.troubles = Troubles(self._find_troubles, attribution.jobs_of)
-        self.jobs.troubles = self.troubles.of
-        self.jobs.troubles_now = functools.partial(self.troubles.of, fresh=True)
-        self.jobs.waiting = Lasting(functools.partial(self._waiting_rows, attribution)).get
+        self.report_dispatcher = ReportDispatcher(self.mounts, listeners, storage.tiering, threads)
+        self.process_reads = ProcessReads()
+        self.troubles = Troubles(self._trouble_inputs, attribution.attribute_failed_reads)
+        self.jobs.troubles_cached = self.troubles.troubles_of
+        self.jobs.troubles_now = functools.partial(self.troubles.troubles_of, fresh=True)
+        self.jobs.waiting_stalls = CachedValue(functools.partial(self._waiting_rows, attribution)).get
         self.residency = Residency(storage.index, storage.tiering, presence, plan)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._warmup_persistence = WarmupPersistence(self.warmups, self.catalog.snapshot, state_dir, threads)
-        self._endless: list[Endless] = [
+        self._background_work: list[BackgroundWork] = [
             self._job_persistence.run, self._mount_persistence.run, self._warmup_persistence.run,
         ]  # fmt: skip
         if config.prefetch.enabled:
-            self._endless += self._fetching_ahead(pace, fetches)
+            self._background_work += self._fetching_ahead(pace, fetches)
         if config.prefetch.enabled and config.prefetch.guess:
-            self.fetcher.on_ask = self.guesser.asked
-            self.fetcher.read_in_parts()
-            self._endless.append(self.guesser.run)
+            self.fetcher.on_demand = self.readahead.note_demand
+            self.fetcher.enable_random_reads()
+            self._background_work.append(self.readahead.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
-        self._filling: Filling | None = None
+        self._rebalance: Rebalance | None = None
         self.draining = self._make_draining()
-        self._make_reception()
+        self._make_observer_endpoint()
         self._background: list[asyncio.Task[None]] = []
 
     def _waiting_rows(self, attribution: Attribution) -> list[StallRow]:
         now = asyncio.get_running_loop().time()
-        return attribution.waiting(
+        return attribution.waiting_rows(
             [
                 Stall(one.key, now - one.since, f"peer {one.peers[0]}" if one.peers else "origin")
                 for one in self.fetcher.waiting_reads(now)
@@ -191,34 +193,34 @@ class Node:
             ]
         )
 
-    def _find_troubles(self) -> Found:
+    def _trouble_inputs(self) -> TroubleInputs:
         now = asyncio.get_running_loop().time()
-        servers: dict[int, Server] = {}
+        servers: dict[int, ServerWithDatasets] = {}
         datasets: dict[str, str] = {}
         for dataset in self.catalog:
             endpoint, known = dataset.origin.endpoint, [one.id for one in dataset.record.snapshots]
             datasets |= dict.fromkeys(known, dataset.record.name)
             if id(endpoint) not in servers:  # many datasets may share one, and its status takes a microsecond
-                servers[id(endpoint)] = Server(endpoint, endpoint.status(), [])
+                servers[id(endpoint)] = ServerWithDatasets(endpoint, endpoint.status(), [])
             servers[id(endpoint)].snapshots.extend(known)
-        return Found(
+        return TroubleInputs(
             servers=list(servers.values()),
-            reads=self.fetcher.waiting_reads(now - NOTICED),
+            reads=self.fetcher.waiting_reads(now - NOTICE_SECONDS),
             loop_now=now,
-            failures=self.fetcher.failures.all(),
+            failures=self.fetcher.failures.latest_first(),
             nodes=list(self._away_nodes(now)),
-            tiers=self._tier_troubles.now,
+            tiers=self._tier_troubles.current,
             datasets=datasets,
         )
 
     def _away_nodes(self, now: float) -> Iterator[AwayNode]:
         """Yield the nodes of the cluster that are not asked, or send no heartbeat. now: loop time."""
-        elsewhere, plane = self.fetcher.bringing.elsewhere, self.data_plane
+        elsewhere, plane = self.fetcher.in_flight_fetches.peer_source, self.data_plane
         if plane is None:
             return
         silent = elsewhere.silent_nodes() if elsewhere is not None else {}
         for record in self.membership.view.others:
-            if reason := plane.client.silence(record.id):
+            if reason := plane.client.silence_reason(record.id):
                 yield AwayNode(record.name, reason)
             elif record.id in silent:
                 since = time.time() - (now - silent[record.id])
@@ -231,55 +233,55 @@ class Node:
 
         return DataPlane(self.config.cluster, self.membership, self.errors, self._secret)
 
-    def _make_draining(self) -> "Draining | None":
+    def _make_draining(self) -> "DrainController | None":
         """Create the parts that join and leave the cluster, and that fetch blocks from peers as members change."""
         if self.sharing is None or self.data_plane is None:
             return None
-        from cachefs_daemon.cooperation.cooperation import ring_of
-        from cachefs_daemon.cooperation.draining import Draining
-        from cachefs_daemon.cooperation.filling import Filling, FillingParts
+        from cachefs_daemon.cooperation.cooperation import placement_ring_of
+        from cachefs_daemon.cooperation.draining import DrainController
+        from cachefs_daemon.cooperation.rebalance import Rebalance, RebalanceParts
 
         cooperation = self.cooperation
-        foresight, sharing = self.storage.foresight, self.sharing
-        filling = self._filling = Filling(
-            FillingParts(
+        foresight, sharing = self.storage.planning, self.sharing
+        filling = self._rebalance = Rebalance(
+            RebalanceParts(
                 membership=self.membership,
                 shared=self.sharing.shared,
                 client=self.data_plane.client,
                 blocks=self.storage.blocks,
                 plan=foresight.plan,
-                standing=foresight.standing or Standing(),
+                standing=foresight.standing or Ownership(),
                 threads=self.threads,
                 snapshots=lambda: self.catalog.read_snapshots(sharing.used.is_read),
-                pending=lambda: self.sharing is not None and self.sharing.is_behind,
-                cooperating=cooperation.get if cooperation is not None else lambda snapshot: None,
-                free=lambda: sum(self.storage.tiering.unlocked.free_by_tier),
+                is_snapshot_pending=lambda: self.sharing is not None and self.sharing.is_behind,
+                shared_snapshot=cooperation.shared_snapshot if cooperation is not None else lambda snapshot: None,
+                free_bytes=lambda: sum(self.storage.tiering.unlocked.free_by_tier),
                 replicas=self.config.cluster.replicas,
                 bandwidth=self.config.cluster.bandwidth,
             ),
-            ring_of(self.membership.view),
+            placement_ring_of(self.membership.view),
         )
-        self.membership.listen(lambda view: filling.follow(ring_of(view)))
+        self.membership.add_listener(lambda view: filling.set_ring(placement_ring_of(view)))
         if self._home_routes is not None:
-            self._home_routes.is_filling = filling.is_filling
-        draining = Draining(self.membership, self.sharing.shared, lambda: bool(self.jobs.consumers))
-        self._endless += [filling.run, draining.run]
+            self._home_routes.is_rebalancing = filling.is_searching
+        draining = DrainController(self.membership, self.sharing.shared, lambda: bool(self.jobs.consumers))
+        self._background_work += [filling.run, draining.run]
         return draining
 
-    def _make_reception(self) -> None:
+    def _make_observer_endpoint(self) -> None:
         """Serve the observers and schedulers that the configuration names, if any."""
         section, sharing, draining = self.config.cluster, self.sharing, self.draining
         if sharing is None or draining is None or not (section.observers or section.schedulers):
             return
-        from cachefs_daemon.reporting.orders import Means, Orders
-        from cachefs_daemon.reporting.reception import Reception
-        from cachefs_daemon.reporting.reports import Reports, Sources
+        from cachefs_daemon.reporting.command_executor import CommandContext, CommandExecutor
+        from cachefs_daemon.reporting.observer_endpoint import ObserverEndpoint
+        from cachefs_daemon.reporting.reports import NodeReports, ReportSources
         from cachefs_daemon.reporting.shard_warmups import ShardWarmups
 
-        storage, plan = self.storage, self.storage.foresight.plan
+        storage, plan = self.storage, self.storage.planning.plan
         warmups = ShardWarmups(self.warmups, plan, self.jobs, self.threads)
-        reports = Reports(
-            Sources(
+        reports = NodeReports(
+            ReportSources(
                 instance=self.instance,
                 membership=self.membership,
                 catalog=self.catalog,
@@ -289,29 +291,31 @@ class Node:
                 warmups=warmups,
                 threads=self.threads,
                 usage=storage.usage,
-                traffic=self._traffic,
-                reads=self.mounts.reads,
+                traffic=self._traffic_totals,
+                reads=self.mounts.read_counts,
             )
         )
-        means = Means(self.catalog, self.pins, self.quotas, storage, self.threads, warmups, draining.drain_here)
-        Reception(sharing.shared.endpoint, self.membership, reports, Orders(means))
-        self._endless.append(reports.run)
+        means = CommandContext(
+            self.catalog, self.pins, self.quotas, storage, self.threads, warmups, draining.drain_this_node
+        )
+        ObserverEndpoint(sharing.shared.endpoint, self.membership, reports, CommandExecutor(means))
+        self._background_work.append(reports.run)
 
-    def _traffic(self) -> tuple[int, int, int]:
+    def _traffic_totals(self) -> tuple[int, int, int]:
         """Return bytes since the start: from origins, from other nodes, to other nodes."""
         counts = self.peer_counts()
         return self.fetcher.fetched_bytes, counts.bytes, counts.served_bytes
 
-    def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> "Cooperation | None":
+    def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: OpenSnapshots) -> "Cooperation | None":
         """Create the part that fetches for readers of other nodes. None where nothing is fetched ahead."""
-        foresight, sharing = self.storage.foresight, self.sharing
+        foresight, sharing = self.storage.planning, self.sharing
         if foresight.standing is None or sharing is None or not self.config.prefetch.enabled:
             return None
-        from cachefs_daemon.cooperation.cooperation import Cooperation, Parts
-        from cachefs_daemon.cooperation.routes import Routes
+        from cachefs_daemon.cooperation.cluster_routes import ClusterRoutes
+        from cachefs_daemon.cooperation.cooperation import Cooperation, CooperationParts
 
         cooperation = Cooperation(
-            Parts(
+            CooperationParts(
                 plan=foresight.plan,
                 standing=foresight.standing,
                 tiering=self.storage.tiering,
@@ -326,12 +330,14 @@ class Node:
                 replicas=self.config.cluster.replicas,
             )
         )
-        self._endless.append(cooperation.run)
+        self._background_work.append(cooperation.run)
         if self.data_plane is not None:
-            self.data_plane.on_served = cooperation.on_served
-        elsewhere = self.fetcher.bringing.elsewhere
+            self.data_plane.on_served = cooperation.note_served_blocks
+        elsewhere = self.fetcher.in_flight_fetches.peer_source
         if elsewhere is not None:
-            elsewhere.route = Routes(self.membership, elsewhere.route, cooperation.get, self._snapshot_lacks).route
+            elsewhere.find_route = ClusterRoutes(
+                self.membership, elsewhere.find_route, cooperation.shared_snapshot, self._missing_snapshots
+            ).find_route
         return cooperation
 
     def _margins(self) -> dict[str, float]:
@@ -339,14 +345,14 @@ class Node:
         others = self.cooperation.margins() if self.cooperation is not None else {}
         return {**self.jobs.margins(), **others}
 
-    def _make_sharing(self, held: HeldSnapshots) -> "NodeSharing":
-        from cachefs_daemon.content.used_snapshots import ReadHere
-        from cachefs_daemon.node_sharing import NodeSharing, Surroundings
+    def _make_sharing(self, held: OpenSnapshots) -> "NodeSharing":
+        from cachefs_daemon.content.used_snapshots import LocalDatasets
+        from cachefs_daemon.node_sharing import NodeSharing, SharingContext
 
-        here = ReadHere(self.catalog, held, self.changes, self.errors, self._mounted, self._read_here)
+        here = LocalDatasets(self.catalog, held, self.changes, self.errors, self._mount_point_of, self._local_reads)
         certificates = self.data_plane.certificates if self.data_plane is not None else None
         return NodeSharing(
-            Surroundings(
+            SharingContext(
                 self.config.cluster,
                 self.membership,
                 certificates,
@@ -354,39 +360,44 @@ class Node:
                 here,
                 self.jobs,
                 self.threads,
-                self._count,
+                self._own_counters,
             )
         )
 
-    def _mounted(self, dataset: str) -> str:
+    def _mount_point_of(self, dataset: str) -> str:
         """Return the mount point of a dataset on this node; "" where it is not mounted."""
-        mount = self.mounts.using(dataset)
+        mount = self.mounts.mount_of(dataset)
         return mount.mountpoint if mount is not None else ""
 
-    def _read_here(self) -> "Iterator[Reading]":
+    def _local_reads(self) -> "Iterator[LocalRead]":
         """Yield what the mounts, jobs and warm-ups of this node read."""
-        from cachefs_daemon.content.used_snapshots import Reading
+        from cachefs_daemon.content.used_snapshots import LocalRead
 
-        for one in self.mounts.shown(lambda name: found.record if (found := self.catalog.find(name)) else None):
-            yield Reading(one.name, one.snapshots, one.mountpoint, one.stays)
+        for one in self.mounts.shown_datasets(
+            lambda name: found.record if (found := self.catalog.find(name)) else None
+        ):
+            yield LocalRead(one.name, one.snapshots, one.mountpoint, one.stays)
         for dataset, snapshot in self._read_without_mounts():
-            yield Reading(dataset, [snapshot])
+            yield LocalRead(dataset, [snapshot])
 
     def _read_without_mounts(self) -> set[tuple[str, str]]:
         """Return the datasets and snapshots that jobs and warm-ups read."""
-        return {*((one.request.dataset, one.snapshot.id) for one in self.jobs.consumers), *self.warmups.reading()}
+        return {
+            *((one.request.dataset, one.snapshot.id) for one in self.jobs.consumers),
+            *self.warmups.read_snapshots(),
+        }
 
-    def _may_use(self, snapshot: SnapshotRecord) -> bool:
+    def _may_be_read(self, snapshot: SnapshotRecord) -> bool:
         """Return whether a mount, job or warm-up of the cluster may still read *snapshot*, which is not current."""
         if self.sharing is not None and self.sharing.used.is_used(snapshot.id):
             return True
-        return any(read == snapshot.id for _, read in self._read_without_mounts()) or self.mounts.may_use(snapshot)
+        return any(read == snapshot.id for _, read in self._read_without_mounts()) or self.mounts.may_read(snapshot)
 
     def _on_mounts(self) -> None:
         if self.sharing is not None:
-            self.sharing.used.look_soon()
+            self.sharing.used.check_soon()
 
-    async def _count(self) -> NodeCounters:
+    async def _own_counters(self) -> NodeCounters:
         from cachefs_daemon.node_sharing import counters_of
 
         usage = await self.threads.run(self.storage.usage)
@@ -401,43 +412,43 @@ class Node:
         section = self.config.cluster
         return msgspec.structs.replace(counters, replicas=section.replicas, grace=section.grace)
 
-    def _elsewhere(self, plane: "DataPlane", slots: FetchSlots) -> Elsewhere:
+    def _make_peer_source(self, plane: "DataPlane", slots: ConcurrencyLimiter) -> PeerSource:
         """Create the source of blocks that consists of the other nodes. slots: limits the reads from origins."""
         membership, steal = self.membership, self.config.cluster.steal
-        self._home_routes = HomeRoutes(membership, self._snapshot_lacks, self.config.cluster.replicas)
-        route = self._home_routes.route
-        found = Elsewhere(plane.client, route, membership, slots, self._snapshot_lacks, steal=steal)
-        membership.listen(found.on_view)
+        self._home_routes = HomeRoutes(membership, self._missing_snapshots, self.config.cluster.replicas)
+        route = self._home_routes.find_route
+        found = PeerSource(plane.client, route, membership, slots, self._missing_snapshots, steal=steal)
+        membership.add_listener(found.on_view)
         return found
 
     def peer_counts(self) -> PeerCounts:
         """Return counters of the blocks exchanged with other nodes."""
-        bringing, plane = self.fetcher.bringing, self.data_plane
-        if bringing.elsewhere is None or plane is None:
+        bringing, plane = self.fetcher.in_flight_fetches, self.data_plane
+        if bringing.peer_source is None or plane is None:
             return PeerCounts()
-        served = list(plane.servers.served().values()) if plane.servers is not None else []
+        served = list(plane.servers.served_totals().values()) if plane.servers is not None else []
         return PeerCounts(
             blocks=bringing.peer_blocks,
             bytes=bringing.peer_bytes,
             served_blocks=sum(one.blocks for one in served),
             served_bytes=sum(one.bytes for one in served),
             served_fetched=sum(one.fetched for one in served),
-            filled=self._filling.got if self._filling is not None else 0,
-            **asdict(bringing.elsewhere.counts),
+            filled=self._rebalance.fetched_blocks if self._rebalance is not None else 0,
+            **asdict(bringing.peer_source.counts),
         )
 
-    def _fetching_ahead(self, pace: Pace, fetches: FetchPlan) -> list[Endless]:
+    def _fetching_ahead(self, pace: StepTimer, fetches: FetchPlan) -> list[BackgroundWork]:
         """Return the background work that fetches blocks before they are read."""
         config, storage, threads = self.config, self.storage, self.threads
-        plan, presence = storage.foresight.plan, storage.foresight.presence
-        readers = Readers(self._margins, self.jobs.fetched, self.pushers.is_active)
+        plan, presence = storage.planning.plan, storage.planning.presence
+        readers = ReaderCallbacks(self._margins, self.jobs.note_fetched_block, self.pushers.has_active_pusher)
         promotions = PromotionPlan(plan, presence, config.prefetch.memory_ahead)
         return [
             Prefetcher(fetches, pace, self.fetcher, storage.tiering, threads, readers).run,
             Promoter(promotions, pace, storage.blocks, storage.tiering, threads, readers).run,
         ]
 
-    def open_data_plane(self, adopt: "Adopt") -> None:
+    def open_data_plane(self, adopt: "AdoptConnection") -> None:
         """Listen for other nodes, where the node is in a cluster. Call before `start`. adopt: serves a connection of
         the fetch channel. Raises ConfigError."""
         if self.data_plane is not None:
@@ -447,8 +458,8 @@ class Node:
     async def start(self) -> None:
         """Restore the state of the previous daemon, and begin to work."""
         await self._mount_persistence.restore()
-        await self.pins.apply()
-        await self.quotas.apply()
+        await self.pins.apply_records()
+        await self.quotas.apply_records()
         await self._job_persistence.restore()
         await self.membership.start()
         if self.sharing is not None:
@@ -458,24 +469,24 @@ class Node:
         if self.draining is None:
             await self.membership.announce("active")
         await self._warmup_persistence.restore()
-        self._background = [asyncio.create_task(run()) for run in self._endless]
+        self._background = [asyncio.create_task(run()) for run in self._background_work]
 
     async def maintain(self) -> None:
         """Run as long as the daemon. Each step repeats on its own, so that limits are enforced in time."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._repeat(self._keep_order))
+            group.create_task(self._repeat(self._forget_ended))
             group.create_task(self._repeat(self._check_snapshots))
-            group.create_task(self._repeat(self._look_at_tiers))
+            group.create_task(self._repeat(self._check_tiers))
             for each in self._upkeep():
                 group.create_task(self._repeat(functools.partial(self.threads.upkeep, each)))
 
     def _upkeep(self) -> list[Callable[[], None]]:
         """Return the steps of the upkeep in threads, each on its own: a disk that hangs holds up one of them."""
         maintenance = self.storage.maintenance
-        for_tiers = (maintenance.keep_limit, maintenance.retry)
+        for_tiers = (maintenance.enforce_limit, maintenance.retry_tier)
         by_tier = [functools.partial(step, tier) for step in for_tiers for tier in (MEMORY, SSD)]
-        for_cluster = [self._secret.keep_file] if self._secret is not None else []
-        return [*by_tier, maintenance.keep_quotas, maintenance.compact, *for_cluster]
+        for_cluster = [self._secret.restore_file] if self._secret is not None else []
+        return [*by_tier, maintenance.enforce_quotas, maintenance.compact, *for_cluster]
 
     async def _repeat(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
@@ -487,15 +498,15 @@ class Node:
             except Exception as error:
                 self.errors.add("maintenance", f"internal error ({error!r})", bug=error)
 
-    async def _keep_order(self) -> None:
-        self.exchange.refresh()
-        await self.jobs.end_lapsed()
+    async def _forget_ended(self) -> None:
+        self.report_dispatcher.forget_ended()
+        await self.jobs.end_gone()
         if time.monotonic() - self.started > PRUNE_AFTER:
-            await self.catalog.prune(self._may_use)
+            await self.catalog.forget_unused(self._may_be_read)
 
-    async def _look_at_tiers(self) -> None:
-        self._tier_troubles.look(self.storage.usage())
-        self.troubles.all()  # records since when each trouble exists
+    async def _check_tiers(self) -> None:
+        self._tier_troubles.check_tiers(self.storage.usage())
+        self.troubles.all_troubles()  # records since when each trouble exists
 
     async def _check_snapshots(self) -> None:
         for problem in await self.catalog.check_files():
@@ -523,7 +534,7 @@ class Node:
         if self.data_plane is not None:
             await self.data_plane.stop()
         await self.fetcher.close()
-        await self.carrying.close()
+        await self.process_fetches.close()
         await self.catalog.close()
 
 

@@ -8,34 +8,34 @@ from typing import Any, Final
 
 import msgspec
 
-from cachefs.cluster_messages import MOST_GIVERS, NodeCounters, TierUse
+from cachefs.cluster_messages import MAX_RECEIVED_NODES, NodeCounters, TierUse
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.content.shared_datasets import SharedDatasets
-from cachefs_daemon.content.used_snapshots import ReadHere, UsedSnapshots
+from cachefs_daemon.content.used_snapshots import LocalDatasets, UsedSnapshots
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.shared_consumers import SharedConsumers
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.peers.tls import Certificates, member_of, names_of
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing.blobs import Blobs
-from cachefs_daemon.sharing.consumers import Consumers
+from cachefs_daemon.sharing.blobs import SharedBlobs
+from cachefs_daemon.sharing.consumers import PublishedConsumers
 from cachefs_daemon.sharing.observers import Observers
 from cachefs_daemon.sharing.peer_http import PeerFailed
-from cachefs_daemon.sharing.security import Security
+from cachefs_daemon.sharing.security import ConnectionSecurity
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 from cachefs_daemon.sharing.state import SharedState
 
 # Seconds within which other nodes answer with their counters.
 COUNTERS_SECONDS: Final = 2.0
 
-Count = Callable[[], Coroutine[Any, Any, NodeCounters]]
+CountNode = Callable[[], Coroutine[Any, Any, NodeCounters]]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SharingContext:
     """The parts of the node, and the settings, that `NodeSharing` uses."""
 
     section: ClusterSection
@@ -44,38 +44,40 @@ class Surroundings:
     certificates: Certificates | None
     # None where nodes do not authenticate each other, or have certificates.
     secret: ClusterSecret | None
-    here: ReadHere
+    local_datasets: LocalDatasets
     jobs: JobRegistry
     threads: Threads
     # Returns this node's counters, for other nodes.
-    count: Count
+    own_counters: CountNode
 
 
 class NodeSharing:
     """Shares state with other nodes. Its attributes are parts for other modules. Used on the event loop."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        held = around.here.held
-        section = around.section
-        observers = Observers.of(section.observers, section.schedulers)
+    def __init__(self, context: SharingContext) -> None:
+        self._context = context
+        held = context.local_datasets.held
+        section = context.section
+        observers = Observers.from_names(section.observers, section.schedulers)
         self.shared = SharedState(
-            section.cluster, around.membership, security_of(around.certificates, around.secret), observers
+            section.cluster, context.membership, security_of(context.certificates, context.secret), observers
         )
-        self.blobs = Blobs(self.shared, around.threads)
-        self.consumers = Consumers(self.shared, self.blobs)
+        self.blobs = SharedBlobs(self.shared, context.threads)
+        self.consumers = PublishedConsumers(self.shared, self.blobs)
         self.files = SnapshotFiles(
-            self.shared, lambda one: held.path(one) if held.get(one) is not None else None, around.threads
+            self.shared, lambda one: held.path(one) if held.get(one) is not None else None, context.threads
         )
-        self.datasets = SharedDatasets(self.shared, self.files, around.here, lambda one: self.used.is_fetched(one))
-        self.used = UsedSnapshots(self.shared, self.files, around.here, self.datasets.is_coming)
+        self.datasets = SharedDatasets(
+            self.shared, self.files, context.local_datasets, lambda one: self.used.is_transferring(one)
+        )
+        self.used = UsedSnapshots(self.shared, self.files, context.local_datasets, self.datasets.is_coming)
         self.shared.counters = self._own_counters
-        self._jobs = SharedConsumers(around.jobs, self.shared, self.blobs)
+        self._jobs = SharedConsumers(context.jobs, self.shared, self.blobs)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Raises CachefsError."""
-        host, port = self._around.section.listens
+        host, port = self._context.section.listen_address
         await self.datasets.start()
         self.used.start()
         await self.shared.start(host, port + 1)
@@ -95,7 +97,7 @@ class NodeSharing:
     @property
     def is_behind(self) -> bool:
         """Whether published state of other nodes is not followed yet, or a snapshot is on its way here."""
-        return self.datasets.is_behind or self.used.is_behind
+        return self.datasets.is_catching_up or self.used.is_catching_up
 
     def problems(self) -> list[str]:
         """Return the errors of the cluster's datasets on this node, a line each."""
@@ -103,16 +105,16 @@ class NodeSharing:
 
     async def counters(self) -> dict[str, NodeCounters]:
         """Return counters of all nodes by id, this one included; for a node that does not answer, the reason."""
-        found = {self._around.membership.view.me: await self._around.count()}
+        found = {self._context.membership.view.me: await self._context.own_counters()}
         for node, answer in (await self.shared.node_counters(COUNTERS_SECONDS)).items():
-            found[node] = _counters(answer)
+            found[node] = _decode_counters(answer)
         return found
 
     async def _own_counters(self) -> bytes:
-        return msgspec.msgpack.encode(await self._around.count())
+        return msgspec.msgpack.encode(await self._context.own_counters())
 
 
-def _counters(answer: bytes | PeerFailed) -> NodeCounters:
+def _decode_counters(answer: bytes | PeerFailed) -> NodeCounters:
     if isinstance(answer, PeerFailed):
         return NodeCounters(problem=str(answer))
     try:
@@ -121,19 +123,21 @@ def _counters(answer: bytes | PeerFailed) -> NodeCounters:
         return NodeCounters(problem=f"what it says cannot be understood: {error}")
 
 
-def security_of(certificates: Certificates | None, secret: ClusterSecret | None = None) -> Security:
+def security_of(certificates: Certificates | None, secret: ClusterSecret | None = None) -> ConnectionSecurity:
     """Return the connection security that these certificates, or this secret, give."""
     if certificates is None:
-        return Security(secret=secret)
-    return Security(certificates.server, certificates.client, _refusal, _names)
+        return ConnectionSecurity(secret=secret)
+    return ConnectionSecurity(
+        certificates.server_context, certificates.client_context, _certificate_problem, _certificate_names
+    )
 
 
-def _names(ssl_object: Any) -> frozenset[str]:
+def _certificate_names(ssl_object: Any) -> frozenset[str]:
     return names_of(ssl_object.getpeercert()) if ssl_object is not None else frozenset()
 
 
-def _refusal(ssl_object: Any, node: NodeRecord | None) -> str:
-    names = _names(ssl_object)
+def _certificate_problem(ssl_object: Any, node: NodeRecord | None) -> str:
+    names = _certificate_names(ssl_object)
     shown = ", ".join(sorted(names))[:100] or "no name"
     if node is not None and member_of(names, [node]) is None:
         return f"its certificate is that of {shown}, and not of {node.name}"
@@ -150,7 +154,7 @@ def counters_of(
 ) -> NodeCounters:
     """Create this node's counters. fetched: blocks and bytes from origins. started: monotonic seconds. received: by
     node."""
-    givers = sorted(received.items(), key=lambda each: -each[1])[:MOST_GIVERS]
+    givers = sorted(received.items(), key=lambda each: -each[1])[:MAX_RECEIVED_NODES]
     running = [job for job in jobs if job.state == JobState.RUNNING]
     return NodeCounters(
         uptime=time.monotonic() - started,

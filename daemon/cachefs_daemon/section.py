@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from cachefs.sizes import Share, parse_share, parse_size
+from cachefs.sizes import SizeSetting, parse_share, parse_size
 
 
 class Section(BaseModel):
@@ -24,7 +24,7 @@ def _absolute(path: Path) -> Path:
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]
-Amount = Annotated[Share, BeforeValidator(parse_share)]
+Amount = Annotated[SizeSetting, BeforeValidator(parse_share)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 # Empty text means None.
 OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: None if value == "" else value)]

@@ -1,7 +1,7 @@
 """The troubles of the node: one list, derived from the state of its parts, for every place that shows it.
 
-`Troubles` keeps the list for LASTS seconds, so the parts are examined twice a second at most, however many ask. Reading
-costs nothing extra: no counting or bookkeeping happens where reads are answered.
+`Troubles` keeps the list for CACHE_SECONDS, so the parts are examined twice a second at most, however many ask.
+Reading costs nothing extra: no counting or bookkeeping happens where reads are answered.
 """
 
 import time
@@ -13,26 +13,32 @@ import msgspec
 
 from cachefs.errors import OriginAccessDenied
 from cachefs.messages import EndpointStatus, Trouble
-from cachefs.troubles import Cause, concerning, is_failing, ordered
-from cachefs_daemon.fetch.waiting_reads import SETTLED, Reader, ReadFailure, WaitingRead, Whose
+from cachefs.trouble_texts import Cause, filter_by_snapshots, is_failing, sort_by_severity
+from cachefs_daemon.fetch.waiting_reads import (
+    LATE_PUBLICATION_SECONDS,
+    AttributeReads,
+    ReadAttribution,
+    ReadFailure,
+    WaitingRead,
+)
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.store.tier_troubles import TierTrouble
 
 # Seconds that a read has waited when it becomes a trouble.
-NOTICED: Final = 3.0
+NOTICE_SECONDS: Final = 3.0
 # Seconds for which failed reads are a trouble of the node. A job shows the failures of its whole time.
-RECENT: Final = 60.0
+RECENT_SECONDS: Final = 60.0
 # Seconds for which the list is kept, and its largest length.
-LASTS: Final = 0.5
-MOST: Final = 32
+CACHE_SECONDS: Final = 0.5
+MAX_TROUBLES: Final = 32
 
-_NO_JOB: Final = Reader(None, is_sure=False)
+_NO_JOB: Final = ReadAttribution(None, is_sure=False)
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerWithDatasets:
     """An origin server that has datasets."""
 
     endpoint: Endpoint
@@ -52,11 +58,11 @@ class AwayNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TroubleInputs:
     """The state of the node's parts. Times are unix times in seconds, except those of waiting reads, in loop time."""
 
-    servers: Sequence[Server]
-    # Reads that have waited for NOTICED seconds or longer, and the loop time now.
+    servers: Sequence[ServerWithDatasets]
+    # Reads that have waited for NOTICE_SECONDS or longer, and the loop time now.
     reads: Sequence[WaitingRead]
     loop_now: float
     failures: Sequence[ReadFailure]
@@ -66,31 +72,32 @@ class Found:
     datasets: dict[str, str]
 
 
-def derive(found: Found, now: float) -> list[Trouble]:
+def derive_troubles(inputs: TroubleInputs, now: float) -> list[Trouble]:
     """Return all troubles, the worst first, including old failures. now: unix time in seconds."""
-    servers = {id(one.endpoint): one for one in found.servers}
+    servers = {id(one.endpoint): one for one in inputs.servers}
     waiting: dict[tuple[Cause, str], list[WaitingRead]] = {}
-    for read in found.reads:
-        waiting.setdefault(_why(read, servers.get(id(read.endpoint)), found.datasets), []).append(read)
+    for read in inputs.reads:
+        waiting.setdefault(_cause_of(read, servers.get(id(read.endpoint)), inputs.datasets), []).append(read)
     troubles = [
-        *(_silent(one, waiting.pop((Cause.ORIGIN, one.status.name), []), found.loop_now, now) for one in found.servers
-          if one.status.silent),
-        *(_failing(one, found.datasets, now) for one in found.failures),
-        *(_away(one, waiting.pop((Cause.PEER, one.name), []), found.loop_now, now) for one in found.nodes),
-        *(Trouble(Cause.TIER, one.tier, one.since, now, one.text) for one in found.tiers),
+        *(_silent_server_trouble(one, waiting.pop((Cause.ORIGIN, one.status.name), []), inputs.loop_now, now)
+          for one in inputs.servers if one.status.silent),
+        *(_failed_reads_trouble(one, inputs.datasets, now) for one in inputs.failures),
+        *(_away_node_trouble(one, waiting.pop((Cause.PEER, one.name), []), inputs.loop_now, now)
+          for one in inputs.nodes),
+        *(Trouble(Cause.TIER, one.tier, one.since, now, one.text) for one in inputs.tiers),
     ]  # fmt: skip
     for (cause, subject), reads in waiting.items():
         known = next((at for at, one in enumerate(troubles) if (one.cause, one.subject) == (cause, subject)), None)
         if known is not None:
-            troubles[known] = _with_reads(troubles[known], reads, found.loop_now)
+            troubles[known] = _with_reads(troubles[known], reads, inputs.loop_now)
         else:
             server = servers.get(id(reads[0].endpoint))
             one = Trouble(cause, subject, now, now, _reason(cause, reads, server))
-            troubles.append(_with_reads(one, reads, found.loop_now, begins=True))
-    return ordered(troubles)[:MOST]
+            troubles.append(_with_reads(one, reads, inputs.loop_now, begins=True))
+    return sort_by_severity(troubles)[:MAX_TROUBLES]
 
 
-def _why(read: WaitingRead, server: Server | None, datasets: dict[str, str]) -> tuple[Cause, str]:
+def _cause_of(read: WaitingRead, server: ServerWithDatasets | None, datasets: dict[str, str]) -> tuple[Cause, str]:
     """Return the cause for which a read waits, and its subject."""
     if isinstance(read.trouble, OriginAccessDenied):
         return Cause.REFUSED, datasets.get(read.snapshot, read.snapshot[:12])
@@ -102,10 +109,10 @@ def _why(read: WaitingRead, server: Server | None, datasets: dict[str, str]) -> 
     # A read that has failed pauses until its next attempt, and waits for no slot.
     is_throttled = server is not None and server.status.width < server.status.most
     has_failed = read.trouble is not None and not is_throttled
-    return (Cause.SLOW if read.has_slot or has_failed else Cause.SLOT), name
+    return (Cause.SLOW if read.has_permit or has_failed else Cause.SLOT), name
 
 
-def _reason(cause: Cause, reads: Sequence[WaitingRead], server: Server | None) -> str:
+def _reason(cause: Cause, reads: Sequence[WaitingRead], server: ServerWithDatasets | None) -> str:
     said = next((str(one.trouble) for one in reads if one.trouble is not None), "")
     if cause is Cause.SLOT and server is not None:
         width = f"it gets {server.status.width} of {server.status.most} requests at once"
@@ -127,7 +134,9 @@ def _with_reads(one: Trouble, reads: Sequence[WaitingRead], loop_now: float, *, 
     )
 
 
-def _silent(server: Server, reads: Sequence[WaitingRead], loop_now: float, now: float) -> Trouble:
+def _silent_server_trouble(
+    server: ServerWithDatasets, reads: Sequence[WaitingRead], loop_now: float, now: float
+) -> Trouble:
     status = server.status
     one = Trouble(
         Cause.ORIGIN, status.name, now - status.silent, now - status.last_asked, status.reason,
@@ -136,22 +145,22 @@ def _silent(server: Server, reads: Sequence[WaitingRead], loop_now: float, now: 
     return _with_reads(one, reads, loop_now)
 
 
-def _failing(one: ReadFailure, datasets: dict[str, str], now: float) -> Trouble:
+def _failed_reads_trouble(one: ReadFailure, datasets: dict[str, str], now: float) -> Trouble:
     name = datasets.get(one.snapshot, one.snapshot[:12])
     return Trouble(one.cause, name, one.first, one.last, one.message, failed=one.waited, snapshots=[one.snapshot])
 
 
-def _away(one: AwayNode, reads: Sequence[WaitingRead], loop_now: float, now: float) -> Trouble:
+def _away_node_trouble(one: AwayNode, reads: Sequence[WaitingRead], loop_now: float, now: float) -> Trouble:
     return _with_reads(Trouble(Cause.PEER, one.name, one.since or now, now, one.reason), reads, loop_now)
 
 
-def recent(troubles: Iterable[Trouble], now: float) -> list[Trouble]:
-    """Return the troubles without failures older than RECENT."""
-    return [one for one in troubles if not is_failing(one.cause) or one.waiting or now - one.last < RECENT]
+def without_old_failures(troubles: Iterable[Trouble], now: float) -> list[Trouble]:
+    """Return the troubles without failures older than RECENT_SECONDS."""
+    return [one for one in troubles if not is_failing(one.cause) or one.waiting or now - one.last < RECENT_SECONDS]
 
 
-class Lasting(Generic[Value]):
-    """Caches a value for LASTS seconds. Used on the event loop."""
+class CachedValue(Generic[Value]):
+    """Caches a value for CACHE_SECONDS. Used on the event loop."""
 
     def __init__(self, make: Callable[[], Value]) -> None:
         self._make = make
@@ -160,7 +169,7 @@ class Lasting(Generic[Value]):
     def get(self, *, fresh: bool = False) -> Value:
         """Return the value. fresh: make it anew."""
         now = time.monotonic()
-        if fresh or self._made is None or now - self._made[0] >= LASTS:
+        if fresh or self._made is None or now - self._made[0] >= CACHE_SECONDS:
             self._made = now, self._make()
         return self._made[1]
 
@@ -168,52 +177,56 @@ class Lasting(Generic[Value]):
 class Troubles:
     """Keeps the list of the node's troubles. Used on the event loop."""
 
-    def __init__(self, look: Callable[[], Found], whose: Whose = lambda snapshot, keys: [_NO_JOB] * len(keys)) -> None:
-        """look: examines the parts of the node; whose: returns the jobs of failed reads."""
-        self._look = look
-        self._whose = whose
-        self._known = Lasting(self._find)
+    def __init__(
+        self,
+        examine: Callable[[], TroubleInputs],
+        attribute: AttributeReads = lambda snapshot, keys: [_NO_JOB] * len(keys),
+    ) -> None:
+        """examine: examines the parts of the node; attribute: returns the jobs of failed reads."""
+        self._examine = examine
+        self._attribute = attribute
+        self._cached = CachedValue(self._find_troubles)
         # By cause and subject of the present troubles: when each was first seen.
         self._since: dict[tuple[str, str], float] = {}
         self._failures: dict[tuple[str, str], ReadFailure] = {}  # by cause and snapshot
 
-    def _find(self) -> list[Trouble]:
-        parts = self._look()
+    def _find_troubles(self) -> list[Trouble]:
+        parts = self._examine()
         for failure in parts.failures:
-            failure.attribute(self._whose, time.time() - SETTLED)
+            failure.attribute(self._attribute, time.time() - LATE_PUBLICATION_SECONDS)
         self._failures = {(one.cause, one.snapshot): one for one in parts.failures}
-        found, before = derive(parts, time.time()), self._since
+        found, before = derive_troubles(parts, time.time()), self._since
         keys = [(one.cause, one.subject) for one in found]
         self._since = {
             key: min(one.since, before.get(key, one.since)) for key, one in zip(keys, found, strict=True)
         }  # fmt: skip
         return [msgspec.structs.replace(one, since=self._since[key]) for key, one in zip(keys, found, strict=True)]
 
-    def all(self, *, fresh: bool = False) -> list[Trouble]:
+    def all_troubles(self, *, fresh: bool = False) -> list[Trouble]:
         """Return all troubles, the worst first, including old failures. fresh: as they are now."""
-        return self._known.get(fresh=fresh)
+        return self._cached.get(fresh=fresh)
 
-    def now(self) -> list[Trouble]:
+    def present_troubles(self) -> list[Trouble]:
         """Return the present troubles, the worst first."""
-        return recent(self.all(), time.time())
+        return without_old_failures(self.all_troubles(), time.time())
 
-    def of(self, job: str, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
+    def troubles_of(self, job: str, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
         """Return the troubles of *job*, which has read *snapshots* since *began* (unix time in seconds): its reads that
         have failed since then, and failed reads that may be its own. fresh: as they are now."""
-        troubles = self.all(fresh=fresh)
+        troubles = self.all_troubles(fresh=fresh)
         if fresh:  # the job ends
             for failure in self._failures.values():
                 if failure.snapshot in snapshots:  # other jobs that have read these blocks may still be published
-                    failure.attribute(self._whose, time.time())
-        found = [one for one in concerning(troubles, snapshots) if one.last >= began]
-        return [each for one in found if (each := self._of_job(one, job, began)) is not None]
+                    failure.attribute(self._attribute, time.time())
+        found = [one for one in filter_by_snapshots(troubles, snapshots) if one.last >= began]
+        return [each for one in found if (each := self._as_job_trouble(one, job, began)) is not None]
 
-    def _of_job(self, one: Trouble, job: str, began: float) -> Trouble | None:
+    def _as_job_trouble(self, one: Trouble, job: str, began: float) -> Trouble | None:
         """Return the trouble as the job has it; None where it is only that of other jobs."""
         known = self._failures.get((one.cause, one.snapshots[0])) if one.failed else None
         if known is None:
             return one
-        own, unattributed = known.of(job, began)
+        own, unattributed = known.reads_of_job(job, began)
         is_ahead = known.ahead > 0 and known.ahead >= began
         if not own and not unattributed and not is_ahead:
             return msgspec.structs.replace(one, failed=0) if one.waiting else None

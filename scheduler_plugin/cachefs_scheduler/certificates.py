@@ -17,10 +17,10 @@ from cachefs.pem_files import PemFiles
 log = logging.getLogger(__name__)
 
 # Seconds between checks whether the files have changed.
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 
 
-class Renewed:
+class ReloadedTlsContext:
     """A TLS context that is rebuilt when its files change. Thread-safe."""
 
     def __init__(self, files: PemFiles, make: Callable[[PemFiles], ssl.SSLContext]) -> None:
@@ -28,26 +28,26 @@ class Renewed:
         self._files = files
         self._make = make
         self._lock = threading.Lock()
-        self._state = files.state
-        self._looked = time.monotonic()
-        self._newest = make(files)
+        self._state = files.stamps
+        self._checked_at = time.monotonic()
+        self._context = make(files)
 
-    def newest(self) -> ssl.SSLContext:
+    def current_context(self) -> ssl.SSLContext:
         """Return the context for the next connection."""
         with self._lock:
             now = time.monotonic()
-            if now - self._looked < LOOK_SECONDS:
-                return self._newest
-            self._looked = now
-            state = self._files.state
+            if now - self._checked_at < CHECK_SECONDS:
+                return self._context
+            self._checked_at = now
+            state = self._files.stamps
             if state != self._state:
                 self._state = state
-                self._follow()
-            return self._newest
+                self._reload()
+            return self._context
 
-    def _follow(self) -> None:
+    def _reload(self) -> None:
         try:
-            self._newest = self._make(self._files)
+            self._context = self._make(self._files)
         except ConfigError as error:
             log.warning("new certificates cannot be used yet, the former ones stay in use: %s", error)
             return
@@ -63,13 +63,13 @@ class ServerCertificates:
         def make(files: PemFiles) -> ssl.SSLContext:
             return _server_context(files, minimum)
 
-        self._renewed = Renewed(files, make)
+        self._reloaded = ReloadedTlsContext(files, make)
         # Python calls sni_callback for every ClientHello, so each handshake uses the newest context.
         self.context = make(files)
         self.context.sni_callback = self._use_newest
 
     def _use_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = self._renewed.newest()
+        connection.context = self._reloaded.current_context()
 
 
 def _server_context(files: PemFiles, minimum: ssl.TLSVersion) -> ssl.SSLContext:

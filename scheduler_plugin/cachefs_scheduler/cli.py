@@ -14,13 +14,13 @@ import click
 from cachefs import __version__
 from cachefs.durations import parse_duration
 from cachefs.errors import CachefsError
-from cachefs.extras import needs_extra
+from cachefs.extras import require_extra
 
-with needs_extra("scheduler", "cachefs-scheduler"):
-    from cachefs.systemd import feed_watchdog, notify
+with require_extra("scheduler", "cachefs-scheduler"):
+    from cachefs.systemd import feed_watchdog, notify_systemd
     from cachefs_scheduler import config as configuration
-    from cachefs_scheduler.config import Config, InvalidConfig
-    from cachefs_scheduler.service import Service
+    from cachefs_scheduler.config import InvalidSchedulerConfig, SchedulerConfig
+    from cachefs_scheduler.service import SchedulerService
 
 log = logging.getLogger("cachefs_scheduler")
 
@@ -47,7 +47,7 @@ def main(context: click.Context, path: Path | None, check_config: bool, log_leve
         return
     try:
         config = configuration.load(path)
-    except InvalidConfig as error:
+    except InvalidSchedulerConfig as error:
         for problem in error.problems:
             click.echo(f"cachefs-scheduler: {problem}", err=True)
         sys.exit(USAGE)
@@ -92,14 +92,14 @@ def open_gates_command(if_silent: float, api: str, namespace: str, lease: str) -
     click.echo(done)
 
 
-async def _open_gates(if_silent: float, place: str, namespace: str, lease: str) -> str:
+async def _open_gates(if_silent: float, api_location: str, namespace: str, lease: str) -> str:
     from cachefs_scheduler.kube.api import connect
-    from cachefs_scheduler.kube.open_gates import Silence, open_gates
+    from cachefs_scheduler.kube.open_gates import LeaseWatch, open_gates
 
-    api = await connect(place, namespace)
+    api = await connect(api_location, namespace)
     try:
-        silence = Silence(api, lease) if if_silent else None
-        if silence is not None and not await silence.lasts(if_silent):
+        silence = LeaseWatch(api, lease) if if_silent else None
+        if silence is not None and not await silence.is_silent_for(if_silent):
             return "a replica of the service renews its Lease: it opens gates itself"
         opened = await open_gates(api, silence)
     finally:
@@ -108,24 +108,24 @@ async def _open_gates(if_silent: float, place: str, namespace: str, lease: str) 
     return f"{opened.gates} {'gate was' if opened.gates == 1 else 'gates were'} opened{rest}"
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: SchedulerConfig) -> None:
     log.info("cachefs-scheduler %s (pid %d): %s", __version__, os.getpid(), config.summary())
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    if config.is_open_here:
+    if config.is_open_to_local_users:
         log.warning(
             "service.listen = %r: without certificates, every user of this machine may drain nodes, let copies go and "
             "change the queue; set service.tls_ca, tls_cert and tls_key, or ask the socket", config.service.listen,
         )  # fmt: skip
-    service = Service(config)
+    service = SchedulerService(config)
     watchdog = asyncio.create_task(feed_watchdog())
     try:
         await service.start()
         log.info("ready on %s", config.service.socket)
-        notify("READY=1")
+        notify_systemd("READY=1")
         await stopped.wait()
-        notify("STOPPING=1")
+        notify_systemd("STOPPING=1")
     finally:
         watchdog.cancel()
         await service.stop()

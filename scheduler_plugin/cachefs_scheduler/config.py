@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from cachefs.errors import ConfigError
-from cachefs.planning.scheduling.copies import ENOUGH
+from cachefs.planning.scheduling.copies import ENOUGH_HELD
 from cachefs.sizes import parse_size
 from cachefs.socket_path import MAX_SOCKET_PATH
 from cachefs_scheduler.kube_section import KubeSection
-from cachefs_scheduler.section import AbsolutePath, OptionalPath, Seconds, Section, problems
+from cachefs_scheduler.section import AbsolutePath, OptionalPath, SchedulerSection, Seconds, problem_lines
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefs-scheduler.toml")
 # Port of a daemon's data plane; its control endpoint has the next port.
@@ -24,7 +24,7 @@ DAEMON_PORT: Final = 7380
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
-class InvalidConfig(ConfigError):
+class InvalidSchedulerConfig(ConfigError):
     """Lists all problems of a configuration."""
 
     def __init__(self, problems: list[str]) -> None:
@@ -52,7 +52,7 @@ Rate = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[!-~]+$")]
 
 
-class ServiceSection(Section):
+class ServiceSection(SchedulerSection):
     """[service]: the service itself and its endpoints."""
 
     socket: AbsolutePath = Path("/run/cachefs-scheduler/cachefs-scheduler.sock")
@@ -66,7 +66,7 @@ class ServiceSection(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class ClusterSection(Section):
+class ObservedClusterSection(SchedulerSection):
     """[cluster]: the daemons that the service queries."""
 
     nodes: Annotated[tuple[Address, ...], Field(max_length=64)] = ()
@@ -77,7 +77,7 @@ class ClusterSection(Section):
     orders: bool = True
 
 
-class LinksSection(Section):
+class LinksSection(SchedulerSection):
     """[links]: network bandwidths in bytes per second; 0: unknown."""
 
     origin: Rate = 0
@@ -90,7 +90,7 @@ class LinksSection(Section):
 Cleanup = Literal["none", "ttl", "lru", "pin"]
 
 
-class DatasetSection(Section):
+class DatasetSection(SchedulerSection):
     """[datasets.NAME], and [defaults] for all others: limits of jobs on a dataset, and the clean-up of its copies."""
 
     max_jobs_per_copy: Annotated[int, Field(ge=0, le=1_000_000)] = 0
@@ -101,19 +101,19 @@ class DatasetSection(Section):
     release: bool = True
 
 
-class QueueSection(Section):
+class QueueSection(SchedulerSection):
     """[queue]: waiting jobs."""
 
     forgotten: Seconds = 900.0
     most_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    copy_from: Annotated[float, Field(gt=0, le=1)] = ENOUGH
+    copy_from: Annotated[float, Field(gt=0, le=1)] = ENOUGH_HELD
 
 
-class Config(Section):
+class SchedulerConfig(SchedulerSection):
     """The whole configuration."""
 
     service: ServiceSection = ServiceSection()
-    cluster: ClusterSection = ClusterSection()
+    cluster: ObservedClusterSection = ObservedClusterSection()
     names: dict[Name, Name] = Field(default_factory=dict)
     regions: dict[str, str] = Field(default_factory=dict)
     links: LinksSection = LinksSection()
@@ -122,12 +122,12 @@ class Config(Section):
     queue: QueueSection = QueueSection()
     kube: KubeSection | None = None
 
-    def dataset(self, name: str) -> DatasetSection:
+    def dataset_section(self, name: str) -> DatasetSection:
         """Return the section that applies to a dataset."""
         return self.datasets.get(name, self.defaults)
 
     @property
-    def is_open_here(self) -> bool:
+    def is_open_to_local_users(self) -> bool:
         """Return whether every user of this machine has the whole API, because it listens on loopback without
         certificates."""
         service = self.service
@@ -143,27 +143,27 @@ class Config(Section):
         return ", ".join(parts)
 
 
-def load(path: Path | None) -> Config:
-    """Load a configuration file; None: the default path. Raises InvalidConfig."""
+def load(path: Path | None) -> SchedulerConfig:
+    """Load a configuration file; None: the default path. Raises InvalidSchedulerConfig."""
     if path is None and not DEFAULT_PATH.exists():
-        raise InvalidConfig([f"{DEFAULT_PATH} does not exist; name another file with --config"])
+        raise InvalidSchedulerConfig([f"{DEFAULT_PATH} does not exist; name another file with --config"])
     path = path or DEFAULT_PATH
     try:
         raw = tomllib.loads(path.read_text())
     except OSError as error:
-        raise InvalidConfig([f"{path}: {error.strerror}"]) from None
+        raise InvalidSchedulerConfig([f"{path}: {error.strerror}"]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidConfig([f"{path}: {error}"]) from None
+        raise InvalidSchedulerConfig([f"{path}: {error}"]) from None
     try:
-        config = Config.model_validate(raw)
+        config = SchedulerConfig.model_validate(raw)
     except ValidationError as error:
-        raise InvalidConfig([f"{path}: {one}" for one in problems(Config, error)]) from None
-    if found := list(_problems(config)):
-        raise InvalidConfig([f"{path}: {problem}" for problem in found])
+        raise InvalidSchedulerConfig([f"{path}: {one}" for one in problem_lines(SchedulerConfig, error)]) from None
+    if found := list(_conflicts(config)):
+        raise InvalidSchedulerConfig([f"{path}: {problem}" for problem in found])
     return config
 
 
-def _problems(config: Config) -> Iterator[str]:
+def _conflicts(config: SchedulerConfig) -> Iterator[str]:
     """Yield conflicts between settings that are valid one by one."""
     if not config.cluster.nodes:
         yield (
@@ -178,18 +178,18 @@ def _problems(config: Config) -> Iterator[str]:
             if file is not None and not file.is_file():
                 yield f"{prefix}.{key} = {str(file)!r}: there is no such file"
     service = config.service
-    if service.listen and service.tls_ca is None and not service.insecure and not config.is_open_here:
+    if service.listen and service.tls_ca is None and not service.insecure and not config.is_open_to_local_users:
         yield (
             f"service.listen = {service.listen!r}: without certificates only loopback is safe; set service.tls_ca, "
             "tls_cert and tls_key, or insecure = true where you trust everybody on that network"
         )
     if len(bytes(service.socket)) > MAX_SOCKET_PATH:
         yield f"service.socket = {str(service.socket)!r}: paths of sockets have at most {MAX_SOCKET_PATH} bytes"
-    for name, count in _doubled(config.names.values()):
+    for name, count in _duplicate_names(config.names.values()):
         yield f"names: {count} names of the scheduler stand for the node {name}; each node has one"
 
 
-def _doubled(names: Any) -> Iterator[tuple[str, int]]:
+def _duplicate_names(names: Any) -> Iterator[tuple[str, int]]:
     seen: dict[str, int] = {}
     for name in names:
         seen[name] = seen.get(name, 0) + 1

@@ -5,13 +5,13 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cachefs_scheduler.section import AbsolutePath, OptionalPath, Section
+from cachefs_scheduler.section import AbsolutePath, OptionalPath, SchedulerSection
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
-def split_address(text: str) -> tuple[str, int]:
+def split_listen_address(text: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT or [HOST]:PORT. Raises ValueError with the expected form."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -24,7 +24,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def _address(value: str) -> str:
-    split_address(value)
+    split_listen_address(value)
     return value
 
 
@@ -38,7 +38,7 @@ Address = Annotated[str, AfterValidator(_address)]
 ObjectName = Annotated[str, AfterValidator(_object_name)]
 
 
-class KubeSection(Section):
+class KubeSection(SchedulerSection):
     """[kube]: the Kubernetes integration; absent if the file has no such table."""
 
     # Address for kube-scheduler and the API server's webhooks; with TLS if there is a certificate.

@@ -9,33 +9,33 @@ from typing import Annotated, Any, Final, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 # Characters of a value in a message.
-MOST_SHOWN: Final = 100
+MAX_SHOWN: Final = 100
 
 
-class Section(BaseModel):
+class SchedulerSection(BaseModel):
     """A table of the file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _absolute(path: Path) -> Path:
+def _absolute_path(path: Path) -> Path:
     if not path.is_absolute() or "\0" in str(path):
         raise ValueError("expected an absolute path")
     return Path(os.path.normpath(path))
 
 
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute_path)]
 # An empty text means None.
 OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: None if value == "" else value)]
 Seconds = Annotated[float, Field(gt=0, le=400 * 86400, allow_inf_nan=False)]
 
 
-def problems(model: type[BaseModel], error: ValidationError) -> list[str]:
+def problem_lines(model: type[BaseModel], error: ValidationError) -> list[str]:
     """Return all problems of a file, each as a line with the key, its value and what was expected."""
-    return [_words(model, one) for one in error.errors()]
+    return [_problem_line(model, one) for one in error.errors()]
 
 
-def _words(model: type[BaseModel], error: Mapping[str, Any]) -> str:
+def _problem_line(model: type[BaseModel], error: Mapping[str, Any]) -> str:
     place = [str(part) for part in error["loc"]]
     key = ".".join(place)
     if error["type"] == "extra_forbidden":
@@ -48,7 +48,7 @@ def _words(model: type[BaseModel], error: Mapping[str, Any]) -> str:
     # For a problem between the keys of a table, the input is the whole table.
     if isinstance(error["input"], Mapping):
         return f"{key}: {message}" if key else message
-    return f"{key} = {str(error['input'])[:MOST_SHOWN]!r}: {message}"
+    return f"{key} = {str(error['input'])[:MAX_SHOWN]!r}: {message}"
 
 
 def _keys_at(model: type[BaseModel], place: Sequence[str]) -> list[str]:

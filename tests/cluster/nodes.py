@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cachefs_tools.lab.cluster import Cluster, ClusterSettings, Source, made_cluster
-from cachefs_tools.lab.host import LOOPBACK, Host
-from cachefs_tools.lab.node import Node
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import Throttle, throttled
+from cachefs_tools.lab.cluster import ClusterSettings, LabCluster, MembershipSource, create_cluster
+from cachefs_tools.lab.host import LOOPBACK, LabHost
+from cachefs_tools.lab.node import LabNode
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import Throttle, run_throttle
 from cachefs_tools.sample_data import sample_name, write_samples
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import WITH_PARENT, Account
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, S3Credentials
 
-from cachefs.messages import DatasetAdd, Empty, OriginOptions
+from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
 from cachefs.rpc import DATASET_ADD, DATASET_LIST
 from tests import daemon, mounting
 from tests.servers.s3 import S3Server
@@ -33,14 +33,14 @@ _BLOCK, _SEGMENT = 128 << 10, 1 << 20
 _TIER = TierSettings(_ROOM, _SEGMENT)
 
 
-class WarmHost(Host):
+class WarmHost(LabHost):
     """This machine, where daemons and mounts are forked from processes that have their modules."""
 
     def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[Any]":
         server = warm(*MODULES[Path(command[0]).name])
         with log.open("ab") as output:
             return server.start(
-                [*WITH_PARENT, sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                [*KILL_WITH_PARENT, sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 env=environment,
             )  # fmt: skip
 
@@ -52,29 +52,29 @@ WARM_LOOPBACK = WarmHost(LOOPBACK.name, LOOPBACK.address)
 class SmallCluster:
     """Nodes that run, with the dataset mounted on each."""
 
-    cluster: Cluster
+    cluster: LabCluster
     throttle: Throttle
     files: Mapping[str, bytes]
 
     @property
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[LabNode]:
         return self.cluster.nodes
 
-    def mount(self, node: Node) -> None:
+    def mount(self, node: LabNode) -> None:
         """Mount the dataset, once the node knows it."""
         until(lambda: knows(node), f"{node.name} knows the dataset")
         node.mount(DATASET)
 
-    def start(self, node: Node) -> None:
+    def start(self, node: LabNode) -> None:
         """Start a node (again), with the dataset mounted."""
-        node.start(self.cluster.settings_of(node))
+        node.start(self.cluster.node_settings(node))
         self.mount(node)
 
     def origin(self) -> int:
         """Requests to the origin by now."""
-        return self.throttle.counters().requests
+        return self.throttle.read_counters().requests
 
-    def wrong(self, node: Node, names: Iterable[str] | None = None) -> list[str]:
+    def wrong(self, node: LabNode, names: Iterable[str] | None = None) -> list[str]:
         """Read files (None: all) through a node, and not out of the page cache: those that are wrong, or cannot be
         read."""
         found = []
@@ -101,7 +101,7 @@ class Shape:
     nodes: int
     # Nodes that do not run yet.
     spare: int = 0
-    source: Source = "static"
+    source: MembershipSource = "static"
     # Further keys of [cluster], of all nodes.
     keys: Mapping[str, object] = field(default_factory=dict)
     # Files, and bytes of each; the budgets of a node's tiers.
@@ -134,15 +134,15 @@ def shaped_cluster(work: Path, server: S3Server, bucket: str, shape: Shape) -> I
         NodeSettings(shape.memory, shape.ssd, _BLOCK, read_deadline=20, guess=False), shape.source, shape.keys
     )
     with ExitStack() as stack:
-        throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log"))
-        account = Account(server.access_key, server.secret_key)
+        throttle = stack.enter_context(run_throttle(server.endpoint, LinkLimits(), work / "throttle.log"))
+        account = S3Credentials(server.access_key, server.secret_key)
         hosts = [WARM_LOOPBACK] * (shape.nodes + shape.spare)
-        cluster = stack.enter_context(made_cluster(work, settings, hosts, LOOPBACK, account))
-        cluster.start(range(shape.nodes))
+        cluster = stack.enter_context(create_cluster(work, settings, hosts, LOOPBACK, account))
+        cluster.start_nodes(range(shape.nodes))
         small = SmallCluster(cluster, throttle, files)
         options = OriginOptions(endpoint_url=throttle.endpoint, region=server.region, addressing_style="path")
-        add = DatasetAdd(name=DATASET, url=f"s3://{bucket}", options=options)
-        for _ in cluster.nodes[0].client.stream(DATASET_ADD, add, timeout=SECONDS):
+        add = DatasetAddRequest(name=DATASET, url=f"s3://{bucket}", options=options)
+        for _ in cluster.nodes[0].client.stream_responses(DATASET_ADD, add, timeout=SECONDS):
             pass
         for number in range(shape.nodes) if shape.mounted is None else shape.mounted:
             small.mount(cluster.nodes[number])
@@ -158,6 +158,6 @@ def _samples(work: Path, shape: Shape) -> dict[str, bytes]:
     return {sample_name(one): (work / "samples" / sample_name(one)).read_bytes() for one in range(shape.files)}
 
 
-def knows(node: Node) -> bool:
+def knows(node: LabNode) -> bool:
     """Has it heard of the dataset?"""
     return any(one.name == DATASET for one in node.client.call(DATASET_LIST, Empty()).datasets)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from cachefs_tools.bench.cluster.placement import homes_by_path
-from cachefs_tools.lab.counters import held_in_ssd
-from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.counters import ssd_blocks
+from cachefs_tools.lab.node import LabNode
 from cachefs_tools.scratch_config import TierSettings
 
-from cachefs.cluster_messages import DrainNode, DrainStatus
+from cachefs.cluster_messages import DrainRequest, DrainStatus
 from cachefs.messages import Empty, Selection
 from cachefs.rpc import CACHED, CLUSTER, DRAIN
 from tests.cachectl import cachectl as run_cachectl
@@ -84,7 +84,7 @@ def test_a_node_that_dies_comes_back_with_its_ssd_and_gets_the_rest_from_peers(
         one, two, three = small.nodes
         read_at_home(small, small.nodes)
         read, part = small.origin(), share(one, "node3")
-        assert held_in_ssd(three) > 0
+        assert ssd_blocks(three) > 0
         three.reboot()
         assert small.wrong(one) == []
         assert small.wrong(two) == []
@@ -94,7 +94,7 @@ def test_a_node_that_dies_comes_back_with_its_ssd_and_gets_the_rest_from_peers(
         assert small.origin() == read + again
 
         small.start(three)
-        assert held_in_ssd(three) > 0
+        assert ssd_blocks(three) > 0
         assert small.wrong(three) == []
         assert small.origin() == read + again, "what peers have comes from them"
         assert hits(three)["hits_ssd"] > 0
@@ -131,37 +131,37 @@ def test_a_drain_is_given_up_or_cut_short_and_nothing_is_lost_that_another_one_h
         assert small.origin() == read + again
 
 
-def cachectl(node: Node, *words: str, fails: bool = False) -> str:
+def cachectl(node: LabNode, *words: str, fails: bool = False) -> str:
     """What it says."""
     done = run_cachectl(node.socket, *words)
     assert (done.returncode != 0) == fails, done.stderr
     return done.stderr + done.stdout
 
 
-def drain(node: Node, name: str) -> DrainStatus:
-    return node.client.call(DRAIN, DrainNode(node=name))
+def drain(node: LabNode, name: str) -> DrainStatus:
+    return node.client.call(DRAIN, DrainRequest(node=name))
 
 
-def members(node: Node) -> dict[str, str]:
+def members(node: LabNode) -> dict[str, str]:
     return {one.name: one.state for one in node.client.call(CLUSTER, Empty()).members}
 
 
-def placed(node: Node) -> set[str]:
+def placed(node: LabNode) -> set[str]:
     return {one.name for one in node.client.call(CLUSTER, Empty()).members if one.placing}
 
 
-def blocks(node: Node) -> int:
+def blocks(node: LabNode) -> int:
     """That its tiers have of the dataset."""
-    pages = node.client.stream(CACHED, Selection(dataset=DATASET))
+    pages = node.client.stream_responses(CACHED, Selection(dataset=DATASET))
     return sum(any(file.cached) for page in pages for file in page.files)
 
 
-def share(node: Node, name: str) -> int:
+def share(node: LabNode, name: str) -> int:
     """Blocks whose home is the node called that, as *node* sees it."""
     return Counter(homes_by_path(node, DATASET).values())[name]
 
 
-def read_at_home(small: SmallCluster, nodes: Sequence[Node]) -> None:
+def read_at_home(small: SmallCluster, nodes: Sequence[LabNode]) -> None:
     """Each block is on one node, and nowhere else."""
     until(lambda: all(len(placed(node)) == len(nodes) for node in nodes), "all nodes count for placement")
     homes = list(homes_by_path(nodes[0], DATASET).items())
@@ -171,7 +171,7 @@ def read_at_home(small: SmallCluster, nodes: Sequence[Node]) -> None:
     assert sum(map(blocks, nodes)) == len(small.files)
 
 
-def hits(node: Node) -> Counter[str]:
+def hits(node: LabNode) -> Counter[str]:
     found: Counter[str] = Counter()
     for mount in node.status().mounts:
         found.update(mount.counters)

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 from cachefs_tools.lab.bridge import bridge_network
-from cachefs_tools.lab.etcd import running_etcd
-from cachefs_tools.lab.host import LOOPBACK, Host
+from cachefs_tools.lab.etcd import run_etcd
+from cachefs_tools.lab.host import LOOPBACK, LabHost
 from cachefs_tools.lab.switch import switched_network
 
 from cachefs.errors import CachefsError
@@ -22,7 +22,7 @@ from tests.waiting import until
 SECONDS = 20.0
 
 
-def reaches(source: Host, listener: socket.socket, seconds: float = SECONDS) -> bool:
+def reaches(source: LabHost, listener: socket.socket, seconds: float = SECONDS) -> bool:
     """Can a process on that host connect?"""
 
     def connect() -> bool:
@@ -30,7 +30,7 @@ def reaches(source: Host, listener: socket.socket, seconds: float = SECONDS) -> 
             return True
         return False
 
-    return source.within(connect)
+    return source.run_in_network(connect)
 
 
 def test_hosts_on_a_bridge() -> None:
@@ -38,22 +38,22 @@ def test_hosts_on_a_bridge() -> None:
         one, _, three = network.hosts
         assert reaches(one, listener)
         assert reaches(network.hub, listener)
-        network.cut(1, hub=False)
+        network.cut_host(1, hub=False)
         assert not reaches(one, listener, 0.2)
         assert reaches(network.hub, listener)
-        network.cut(1)
+        network.cut_host(1)
         assert not reaches(network.hub, listener, 0.2)
-        network.heal()
+        network.restore_links()
         assert reaches(three, listener)
-        network.lose(1, 1.0)
+        network.drop_packets(1, 1.0)
         assert not reaches(one, listener, 0.2)
         assert reaches(network.hub, listener)
-        network.heal()
-        network.limit(1, 100)
-        network.offload(False)
+        network.restore_links()
+        network.limit_bandwidth(1, 100)
+        network.set_offload(False)
         assert reaches(one, listener)
-        network.offload(True)
-        network.unlimit(1)
+        network.set_offload(True)
+        network.remove_limit(1)
         assert reaches(one, listener)
 
 
@@ -66,26 +66,26 @@ def test_two_networks_at_once_do_not_see_each_other() -> None:
 def test_hosts_on_a_switch() -> None:
     with switched_network(2) as network, network.hosts[1].listen() as listener:
         assert reaches(network.hosts[0], listener)
-        network.delay(0.05)
+        network.delay_frames(0.05)
         begin = time.monotonic()
         assert reaches(network.hosts[0], listener)
         assert time.monotonic() - begin > 0.1  # there and back
-        network.cut(1, hub=False)
+        network.cut_host(1, hub=False)
         assert not reaches(network.hosts[0], listener, 0.2)
         assert reaches(network.hub, listener)
-        network.cut(1)
+        network.cut_host(1)
         assert not reaches(network.hub, listener, 0.2)
-        network.heal()
-        network.delay(0)
+        network.restore_links()
+        network.delay_frames(0)
         assert reaches(network.hosts[0], listener)
 
 
 def test_a_mount_of_a_host_is_seen_there_only(tmp_path: Path) -> None:
     with bridge_network(1) as network:
         (host,) = network.hosts
-        host.run("mount", "-t", "tmpfs", "none", str(tmp_path))
-        host.run("touch", str(tmp_path / "there"))
-        assert (host.seen(tmp_path) / "there").exists()
+        host.run_command("mount", "-t", "tmpfs", "none", str(tmp_path))
+        host.run_command("touch", str(tmp_path / "there"))
+        assert (host.path_from_outside(tmp_path) / "there").exists()
         assert not (tmp_path / "there").exists()
 
 
@@ -106,9 +106,9 @@ def test_nothing_is_left_of_a_lab_whose_process_was_killed() -> None:
 
 def test_a_command_that_fails_says_why() -> None:
     with pytest.raises(CachefsError, match="No such file"):
-        LOOPBACK.run("ls", "/does/not/exist")
+        LOOPBACK.run_command("ls", "/does/not/exist")
     with pytest.raises(CachefsError, match="does-not-exist is missing"):
-        LOOPBACK.run("does-not-exist")
+        LOOPBACK.run_command("does-not-exist")
 
 
 def test_ports_in_a_row_are_free() -> None:
@@ -130,8 +130,8 @@ def test_who_is_not_root_is_told_so() -> None:
 
 
 def test_an_etcd_that_is_started_again_has_its_data(tmp_path: Path) -> None:
-    with running_etcd(LOOPBACK, tmp_path / "etcd") as etcd:
-        LOOPBACK.run("etcdctl", "--endpoints", etcd.endpoint, "put", "key", "value")
+    with run_etcd(LOOPBACK, tmp_path / "etcd") as etcd:
+        LOOPBACK.run_command("etcdctl", "--endpoints", etcd.endpoint, "put", "key", "value")
         etcd.stop()
         etcd.start()
-        assert "value" in LOOPBACK.run("etcdctl", "--endpoints", etcd.endpoint, "get", "key")
+        assert "value" in LOOPBACK.run_command("etcdctl", "--endpoints", etcd.endpoint, "get", "key")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.fetch.awaited_snapshots import AWAITED_SECONDS
-from cachefs_tools.lab.job import Job, JobSettings, started_job
-from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.job import JobSettings, LabJob, start_job
+from cachefs_tools.lab.node import LabNode
 from cachefs_tools.scratch_config import TierSettings
 
 from cachefs.messages import DatasetName, DatasetView, Empty
@@ -36,11 +36,11 @@ def test_a_job_reads_an_older_snapshot_as_before_while_datasets_and_members_chan
     with shaped_cluster(tmp_path, rclone, "older-snapshots", shape) as small:
         one, two, three, four, five = small.nodes
         read = current(three)
-        with started_job(JobSettings("train", DATASET, FILES, 4 * MOST_EPOCHS, rate=100.0), [three, four]) as job:
+        with start_job(JobSettings("train", DATASET, FILES, 4 * MOST_EPOCHS, rate=100.0), [three, four]) as job:
             assert settles(small, job)
             for number in range(3):
                 rclone.put("older-snapshots", {f"new/{number}": b"new"})
-                *_, last = one.client.stream(DATASET_REFRESH, DatasetName(name=DATASET), timeout=SECONDS)
+                *_, last = one.client.stream_responses(DATASET_REFRESH, DatasetName(name=DATASET), timeout=SECONDS)
                 behind = {(mount.node, mount.mountpoint) for mount in last.behind_elsewhere}
                 assert behind == {(node.name, str(node.mountpoint)) for node in (three, four)}
                 fresh = current(one).snapshot
@@ -48,7 +48,7 @@ def test_a_job_reads_an_older_snapshot_as_before_while_datasets_and_members_chan
             assert all(has(node, read) for node in small.nodes[:4])
             assert settles(small, job)
 
-            five.start(small.cluster.settings_of(five))
+            five.start(small.cluster.node_settings(five))
             until(lambda: knows(five) and has(five, read), "the node that joins has the older snapshot")
             assert settles(small, job)
 
@@ -64,34 +64,34 @@ def test_a_job_reads_an_older_snapshot_as_before_while_datasets_and_members_chan
             assert "is mounted at" in refused
 
 
-def settles(small: SmallCluster, job: Job) -> bool:
+def settles(small: SmallCluster, job: LabJob) -> bool:
     """Do two epochs in a row cost the origin few requests, sooner or later? A busy machine makes a node late now and
     then. Where nodes had forgotten the snapshot, no epoch cost less than a tenth of its reads."""
     few = 0
     for _ in range(MOST_EPOCHS):
         began, number = small.origin(), 1 + max((result.epoch for result in job.results()), default=-1)
-        job.epoch(number, 3 * SECONDS)
+        job.run_epoch(number, 3 * SECONDS)
         few = few + 1 if small.origin() - began <= FEW else 0
         if few == 2:
             return True
     return False
 
 
-def current(node: Node) -> DatasetView:
+def current(node: LabNode) -> DatasetView:
     return next(one for one in node.client.call(DATASET_LIST, Empty()).datasets if one.name == DATASET)
 
 
-def has(node: Node, view: DatasetView) -> bool:
+def has(node: LabNode, view: DatasetView) -> bool:
     return (node.work / "state" / "snapshots" / f"{view.snapshot}.snapshot").exists()
 
 
-def told(node: Node) -> str:
+def told(node: LabNode) -> str:
     """What all nodes say that is wrong."""
     members = node.client.call(CLUSTER, Empty()).members
     return "\n".join(line for one in members if one.counters is not None for line in one.counters.problems)
 
 
-def cachectl(node: Node, *words: str, fails: bool = False) -> str:
+def cachectl(node: LabNode, *words: str, fails: bool = False) -> str:
     done = run_cachectl(node.socket, *words)
     assert (done.returncode != 0) == fails, done.stderr
     return done.stderr if fails else done.stdout

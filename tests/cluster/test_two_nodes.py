@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from cachefs_daemon.cluster.handshake import Greeting
-from cachefs_daemon.peers.protocol import AskedBlock, Question, encode_question
+from cachefs_daemon.peers.protocol import BlocksRequest, RequestedBlock, encode_blocks_request
 
 from cachefs.block import block_key
 from cachefs.messages import Empty
@@ -30,10 +30,10 @@ def small(tmp_path_factory: pytest.TempPathFactory, rclone: S3Server) -> Iterato
 
 def test_two_nodes_are_one_cache(small: SmallCluster) -> None:
     one, two = small.nodes
-    listed = small.throttle.counters()
+    listed = small.throttle.read_counters()
     assert small.wrong(two) == []
     assert small.wrong(one) == []
-    read = small.throttle.counters()
+    read = small.throttle.read_counters()
     assert read.bytes - listed.bytes == sum(map(len, small.files.values()))
     assert read.requests - listed.requests <= len(small.files)
     one.kill()
@@ -51,9 +51,9 @@ def test_another_user_is_no_node(small: SmallCluster) -> None:
     path = next((one.work / "state" / "snapshots").glob("*.snapshot"))
     snapshot = Snapshot(path)
     entry, size, content = next(iter(snapshot.contents()))
-    asked = AskedBlock(snapshot.id, entry, 0, block_key(content, 0), size)
+    asked = RequestedBlock(snapshot.id, entry, 0, block_key(content, 0), size)
     greeting = Greeting("default", second.id, first.id, first.incarnation, status.epoch)
-    question = encode_question(Question([asked], fetch=True), greeting, 3.0)
+    question = encode_blocks_request(BlocksRequest([asked], may_fetch=True), greeting, 3.0)
     said = _as_another_user(first.host, first.data_port, question, second.id)
     assert said["blocks"].startswith(b"HTTP/1.1 403 ")
     assert not any(content[:200] in said["blocks"] for content in small.files.values())

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from cachefs_tools.lab.bridge import Bridge, bridge_network
-from cachefs_tools.lab.cluster import Cluster, ClusterSettings, made_cluster
-from cachefs_tools.lab.node import Node
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import throttled
+from cachefs_tools.lab.cluster import ClusterSettings, LabCluster, create_cluster
+from cachefs_tools.lab.node import LabNode
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import run_throttle
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import Account
+from cachefs_tools.scratch_node import S3Credentials
 
 from cachefs.cluster_messages import ClusterStatus
 from cachefs.errors import CachefsError
-from cachefs.messages import DatasetAdd, Empty, OriginOptions
+from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
 from cachefs.rpc import CLUSTER, DATASET_ADD, DATASET_LIST
 from tests.servers.s3 import S3Server
 from tests.waiting import until
@@ -40,7 +40,7 @@ _TIER: Final = TierSettings(2 << 20, 1 << 20)  # less than all files have
 class NodeReader:
     """A thread that reads random files through the mount of a node, and compares each byte."""
 
-    node: Node
+    node: LabNode
     files: dict[str, bytes]
     rng: random.Random
     pause: float  # seconds between two reads
@@ -86,7 +86,7 @@ class NodeReader:
 
     def _read(self, name: str) -> bytes:
         content = b""
-        file = os.open(self.node.seen / name, os.O_RDONLY)
+        file = os.open(self.node.dataset_path / name, os.O_RDONLY)
         try:
             while part := os.read(file, 1 << 20):
                 content += part
@@ -102,14 +102,14 @@ class CampaignCluster:
     """What the campaign plays with."""
 
     bridge: Bridge
-    cluster: Cluster
+    cluster: LabCluster
     server: S3Server
     bucket: str
     options: OriginOptions
     readers: list[NodeReader]
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[LabNode]:
         return list(self.cluster.nodes)
 
     def check(self) -> None:
@@ -117,31 +117,31 @@ class CampaignCluster:
         for reader in self.readers:
             reader.check()
 
-    def restart(self, *nodes: Node) -> None:
+    def restart(self, *nodes: LabNode) -> None:
         """Start daemons that have ended. Raises CachefsError where one does not start."""
         for node in nodes:
-            node.spawn(self.cluster.settings_of(node))
+            node.start_daemon(self.cluster.node_settings(node))
         for node in nodes:
-            node.ready()
+            node.wait_ready()
 
-    def add(self, node: Node, name: str) -> str:
+    def add(self, node: LabNode, name: str) -> str:
         """Add a dataset by that name on a node. Returns why not; "" where it is added."""
-        request = DatasetAdd(name=name, url=f"s3://{self.bucket}", options=self.options)
+        request = DatasetAddRequest(name=name, url=f"s3://{self.bucket}", options=self.options)
         try:
-            for _ in node.client.stream(DATASET_ADD, request, timeout=SETTLED):
+            for _ in node.client.stream_responses(DATASET_ADD, request, timeout=SETTLED):
                 self.check()
         except CachefsError as error:
             return str(error)
         return ""
 
-    def knows(self, node: Node, name: str) -> bool:
+    def knows(self, node: LabNode, name: str) -> bool:
         """Return whether a node has a dataset of that name."""
         with suppress(CachefsError):
             found = node.client.call(DATASET_LIST, Empty(), timeout=10).datasets
             return any(one.name == name for one in found)
         return False
 
-    def status(self, node: Node) -> ClusterStatus | None:
+    def status(self, node: LabNode) -> ClusterStatus | None:
         """Return what a node says of the cluster; None where it says nothing."""
         with suppress(CachefsError):
             return node.client.call(CLUSTER, Empty(), timeout=10)
@@ -154,7 +154,7 @@ class CampaignCluster:
         for reader, right in zip(self.readers, before, strict=True):
             self.wait(lambda reader=reader, right=right: reader.right > right + 5, f"{reader.node.name} reads on")
 
-    def _is_whole(self, node: Node) -> bool:
+    def _is_whole(self, node: LabNode) -> bool:
         status = self.status(node)
         members = status.members if status is not None else []
         return [one.state for one in members if one.placing] == ["active"] * NODES == [one.state for one in members]
@@ -187,10 +187,10 @@ def campaign_cluster(work: Path, server: S3Server, bucket: str, seed: int, pause
     with ExitStack() as stack:
         bridge = stack.enter_context(bridge_network(NODES))
         listening = stack.enter_context(bridge.hub.listen())
-        throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log", listening))
-        account = Account(server.access_key, server.secret_key)
-        cluster = stack.enter_context(made_cluster(work, settings, list(bridge.hosts), bridge.hub, account))
-        cluster.start()
+        throttle = stack.enter_context(run_throttle(server.endpoint, LinkLimits(), work / "throttle.log", listening))
+        account = S3Credentials(server.access_key, server.secret_key)
+        cluster = stack.enter_context(create_cluster(work, settings, list(bridge.hosts), bridge.hub, account))
+        cluster.start_nodes()
         options = OriginOptions(endpoint_url=throttle.endpoint, region=server.region, addressing_style="path")
         readers = [NodeReader(node, files, random.Random(rng.random()), pause) for node in cluster.nodes]
         found = CampaignCluster(bridge, cluster, server, bucket, options, readers)
@@ -204,7 +204,7 @@ def campaign_cluster(work: Path, server: S3Server, bucket: str, seed: int, pause
             found.settle()
             yield found
         finally:
-            bridge.heal()
+            bridge.restore_links()
             for reader in readers:
                 reader.stop()
             for node in cluster.nodes:

@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobPublish
+from cachefs.job_messages import JobPublication
 from cachefs.messages import OriginOptions
 from cachefs.mount import kernel
 from cachefs.planning.sequences.sampler import SamplerSpec
@@ -135,7 +135,7 @@ class CampaignNode:
     def publish(self, number: int) -> None:
         """The order is not that of any reader: most of what is prefetched is not what is read next."""
         spec = SamplerSpec(kind="numpy", size=FILES, seed=number, epochs=10_000)
-        request = JobPublish(job=f"job{number}", dataset="tree", spec=spec, lease=3600)
+        request = JobPublication(job=f"job{number}", dataset="tree", spec=spec, lease=3600)
         self.daemon.client.call(JOB_PUBLISH, request)
 
     def replace(self, numbers: list[int]) -> None:

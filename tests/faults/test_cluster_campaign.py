@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.node import LabNode
 
-from cachefs.cluster_messages import DrainNode, DrainStatus
+from cachefs.cluster_messages import DrainRequest, DrainStatus
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetName, Selection
 from cachefs.rpc import DATASET_REFRESH, DATASET_REMOVE, DRAIN, EVICT
@@ -97,7 +97,7 @@ class ClusterCampaign:
         nodes = self._cluster.nodes
         self._drain_at_once(*nodes)
         until = time.monotonic() + SETTLED
-        left: list[Node] = []
+        left: list[LabNode] = []
         while len(left) < len(nodes) - 1:
             self._cluster.check()
             left = [node for node in nodes if (said := self._told_to_drain(node)) is not None and said.has_left]
@@ -114,7 +114,7 @@ class ClusterCampaign:
         self._drain_at_once(node)
         self.pass_time(self._some() / 10)
         with suppress(CachefsError):  # it may have left by now
-            other.client.call(DRAIN, DrainNode(node=node.name, undo=True), timeout=30)
+            other.client.call(DRAIN, DrainRequest(node=node.name, undo=True), timeout=30)
         said = self._cluster.status(node)
         if said is None or [one.state for one in said.members] != ["active"] * len(self._cluster.nodes):
             self._restart(node)
@@ -150,7 +150,7 @@ class ClusterCampaign:
         self._refreshed += 1
         cluster = self._cluster
         cluster.server.put(cluster.bucket, {f"more/{self._refreshed}.bin": b"more"})
-        for _ in self._some_node().client.stream(DATASET_REFRESH, DatasetName(name=DATASET), timeout=SETTLED):
+        for _ in self._some_node().client.stream_responses(DATASET_REFRESH, DatasetName(name=DATASET), timeout=SETTLED):
             cluster.check()
 
     def add_and_remove(self) -> None:
@@ -169,33 +169,33 @@ class ClusterCampaign:
     def _some(self) -> float:
         return self._rng.uniform(self._longest / 10, self._longest)
 
-    def _some_node(self) -> Node:
+    def _some_node(self) -> LabNode:
         return self._rng.choice(self._cluster.nodes)
 
-    def _restart(self, *nodes: Node) -> None:
+    def _restart(self, *nodes: LabNode) -> None:
         for node in nodes:
             node.kill_daemon()
         self.pass_time(self._some() / 3)
         self._cluster.restart(*nodes)
 
     def _cut(self, *, hub: bool) -> None:
-        self._cluster.bridge.cut(self._rng.randrange(len(self._cluster.nodes)), hub=hub)
+        self._cluster.bridge.cut_host(self._rng.randrange(len(self._cluster.nodes)), hub=hub)
         try:
             self.pass_time(self._some())
         finally:
-            self._cluster.bridge.heal()
+            self._cluster.bridge.restore_links()
 
-    def _told_to_drain(self, node: Node) -> DrainStatus | None:
+    def _told_to_drain(self, node: LabNode) -> DrainStatus | None:
         """Tell a node to drain. None: it says no."""
         try:
-            return node.client.call(DRAIN, DrainNode(node=""), timeout=30)
+            return node.client.call(DRAIN, DrainRequest(node=""), timeout=30)
         except CachefsError:
             return None
 
-    def _drain_at_once(self, *nodes: Node) -> None:
+    def _drain_at_once(self, *nodes: LabNode) -> None:
         gate = threading.Barrier(len(nodes))
 
-        def go(node: Node) -> None:
+        def go(node: LabNode) -> None:
             gate.wait()
             self._told_to_drain(node)
 
@@ -205,12 +205,12 @@ class ClusterCampaign:
         for thread in threads:
             thread.join(60)
 
-    def _wait_until_left(self, node: Node) -> None:
+    def _wait_until_left(self, node: LabNode) -> None:
         self._cluster.wait(
             lambda: (said := self._told_to_drain(node)) is not None and said.has_left, f"{node.name} has left"
         )
 
-    def _add_and_remove(self, *nodes: Node) -> None:
+    def _add_and_remove(self, *nodes: LabNode) -> None:
         cluster = self._cluster
         threads = [threading.Thread(target=cluster.add, args=(node, EXTRA)) for node in nodes]
         for thread in threads:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cachefs import errors, rpc
-from cachefs.messages import DatasetAdd, DatasetView, Fetch, Warmup
+from cachefs.messages import DatasetAddRequest, DatasetView, FetchRequest, WarmupRequest
 from cachefs.rpc import DATASET_ADD, WARMUP
 from tests.daemon import Daemon, block_ref
 from tests.fetching import FetchClient
@@ -100,7 +100,7 @@ def test_sigterm_under_load_is_orderly_and_loses_nothing(tmp_path: Path) -> None
     content = make_files(tmp_path / "origin", 300, 200_000)
     with Daemon(tmp_path / "node") as daemon:
         view = daemon.add_dataset("d", f"file://{tmp_path}/origin")
-        warmup = daemon.client.stream(WARMUP, Warmup(dataset="d"), timeout=60)
+        warmup = daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="d"), timeout=60)
         refs = [block_ref(view, name) for name in content]
         failed: list[errors.CachefsError] = []
 
@@ -108,7 +108,7 @@ def test_sigterm_under_load_is_orderly_and_loses_nothing(tmp_path: Path) -> None
             client = FetchClient(daemon.socket)
             try:
                 while True:
-                    client.call(Fetch(blocks=random.sample(refs, 20), deadline=5), timeout=10)
+                    client.call(FetchRequest(blocks=random.sample(refs, 20), deadline=5), timeout=10)
             except errors.CachefsError as error:
                 failed.append(error)
             finally:
@@ -137,7 +137,7 @@ def test_killed_again_and_again_under_load_it_is_never_wrong(tmp_path: Path) -> 
     with Daemon(tmp_path / "node", {"memory": {"budget": "24MiB", "segment_size": "8MiB"}}) as daemon:
         view = daemon.add_dataset("d", f"file://{tmp_path}/origin")
         for kill in range(1, 4):
-            warmup = daemon.client.stream(WARMUP, Warmup(dataset="d"), timeout=60)
+            warmup = daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="d"), timeout=60)
             next(warmup)
             before = daemon.status().index_blocks
             time.sleep(0.02 * kill)
@@ -153,8 +153,8 @@ def test_killed_again_and_again_under_load_it_is_never_wrong(tmp_path: Path) -> 
 @pytest.mark.own_daemon
 def test_killed_while_it_lists_it_starts_without_a_trace_of_it(daemon: Daemon, tmp_path: Path) -> None:
     make_files(tmp_path / "origin", 5000, 1)
-    request = DatasetAdd(name="d", url=f"file://{tmp_path}/origin")
-    listing = daemon.client.stream(DATASET_ADD, request, timeout=60)
+    request = DatasetAddRequest(name="d", url=f"file://{tmp_path}/origin")
+    listing = daemon.client.stream_responses(DATASET_ADD, request, timeout=60)
     next(listing)
     daemon.kill9()
     with pytest.raises(errors.DaemonUnavailable):
@@ -197,7 +197,7 @@ def test_a_stopped_daemon_ends_a_stream_it_has_begun(
     make_files(tmp_path / "data", 200, 400_000)
     daemon.add_dataset("d", f"file://{tmp_path}/data")
     client = rpc.DaemonClient(daemon.socket)
-    progress = client.stream(WARMUP, Warmup(dataset="d"))
+    progress = client.stream_responses(WARMUP, WarmupRequest(dataset="d"))
     next(progress)
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)

@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.fetch.bringing import OUTAGE_MEMORY
+from cachefs_daemon.fetch.in_flight import OUTAGE_MEMORY_SECONDS
 from cachefs_tools.lab.ports import free_port
 
 from cachefs import errors
 from cachefs.block import block_key
-from cachefs.messages import BlockRef, DatasetView, OriginOptions, Warmup
+from cachefs.messages import BlockRef, DatasetView, OriginOptions, WarmupRequest
 from cachefs.rpc import WARMUP
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon, block_ref, shared_daemon
@@ -166,7 +166,7 @@ def reads(daemon: Daemon, view: DatasetView) -> list[Callable[[], bytes]]:
         return daemon.read_block(key, daemon.fetch(ref)[0])
 
     snapshot = Snapshot(Path(view.path))
-    entries = sorted(snapshot.walk(snapshot.entry(0)), key=lambda entry: snapshot.path(entry.number))
+    entries = sorted(snapshot.walk_files(snapshot.entry(0)), key=lambda entry: snapshot.path(entry.number))
     found = [partial(read, block_key(one.content, 0), BlockRef(view.snapshot, one.number, 0)) for one in entries]
     snapshot.close()
     return list(found)
@@ -204,7 +204,7 @@ def test_one_wrong_byte_reaches_no_reader_and_no_tier(daemon: Daemon, radosgw: S
         assert proxy.count(path="/data/always") > 1
         assert daemon.status().index_blocks == 1
         proxy.clear()
-        time.sleep(OUTAGE_MEMORY)
+        time.sleep(OUTAGE_MEMORY_SECONDS)
         assert read_at_last(daemon, view, "always") == right
 
 
@@ -264,7 +264,7 @@ def test_after_an_outage_that_was_too_long_reads_succeed_again(
     failure(daemon, view, "003")
     proxy.clear()
     assert read_at_last(daemon, view, "004") == content["004"]
-    time.sleep(OUTAGE_MEMORY)
+    time.sleep(OUTAGE_MEMORY_SECONDS)
     assert read_at_last(daemon, view, "003") == content["003"]
 
 
@@ -360,7 +360,7 @@ def test_killed_in_mid_fetch_the_waiting_reader_gets_its_bytes(
 def test_a_warm_daemon_that_was_killed_asks_the_origin_nothing(
     daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes]
 ) -> None:
-    last = list(daemon.client.stream(WARMUP, Warmup(dataset="d"), timeout=60))[-1]
+    last = list(daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="d"), timeout=60))[-1]
     assert (last.state, last.blocks) == ("done", 36)
     asked = len(proxy.requests)
     assert proxy.count(path="/data/") == 36

@@ -7,7 +7,7 @@ import signal
 import sys
 import zlib
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
@@ -15,22 +15,22 @@ from typing import Any
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import carrying
-from cachefs_daemon.fetch.carrying import Carrying
+from cachefs_daemon.fetch import fetch_processes
+from cachefs_daemon.fetch.block_fetch import BlockFetchOutcome
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_processes import FetchProcesses
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.flights import Outcome
-from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin import s3_get
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.s3 import S3Origin
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import PAGE, span
 
-from cachefs.block import MEMORY, SSD, Location
+from cachefs.block import MEMORY, SSD, BlockLocation
 from cachefs.errors import ObjectChanged
-from cachefs.messages import BlockRef, DatasetView, OriginOptions, Warmup
+from cachefs.messages import BlockRef, DatasetView, OriginOptions, WarmupRequest
 from cachefs.planning.eviction.quotas import Quota
 from cachefs.rpc import WARMUP
 from tests.blockstore import OpenStore, data_of, disk_usage, key_of, opened, store_config
@@ -65,9 +65,9 @@ def proxy(rclone: S3Server) -> Iterator[FaultyProxy]:
 def _account(rclone: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in rclone.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(s3_get, "_ORDERED", 1e6)
-    monkeypatch.setattr(carrying, "_TICK_SECONDS", 0.02)
-    monkeypatch.setattr(carrying, "_PAUSE", 0.0)
+    monkeypatch.setattr(s3_get, "_PREPARED_SECONDS", 1e6)
+    monkeypatch.setattr(fetch_processes, "_TICK_SECONDS", 0.02)
+    monkeypatch.setattr(fetch_processes, "_MIN_RESTART_PAUSE", 0.0)
 
 
 class Bench:
@@ -78,20 +78,20 @@ class Bench:
         self.origin = origin
         self.errors = ErrorLog()
         self.listed: dict[int, ObjectRange] = {}
-        self.fetcher = Fetcher(store.blocks, self.source, threads, FetchSlots(32, 1 << 30), self.errors, 20)
-        self.carrying = Carrying(store.storage.rooms, threads, self.errors, count, 20)
-        self.fetcher.bringing.carry = self.carrying.take
+        self.fetcher = Fetcher(store.blocks, self.source, threads, ConcurrencyLimiter(32, 1 << 30), self.errors, 20)
+        self.carrying = FetchProcesses(store.storage.reservations, threads, self.errors, count, 20)
+        self.fetcher.in_flight_fetches.fetch_in_process = self.carrying.try_fetch
 
     async def prepare(self, *, ready: bool = True) -> None:
         """List the bucket, learn the way to it, and wait until a process is *ready*."""
         async for batch in self.origin.list(lambda key, reason: None):
             for one in batch:
                 self.listed[int(one.key)] = ObjectRange(one.key, one.version, one.size, 0, one.size)
-        await self.fetcher.ahead([ref(FIRST)])
-        await until_async(lambda: self.origin.order(self.listed[FIRST]) is not None)
-        self.carrying._start_more()
+        await self.fetcher.fetch_ahead([ref(FIRST)])
+        await until_async(lambda: self.origin.prepare_get(self.listed[FIRST]) is not None)
+        self.carrying._start_missing_processes()
         if ready:
-            await until_async(lambda: self.carrying._pick() is not None)
+            await until_async(lambda: self.carrying._least_busy_process() is not None)
 
     def source(self, ref: BlockRef) -> BlockSource:
         return BlockSource(key_of(ref.entry), self.origin, self.listed[ref.entry], ref.snapshot)
@@ -106,12 +106,12 @@ class Bench:
 
     async def settled(self) -> None:
         """Wait until no process has anything to do, and all that it had is entered or given back."""
-        await until_async(lambda: not any(one.in_flight for one in self.carrying.status()) and not self.carrying._calls)
+        await until_async(lambda: not any(one.in_flight for one in self.carrying.status()) and not self.carrying._tasks)
 
-    async def check(self, numbers: range, outcomes: list[Outcome]) -> None:
+    async def check(self, numbers: Sequence[int], outcomes: list[BlockFetchOutcome]) -> None:
         """All blocks are there and right, and there is no room that belongs to none."""
         for number, outcome in zip(numbers, outcomes, strict=True):
-            assert isinstance(outcome, Location), (number, outcome)
+            assert isinstance(outcome, BlockLocation), (number, outcome)
             assert self.store.read(key_of(number), outcome) == data_of(number, SIZE)
         await self.settled()
         assert_nothing_lost(self.store)
@@ -165,7 +165,7 @@ def test_blocks_that_nobody_waits_for_come_through_a_process(root: Path, proxy: 
     async def scene(bench: Bench) -> None:
         await bench.prepare()
         asked = bench.origin.requests
-        outcomes = await bench.fetcher.ahead(refs(ALL))
+        outcomes = await bench.fetcher.fetch_ahead(refs(ALL))
         await bench.check(ALL, outcomes)
         assert (bench.carried, bench.fetcher.fetched_blocks) == (COUNT, COUNT + 1)
         assert (bench.origin.requests - asked, bench.origin.errors) == (COUNT, 0)
@@ -182,9 +182,9 @@ def test_a_client_that_only_processes_use_is_not_closed(root: Path, proxy: Fault
         client = connection.current
         assert client is not None
         client.used -= 1e6
-        await bench.fetcher.ahead(refs(ALL))
+        await bench.fetcher.fetch_ahead(refs(ALL))
         assert bench.carried == COUNT
-        connection._look(client)
+        connection._close_if_idle(client)
         assert connection.current is client
 
     play(root, proxy.endpoint, scene)
@@ -193,7 +193,7 @@ def test_a_client_that_only_processes_use_is_not_closed(root: Path, proxy: Fault
 def test_a_read_on_demand_is_the_daemons_own(root: Path, proxy: FaultyProxy, bucket: str) -> None:
     async def scene(bench: Bench) -> None:
         await bench.prepare()
-        await bench.fetcher.demand([ref(1)], 20)
+        await bench.fetcher.fetch_on_demand([ref(1)], 20)
         assert bench.carried == 0
 
     play(root, proxy.endpoint, scene)
@@ -220,7 +220,7 @@ def test_what_a_process_cannot_bring_comes_all_the_same(root: Path, proxy: Fault
     async def scene(bench: Bench) -> None:
         await bench.prepare()
         proxy.add(*(replace(fault, path=f"/{number:03}") for number, fault in enumerate(FAULTS.values(), start=1)))
-        outcomes = await bench.fetcher.ahead(refs(ALL))
+        outcomes = await bench.fetcher.fetch_ahead(refs(ALL))
         await bench.check(ALL, outcomes)
         assert all(fault.times == 0 for fault in proxy._faults)
         # One block more was seen once, beside twelve test processes.
@@ -237,11 +237,11 @@ def test_a_server_that_refuses_since_there_are_too_many_is_heard(
     async def scene(bench: Bench) -> None:
         await bench.prepare()
         proxy.add(*(Fault(path=f"/{number:03}", status=status) for number in range(1, 6)))
-        outcomes = await bench.fetcher.ahead(refs(ALL))
+        outcomes = await bench.fetcher.fetch_ahead(refs(ALL))
         await bench.check(ALL, outcomes)
         assert bench.origin.endpoint.throttled == 5
         # While requests must wait for their turn, they are the daemon's own.
-        assert bench.origin.order(bench.listed[FIRST]) is None
+        assert bench.origin.prepare_get(bench.listed[FIRST]) is None
 
     play(root, proxy.endpoint, scene)
 
@@ -250,10 +250,12 @@ def test_an_object_that_has_changed_is_said_so(root: Path, proxy: FaultyProxy, b
     async def scene(bench: Bench) -> None:
         await bench.prepare()
         proxy.add(Fault(path="/003", headers={"ETag": '"another"'}, times=None))
-        outcomes = await bench.fetcher.ahead(refs(ALL))
+        outcomes = await bench.fetcher.fetch_ahead(refs(ALL))
         assert isinstance(outcomes.pop(2), ObjectChanged)
-        await bench.settled()
-        assert bench.carried == COUNT - 1
+        unchanged = [number for number in ALL if number != 3]
+        await bench.check(unchanged, outcomes)
+        # Where the process is late, as on a busy machine, the daemon fetches blocks itself.
+        assert 0 < bench.carried < COUNT
         assert len(bench.store.keys()) == COUNT
 
     play(root, proxy.endpoint, scene)
@@ -268,15 +270,15 @@ def test_a_process_that_is_killed_loses_nothing_and_is_replaced(
             numbers = range(1, 11) if number == 1 else range(11, 21)
             proxy.add(*(Fault(path=f"/{n:03}", delay=60) for n in numbers))
             killed, asked = bench.pid, len(proxy.requests)
-            ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(numbers)))
+            ahead = asyncio.ensure_future(bench.fetcher.fetch_ahead(refs(numbers)))
             await until_async(lambda asked=asked: len(proxy.requests) >= asked + 10)  # type: ignore[misc]
             os.kill(killed, signal.SIGKILL)
             outcomes = await ahead
             await until_async(lambda: not bench.carrying._processes)
             await bench.check(numbers, outcomes)
-            bench.carrying._start_more()
-            await until_async(lambda: bench.carrying._pick() is not None)
-        outcomes = await bench.fetcher.ahead(refs(range(21, 31)))
+            bench.carrying._start_missing_processes()
+            await until_async(lambda: bench.carrying._least_busy_process() is not None)
+        outcomes = await bench.fetcher.fetch_ahead(refs(range(21, 31)))
         await bench.check(range(21, 31), outcomes)
         assert bench.carried == 10
 
@@ -289,22 +291,22 @@ def test_a_process_that_is_killed_loses_nothing_and_is_replaced(
 def test_a_process_that_stands_still_delays_no_reader(
     kept: bool, root: Path, proxy: FaultyProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carrying, "_SILENT", 1e6)
-    monkeypatch.setattr(carrying, "_DEAD", 1e6)
+    monkeypatch.setattr(fetch_processes, "_SILENT_SECONDS", 1e6)
+    monkeypatch.setattr(fetch_processes, "_DEAD_SECONDS", 1e6)
     monkeypatch.setattr(Endpoint, "late_after", lambda endpoint, size: 0.0)
 
     async def scene(bench: Bench) -> None:
         await bench.prepare()
         os.kill(bench.pid, signal.SIGSTOP)
-        ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(ALL)))
-        await until_async(lambda: bench.carrying.status()[0].in_flight == bench.fetcher.ahead_slots)
-        outcomes = await bench.fetcher.demand(refs(ALL), 20)
-        assert all(isinstance(one, Location) for one in outcomes)
+        ahead = asyncio.ensure_future(bench.fetcher.fetch_ahead(refs(ALL)))
+        await until_async(lambda: bench.carrying.status()[0].in_flight == bench.fetcher.ahead_permits)
+        outcomes = await bench.fetcher.fetch_on_demand(refs(ALL), 20)
+        assert all(isinstance(one, BlockLocation) for one in outcomes)
         assert await ahead == outcomes
         if kept:
             return  # it is killed in the end, stopped as it is
         os.kill(bench.pid, signal.SIGCONT)
-        await bench.check(ALL, [one for one in outcomes if isinstance(one, Location)])
+        await bench.check(ALL, [one for one in outcomes if isinstance(one, BlockLocation)])
         assert bench.fetcher.fetched_blocks == COUNT + 1
 
     play(root, proxy.endpoint, scene)
@@ -315,11 +317,13 @@ def test_what_a_process_that_stands_still_was_to_bring_comes_though_nobody_waits
 ) -> None:
     async def scene(bench: Bench) -> None:
         await bench.prepare()
-        monkeypatch.setattr(carrying, "_SILENT", 0.05)
-        monkeypatch.setattr(carrying, "_DEAD", 0.5)
-        os.kill(bench.pid, signal.SIGSTOP)
-        outcomes = await bench.fetcher.ahead(refs(ALL))
-        await until_async(lambda: not bench.carrying._processes)  # it was killed
+        monkeypatch.setattr(fetch_processes, "_SILENT_SECONDS", 0.05)
+        monkeypatch.setattr(fetch_processes, "_DEAD_SECONDS", 0.5)
+        stopped = bench.pid
+        os.kill(stopped, signal.SIGSTOP)
+        outcomes = await bench.fetcher.fetch_ahead(refs(ALL))
+        # It is killed, and another one may have been started since.
+        await until_async(lambda: stopped not in [one.process.pid for one in bench.carrying._processes])
         await bench.check(ALL, outcomes)
 
     play(root, proxy.endpoint, scene)
@@ -335,7 +339,7 @@ def test_without_processes_everything_works_and_the_log_says_so_once(
     async def scene(bench: Bench) -> None:
         await bench.prepare(ready=False)
         for half in (range(1, 21), range(21, COUNT + 1)):
-            outcomes = await bench.fetcher.ahead(refs(half))
+            outcomes = await bench.fetcher.fetch_ahead(refs(half))
             await until_async(lambda: not bench.carrying._is_starting and not bench.carrying._processes)
             await bench.check(half, outcomes)
 
@@ -351,7 +355,7 @@ def test_a_process_with_nothing_to_do_ends_and_the_log_says_nothing(
 ) -> None:
     async def scene(bench: Bench) -> None:
         await bench.prepare()
-        monkeypatch.setattr(carrying, "_IDLE", 0.0)
+        monkeypatch.setattr(fetch_processes, "_IDLE_SECONDS", 0.0)
         await until_async(lambda: not bench.carrying._processes)
 
     with caplog.at_level(logging.INFO):
@@ -362,7 +366,7 @@ def test_a_process_with_nothing_to_do_ends_and_the_log_says_nothing(
 def test_blocks_that_no_tier_takes_are_refused_as_ever(root: Path, proxy: FaultyProxy, bucket: str) -> None:
     async def scene(bench: Bench) -> None:
         await bench.prepare()
-        outcomes = await bench.fetcher.ahead(refs(ALL))
+        outcomes = await bench.fetcher.fetch_ahead(refs(ALL))
         assert outcomes.count(None) > 5
         await bench.settled()
         assert_nothing_lost(bench.store)
@@ -374,8 +378,8 @@ def test_others_are_evicted_for_what_a_process_brings(root: Path, proxy: FaultyP
     async def scene(bench: Bench) -> None:
         await bench.prepare()
         for first in range(1, COUNT, 8):
-            outcomes = await bench.fetcher.ahead(refs(range(first, first + 8)))
-            assert all(isinstance(one, Location) for one in outcomes)
+            outcomes = await bench.fetcher.fetch_ahead(refs(range(first, first + 8)))
+            assert all(isinstance(one, BlockLocation) for one in outcomes)
         await bench.settled()
         tiers = bench.store.usage()
         assert bench.carried == COUNT
@@ -397,15 +401,15 @@ def test_what_a_dataset_may_take_is_kept(killed: bool, root: Path, proxy: Faulty
         if killed:
             proxy.add(*(Fault(path=f"/{number:03}", delay=60) for number in range(1, 11)))
         asked = len(proxy.requests)
-        ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(range(1, 11))))
+        ahead = asyncio.ensure_future(bench.fetcher.fetch_ahead(refs(range(1, 11))))
         if killed:
             await until_async(lambda: len(proxy.requests) >= asked + 10)
             os.kill(bench.pid, signal.SIGKILL)
         await bench.check(range(1, 11), await ahead)
         limited = bench.store.tiering.unlocked.quotas._limited["d"]
-        assert not limited.coming
-        assert limited.used[MEMORY] == sum(size for _, size in limited.places.values())
-        assert len(limited.read) == len(limited.places)
+        assert not limited.being_written
+        assert limited.used[MEMORY] == sum(size for _, size in limited.kept.values())
+        assert len(limited.last_read) == len(limited.kept)
 
     play(root, proxy.endpoint, scene)
 
@@ -415,16 +419,16 @@ def test_other_credentials_are_used_at_once(root: Path, proxy: FaultyProxy, buck
         await bench.prepare()
         client = bench.origin._connection.current
         assert client is not None
-        good = client.lean._credentials.frozen
-        client.lean._credentials.frozen = good._replace(secret_key="wrong")
-        client.lean._ways.clear()
-        await client.lean._find_way("carried")
-        await bench.fetcher.ahead(refs(range(1, 6)))
+        good = client.own_client._credentials.frozen
+        client.own_client._credentials.frozen = good._replace(secret_key="wrong")
+        client.own_client._accesses.clear()
+        await client.own_client._find_access("carried")
+        await bench.fetcher.fetch_ahead(refs(range(1, 6)))
         assert bench.carried == 0
-        client.lean._credentials.frozen = good
-        client.lean._ways.clear()
-        await bench.fetcher.demand([ref(6)], 20)  # learns the way again, if need be with another client
-        outcomes = await bench.fetcher.ahead(refs(range(11, 21)))
+        client.own_client._credentials.frozen = good
+        client.own_client._accesses.clear()
+        await bench.fetcher.fetch_on_demand([ref(6)], 20)  # learns the way again, if need be with another client
+        outcomes = await bench.fetcher.fetch_ahead(refs(range(11, 21)))
         assert bench.carried == 10
         await bench.check(range(11, 21), outcomes)
 
@@ -435,13 +439,14 @@ def test_what_was_written_when_the_daemon_was_killed_is_found_at_the_next_start(
     root: Path, proxy: FaultyProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A daemon that is killed has entered nothing of what its processes have written."""
-    forgotten = Location(MEMORY, 0, 0, 0, b"")
+    forgotten = BlockLocation(MEMORY, 0, 0, 0, b"")
 
     async def scene(bench: Bench) -> None:
         await bench.prepare()
-        monkeypatch.setattr(bench.store.storage.rooms, "enter", lambda written: [forgotten] * len(written))
+        reservations = bench.store.storage.reservations
+        monkeypatch.setattr(reservations, "publish_blocks", lambda written: [forgotten] * len(written))
         proxy.add(*(Fault(path=f"/{number:03}", delay=60, times=None) for number in range(31, COUNT + 1)))
-        ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(ALL)))
+        ahead = asyncio.ensure_future(bench.fetcher.fetch_ahead(refs(ALL)))
         await until_async(lambda: bench.carried >= 22)
         ahead.cancel()
 
@@ -469,10 +474,10 @@ def test_servers_with_tls_and_without_credentials(root: Path, monkeypatch: pytes
 
     async def scene(bench: Bench) -> None:
         bench.listed = {number: ObjectRange(b"%d" % number, b"e", SIZE, 0, SIZE) for number in ALL}
-        await bench.fetcher.ahead([ref(2)])
-        bench.carrying._start_more()
-        await until_async(lambda: bench.carrying._pick() is not None)
-        outcomes = await bench.fetcher.ahead([ref(1)])
+        await bench.fetcher.fetch_ahead([ref(2)])
+        bench.carrying._start_missing_processes()
+        await until_async(lambda: bench.carrying._least_busy_process() is not None)
+        outcomes = await bench.fetcher.fetch_ahead([ref(1)])
         await bench.check(range(1, 2), outcomes)
         assert bench.carried == 1
 
@@ -503,13 +508,13 @@ def under_way(daemon: Daemon, proxy: FaultyProxy) -> DatasetView:
     until(lambda: len(daemon.status().fetch_processes) == 2)
     warm(daemon, 2)  # credentials are looked at again where that was long ago
     proxy.add(*(Fault(path=f"/{number:03}", delay=60) for number in ALL if number > COUNT // 2))
-    list(daemon.client.stream(WARMUP, Warmup(dataset="d", wait=False)))
+    list(daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="d", wait=False)))
     until(lambda: carried_by(daemon) and sum(one.in_flight for one in daemon.status().fetch_processes) >= 5)
     return view
 
 
 def warm(daemon: Daemon, number: int) -> None:
-    list(daemon.client.stream(WARMUP, Warmup(dataset="d", paths=[b"%03d" % number], wait=True)))
+    list(daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="d", paths=[b"%03d" % number], wait=True)))
 
 
 def carried_by(daemon: Daemon) -> int:

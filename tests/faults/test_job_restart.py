@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from cachefs.job_messages import ConsumerView, JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, SampleMap
+from cachefs.job_messages import (
+    ConsumerView,
+    JobEpoch,
+    JobList,
+    JobName,
+    JobProgress,
+    JobPublication,
+    JobView,
+    SampleMap,
+)
 from cachefs.messages import Empty
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW
@@ -35,7 +44,7 @@ def write_files(directory: Path, count: int, size: int) -> list[str]:
 
 
 def publish(daemon: Daemon, job: str = "train", **fields: Any) -> JobView:
-    return daemon.client.call(JOB_PUBLISH, JobPublish(job=job, dataset="images", **fields))
+    return daemon.client.call(JOB_PUBLISH, JobPublication(job=job, dataset="images", **fields))
 
 
 def jobs(daemon: Daemon) -> list[str]:

@@ -29,13 +29,13 @@ READERS = 4
 # A mount with less patience than usual, which has to be set when zero-open is loaded.
 HURRIED = """
 from cachefs.mount import zero_open
-load = zero_open.load
+load = zero_open.load_interposer
 def load_and_hurry():
     library = load()
     from cachefs.mount import supervisor, worker_pool
     {settings}
     return library
-zero_open.load = load_and_hurry
+zero_open.load_interposer = load_and_hurry
 """
 
 
@@ -262,7 +262,7 @@ def test_workers_agree_on_datasets_that_come_and_change(daemon: Daemon, tree: Pa
         before = os.stat(mount / "other1" / "file").st_ino
         with open(mount / "other1" / "file", "rb") as opened:
             (tmp_path / "other1" / "file").write_bytes(b"fresh")
-            list(daemon.client.stream(DATASET_REFRESH, DatasetName(name="other1")))
+            list(daemon.client.stream_responses(DATASET_REFRESH, DatasetName(name="other1")))
             until(lambda: os.stat(mount / "other1" / "file").st_size == 5)
             for worker in workers(supervisor):
                 worker.kill()
@@ -273,7 +273,7 @@ def test_workers_agree_on_datasets_that_come_and_change(daemon: Daemon, tree: Pa
 
 
 def test_workers_that_keep_crashing_end_the_mount(daemon: Daemon, tmp_path: Path) -> None:
-    patch = HURRIED.format(settings="worker_pool.FIRST_PAUSE, worker_pool.MOST_CRASHES = 0.01, 5")
+    patch = HURRIED.format(settings="worker_pool.FIRST_PAUSE, worker_pool.MAX_CRASHES = 0.01, 5")
     with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push", patch=patch) as mount:
         supervisor = supervisor_of(daemon, mount)
         while supervisor.is_running():
@@ -338,7 +338,7 @@ def lookup(self, parent, name):
 Snapshot.lookup = lookup
 """ + HURRIED.format(
     settings="supervisor.TICK_SECONDS = 0.2; "
-    "worker_pool.SILENT_SECONDS, worker_pool.UNSERVED_SECONDS, worker_pool.MOST_HANGING = 8, 15, 2"
+    "worker_pool.SILENT_SECONDS, worker_pool.UNSERVED_SECONDS, worker_pool.MAX_HANGING = 8, 15, 2"
 )
 
 

@@ -18,7 +18,7 @@ import pytest
 import xxhash
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobName, JobPublish
+from cachefs.job_messages import JobName, JobPublication
 from cachefs.mount import kernel
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
@@ -202,7 +202,7 @@ class Torture:
 
     def _publish(self, number: int) -> None:
         spec = SamplerSpec(kind="numpy", size=FILES, seed=self._seeds[number], epochs=10_000)
-        request = JobPublish(job=f"job{number}", dataset="tree", spec=spec, lease=3600)
+        request = JobPublication(job=f"job{number}", dataset="tree", spec=spec, lease=3600)
         self.daemon.client.call(JOB_PUBLISH, request)
 
 

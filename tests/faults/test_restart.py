@@ -67,7 +67,7 @@ def test_a_killed_daemon_serves_full_tiers_without_the_origin_and_repairs_damage
 
 
 def cached_files(daemon: Daemon) -> list[str]:
-    pages = daemon.client.stream(CACHED, Selection(dataset="images"))
+    pages = daemon.client.stream_responses(CACHED, Selection(dataset="images"))
     return [os.fsdecode(file.path) for page in pages for file in page.files if sum(file.cached) == file.size]
 
 

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 from botocore.exceptions import NoCredentialsError
 from cachefs_daemon.origin import s3_connection, s3_credentials
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, PreparedOrigin, open_origin
-from cachefs_daemon.origin.patience import Patience
-from cachefs_daemon.origin.s3_connection import connection
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, PreconnectingOrigin, open_origin
+from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.s3_connection import shared_connection
 
 from cachefs.errors import OriginAccessDenied
 from cachefs.messages import OriginOptions
@@ -97,10 +97,10 @@ def scene(play: Callable[[KeyedServer, Origin], Awaitable[None]]) -> None:
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"])
 def test_credentials_that_were_replaced_are_read_again(credentials: Credentials, code: str) -> None:
     async def play(server: KeyedServer, origin: Origin) -> None:
-        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+        assert await origin.read(WANTED, Deadline.after(20)) == b"hello"
         server.refuses["old"] = code
         credentials.set("new")
-        both = [origin.read(WANTED, Patience.of(20)) for _ in range(2)]
+        both = [origin.read(WANTED, Deadline.after(20)) for _ in range(2)]
         assert await asyncio.gather(*both) == [b"hello", b"hello"]
         assert server.seen[0] == "old"
         assert server.seen[-1] == "new"
@@ -111,11 +111,11 @@ def test_credentials_that_were_replaced_are_read_again(credentials: Credentials,
 def test_whoever_renews_expired_credentials_may_be_late(credentials: Credentials) -> None:
     async def play(server: KeyedServer, origin: Origin) -> None:
         server.refuses["old"] = "ExpiredToken"
-        patience = Patience.of(20)
+        patience = Deadline.after(20)
         reading = asyncio.create_task(origin.read(WANTED, patience))
-        while not patience.trouble:  # noqa: ASYNC110
+        while not patience.last_error:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert "expired" in str(patience.trouble)
+        assert "expired" in str(patience.last_error)
         credentials.set("new")
         assert await reading == b"hello"
 
@@ -126,7 +126,7 @@ def test_wrong_credentials_fail_at_once(credentials: Credentials) -> None:
     async def play(server: KeyedServer, origin: Origin) -> None:
         server.refuses["old"] = "InvalidAccessKeyId"
         with pytest.raises(OriginAccessDenied):
-            await origin.read(WANTED, Patience.of(20))
+            await origin.read(WANTED, Deadline.after(20))
         assert server.seen == ["old"]
 
     scene(play)
@@ -136,17 +136,17 @@ def test_datasets_that_are_reached_alike_share_a_client_which_the_last_one_close
     async def play(server: KeyedServer, origin: Origin) -> None:
         options = OriginOptions(endpoint_url=server.endpoint)
         other = open_origin("s3://other", options, OriginSettings())
-        shared = connection(options, OriginSettings())
+        shared = shared_connection(options, OriginSettings())
         clients = []
         for one in (origin, other):
-            assert await one.read(WANTED, Patience.of(20)) == b"hello"
+            assert await one.read(WANTED, Deadline.after(20)) == b"hello"
             async with shared.client() as client:
                 clients.append(client)
         assert clients[0] is clients[1]
         await other.close()
-        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+        assert await origin.read(WANTED, Deadline.after(20)) == b"hello"
         different = OriginOptions(endpoint_url=server.endpoint, region="eu-west-1")
-        assert connection(different, OriginSettings()) is not shared
+        assert shared_connection(different, OriginSettings()) is not shared
 
     scene(play)
 
@@ -157,24 +157,24 @@ def test_a_client_that_nobody_uses_is_closed_and_made_again(
     monkeypatch.setattr(s3_connection, "IDLE_SECONDS", 0)
 
     async def play(server: KeyedServer, origin: Origin) -> None:
-        shared = connection(OriginOptions(endpoint_url=server.endpoint), OriginSettings())
-        await origin.read(WANTED, Patience.of(20))
+        shared = shared_connection(OriginOptions(endpoint_url=server.endpoint), OriginSettings())
+        await origin.read(WANTED, Deadline.after(20))
         while shared._current is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+        assert await origin.read(WANTED, Deadline.after(20)) == b"hello"
 
     scene(play)
 
 
 def test_what_is_prepared_has_asked_the_server_nothing(credentials: Credentials) -> None:
     async def play(server: KeyedServer, origin: Origin) -> None:
-        assert isinstance(origin, PreparedOrigin)
-        await origin.prepare()
-        shared = connection(OriginOptions(endpoint_url=server.endpoint), OriginSettings())
+        assert isinstance(origin, PreconnectingOrigin)
+        await origin.preconnect()
+        shared = shared_connection(OriginOptions(endpoint_url=server.endpoint), OriginSettings())
         prepared = shared._current
         assert prepared is not None
         assert not server.seen
-        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+        assert await origin.read(WANTED, Deadline.after(20)) == b"hello"
         assert shared._current is prepared
 
     scene(play)
@@ -182,12 +182,12 @@ def test_what_is_prepared_has_asked_the_server_nothing(credentials: Credentials)
 
 def test_where_preparing_fails_reads_go_on(credentials: Credentials) -> None:
     async def play(server: KeyedServer, origin: Origin) -> None:
-        assert isinstance(origin, PreparedOrigin)
+        assert isinstance(origin, PreconnectingOrigin)
         credentials.withdraw()
         with pytest.raises(NoCredentialsError):
-            await origin.prepare()
+            await origin.preconnect()
         credentials.set("new")
-        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+        assert await origin.read(WANTED, Deadline.after(20)) == b"hello"
 
     scene(play)
 
@@ -225,14 +225,14 @@ def program(tmp_path: Path, credentials: Credentials, monkeypatch: pytest.Monkey
     found = Program(tmp_path)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(found.config))
-    monkeypatch.setattr(s3_credentials, "FRESH", 0)
+    monkeypatch.setattr(s3_credentials, "FRESH_SECONDS", 0)
     found.gives("first")
     yield found
     found.end()
 
 
 async def read(origin: Origin, seconds: float = 20) -> None:
-    assert await origin.read(WANTED, Patience.of(seconds)) == b"hello"
+    assert await origin.read(WANTED, Deadline.after(seconds)) == b"hello"
 
 
 def test_tokens_that_rotate_are_taken_up_before_the_old_ones_end(program: Program) -> None:
@@ -276,14 +276,14 @@ def test_without_any_credentials_the_reason_is_said(
 ) -> None:
     async def play(server: KeyedServer, origin: Origin) -> None:
         if trouble == "hangs":
-            monkeypatch.setattr(s3_credentials, "_LONGEST", 0.05)
+            monkeypatch.setattr(s3_credentials, "_TIMEOUT", 0.05)
             program.hangs()
         else:
             program.says("{")
         with pytest.raises(OriginAccessDenied, match=said):
             await read(origin, 0.5 if trouble == "hangs" else 3)
         assert not server.seen
-        monkeypatch.setattr(s3_credentials, "_LONGEST", 20)
+        monkeypatch.setattr(s3_credentials, "_TIMEOUT", 20)
         program.end()
         program.gives("second")
         await read(origin)
@@ -298,7 +298,7 @@ def test_who_is_refused_holds_up_nobody_else(program: Program) -> None:
         await read(origin)
         server.refuses["/bucket/refused"] = "InvalidAccessKeyId"
         program.hangs()
-        refused = asyncio.create_task(origin.read(replace(WANTED, key=b"refused"), Patience.of(60)))
+        refused = asyncio.create_task(origin.read(replace(WANTED, key=b"refused"), Deadline.after(60)))
         while len(server.seen) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         for _ in range(5):
@@ -318,8 +318,8 @@ def test_credentials_that_end_while_their_provider_hangs_are_not_used_for_ever(
 ) -> None:
     async def play(server: KeyedServer, origin: Origin) -> None:
         await read(origin)
-        monkeypatch.setattr(s3_credentials, "_KNOWN", 0)
-        monkeypatch.setattr(s3_credentials, "_LONGEST", 0.05)
+        monkeypatch.setattr(s3_credentials, "_VALID_SECONDS", 0)
+        monkeypatch.setattr(s3_credentials, "_TIMEOUT", 0.05)
         program.hangs()
         with pytest.raises(OriginAccessDenied, match=r"cannot be renewed.*no answer within"):
             await read(origin, 0.5)

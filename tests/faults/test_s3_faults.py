@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from cachefs_daemon.origin import retry
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, RangeOrigin, open_origin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginError, OriginUnavailable
 from cachefs.messages import OriginOptions
@@ -60,7 +60,9 @@ def read(
         settings = OriginSettings(read_timeout=read_timeout)
         origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), settings)
         try:
-            data = await origin.read(ObjectRange(listed.key, listed.version, listed.size, *span), Patience.of(deadline))
+            data = await origin.read(
+                ObjectRange(listed.key, listed.version, listed.size, *span), Deadline.after(deadline)
+            )
             assert origin.errors == origin.requests - 1
             return bytes(data)
         finally:

@@ -14,9 +14,9 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 import pytest
-from cachefs_daemon.origin import detour, retry
+from cachefs_daemon.origin import fallback_client, retry
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
@@ -60,7 +60,7 @@ def play(script: Script, scene: Scene[Result], tls: SSLContext | None = None, **
 
 
 async def read(origin: Origin, wanted: ObjectRange = WHOLE, seconds: float = 20) -> bytes:
-    return bytes(await origin.read(wanted, Patience.of(seconds)))
+    return bytes(await origin.read(wanted, Deadline.after(seconds)))
 
 
 def answer(body: bytes = BODY, *headers: str, start: str = "200 OK", etag: str = "e") -> bytes:
@@ -118,7 +118,7 @@ def test_what_is_unusual_is_repeated_through_aiobotocore_and_counted(
         for _ in range(2):
             assert await read(origin, wanted) == BODY[wanted.offset : wanted.offset + wanted.length]
         assert [is_ours(request) for request in server.requests] == [True, False] * 2
-        assert (origin.requests, origin.errors, origin.detours) == (4, 2, 2)
+        assert (origin.requests, origin.errors, origin.fallback_reads) == (4, 2, 2)
 
     with caplog.at_level(logging.WARNING):
         play(unless_ours(UNUSUAL[name]), scene)
@@ -147,7 +147,7 @@ def test_who_reads_pays_in_each_request_where_the_bucket_wants_that(ours: bool) 
         listed = [each.key async for batch in origin.list(lambda key, reason: None) for each in batch]
         assert listed == [b"key"]
         assert await read(origin) == BODY
-        assert origin.detours == (not ours)
+        assert origin.fallback_reads == (not ours)
 
     async def does_not(_: ScriptedServer, origin: Origin) -> None:
         with pytest.raises(OriginAccessDenied, match=r"403 AccessDenied: no\).*--requester-pays"):
@@ -161,9 +161,9 @@ def test_a_server_that_is_always_unusual_is_not_asked_twice_each_time(monkeypatc
     async def scene(server: ScriptedServer, origin: Origin) -> None:
         for _ in range(30):
             assert await read(origin) == BODY
-        assert (sum(map(is_ours, server.requests)), origin.detours) == (detour._ENOUGH, 30)
+        assert (sum(map(is_ours, server.requests)), origin.fallback_reads) == (fallback_client._FAILURES_TO_SWITCH, 30)
 
-    monkeypatch.setattr(detour, "_SHORTEST", 60.0)
+    monkeypatch.setattr(fallback_client, "_SHORTEST", 60.0)
     play(unless_ours(chunked(BODY)), scene)
 
 
@@ -173,7 +173,7 @@ def test_an_overloaded_server_is_not_asked_again_through_aiobotocore() -> None:
             await read(origin, seconds=0.5)
         assert all(map(is_ours, server.requests))
         assert len(server.requests) > 1
-        assert origin.detours == 0
+        assert origin.fallback_reads == 0
 
     play(lambda request: [chunked(error("SlowDown"), "503 Slow Down")], scene)
 
@@ -189,7 +189,7 @@ def test_a_region_that_aiobotocore_learns_is_used_from_then_on() -> None:
         assert await read(origin) == BODY
         assert await read(origin) == BODY
         assert is_ours(server.requests[-1])
-        assert origin.detours == 1
+        assert origin.fallback_reads == 1
 
     play(script, scene, region="us-east-1")
 
@@ -245,7 +245,7 @@ def test_cut_at_any_byte_an_answer_is_asked_for_again(ending: bytes) -> None:
         for _ in range(len(whole)):
             assert await read(origin, PART) == BODY[7:]
         assert len(server.requests) == 2 * len(whole)
-        assert origin.detours == 0
+        assert origin.fallback_reads == 0
 
     play(script, scene)
 
@@ -253,7 +253,7 @@ def test_cut_at_any_byte_an_answer_is_asked_for_again(ending: bytes) -> None:
 def test_where_no_proxy_is_to_be_used_our_client_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(server: ScriptedServer, origin: Origin) -> None:
         assert await read(origin) == BODY
-        assert (len(server.requests), origin.detours) == (1, 0)
+        assert (len(server.requests), origin.fallback_reads) == (1, 0)
 
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -278,7 +278,7 @@ def test_an_answer_to_another_request_is_noticed_and_its_connection_used_no_more
             server.script = lambda request: [part]
             assert await read(origin, PART) == BODY[7:]
             assert [is_ours(request) for request in server.requests] == [True, True, False, True]
-            assert (server.connections, origin.detours) == (3, 1)
+            assert (server.connections, origin.fallback_reads) == (3, 1)
 
         play(lambda request: [part], scene)
 
@@ -306,7 +306,7 @@ def test_what_a_new_connection_says_is_final_at_once() -> None:
     async def scene(server: ScriptedServer, origin: Origin) -> None:
         with pytest.raises(ObjectChanged, match="gone since"):
             await read(origin)
-        assert (len(server.requests), origin.detours) == (1, 0)
+        assert (len(server.requests), origin.fallback_reads) == (1, 0)
 
     play(lambda request: [answer(error("NoSuchKey"), "Connection: close", start="404 Not Found")], scene)
 
@@ -325,10 +325,10 @@ def test_what_passes_is_waited_for(start: str, body: bytes, said: str | None) ->
     answers = iter([answer(body, "Connection: close", start=start).replace(b'ETag: "e"', b"X: x")] * 3 + [answer()])
 
     async def scene(server: ScriptedServer, origin: Origin) -> None:
-        patience = Patience.of(20)
+        patience = Deadline.after(20)
         assert bytes(await origin.read(WHOLE, patience)) == BODY
         assert len(server.requests) == 4
-        assert said is None or said in str(patience.trouble)
+        assert said is None or said in str(patience.last_error)
 
     play(lambda request: [next(answers)], scene)
 
@@ -354,7 +354,7 @@ def test_keys_with_odd_characters_are_asked_for_as_they_are() -> None:
         paths = [request.split(" ", 2)[1] for request in server.requests]
         assert [unquote(path).removeprefix("/bucket/") for path in paths] == keys
         assert all(path.isascii() and path.isprintable() for path in paths)
-        assert origin.detours == 0
+        assert origin.fallback_reads == 0
 
     play(lambda request: [answer()], scene)
 
@@ -366,7 +366,7 @@ def test_the_last_bytes_of_a_very_large_object() -> None:
     async def scene(server: ScriptedServer, origin: Origin) -> None:
         assert await read(origin, ObjectRange(b"key", b"e", size, size - 5, 5)) == b"world"
         assert f"range: bytes={size - 5}-{size - 1}\r\n" in server.requests[0]
-        assert origin.detours == 0
+        assert origin.fallback_reads == 0
 
     play(lambda request: [answer(b"world", f"Content-Range: {span}", start="206 Partial Content")], scene)
 
@@ -375,7 +375,7 @@ def test_an_object_without_bytes() -> None:
     async def scene(server: ScriptedServer, origin: Origin) -> None:
         assert await read(origin, ObjectRange(b"key", b"e", 0, 0, 0)) == b""
         assert await read(origin, ObjectRange(b"key", b"e", 0, 0, 0)) == b""
-        assert (server.connections, origin.detours) == (1, 0)
+        assert (server.connections, origin.fallback_reads) == (1, 0)
 
     play(lambda request: [answer(b"")], scene)
 
@@ -399,7 +399,7 @@ def test_credentials_that_expire_while_many_read_are_renewed(monkeypatch: pytest
         await asyncio.gather(*(reader() for _ in range(8)))
         assert origin.requests == len(server.requests)
         assert 240 < len(server.requests) < 300
-        assert origin.detours == 0
+        assert origin.fallback_reads == 0
 
     play(script, scene)
 
@@ -437,7 +437,7 @@ def test_through_a_proxy_only_aiobotocore_goes(monkeypatch: pytest.MonkeyPatch) 
         assert await read(origin) == BODY
         assert not any(map(is_ours, server.requests))
         assert server.requests[0].startswith("GET http://")
-        assert (origin.requests, origin.errors, origin.detours) == (1, 0, 1)
+        assert (origin.requests, origin.errors, origin.fallback_reads) == (1, 0, 1)
 
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutOff
-from cachefs_daemon.origin.http_pool import HttpPool, Server
-from cachefs_daemon.origin.http_race import Races
-from cachefs_daemon.origin.http_tls import Tls
+from cachefs_daemon.origin.http_connection import ClosedWithoutResponse, HttpResponse, IncompleteResponse
+from cachefs_daemon.origin.http_hedging import HedgedRequests
+from cachefs_daemon.origin.http_pool import HttpPool, ServerAddress
+from cachefs_daemon.origin.http_tls import ClientTls
 
 from tests.waiting import until_async
 
@@ -31,9 +31,9 @@ class Bench:
         self.open = 0  # connections
         self.endpoint = Endpoint("test", 8, hedge_share=0.1)
         for _ in range(200):
-            self.endpoint.sent(ROOM)
-            self.endpoint.answered("p", ROOM, time.monotonic() - 0.005)
-        self.races = Races(self.endpoint)
+            self.endpoint.count_request(ROOM)
+            self.endpoint.note_response("p", ROOM, time.monotonic() - 0.005)
+        self.races = HedgedRequests(self.endpoint)
         self.pool: HttpPool
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,8 +58,8 @@ class Bench:
             self.open -= 1
             writer.close()
 
-    def ask(self) -> "asyncio.Task[Answer]":
-        return asyncio.create_task(self.races.ask(self.pool, b"GET / HTTP/1.1\r\n\r\n", ROOM))
+    def ask(self) -> "asyncio.Task[HttpResponse]":
+        return asyncio.create_task(self.races.send_request(self.pool, b"GET / HTTP/1.1\r\n\r\n", ROOM))
 
     async def until_asked(self, count: int) -> None:
         await until_async(lambda: len(self.asked) >= count)
@@ -77,7 +77,9 @@ def play(scene: Callable[[Bench], Awaitable[None]]) -> None:
         bench = Bench()
         server = await asyncio.start_server(bench.serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        bench.pool = HttpPool(Server("127.0.0.1", port, tls=False), OriginSettings(max_connections=8), Tls(True))
+        bench.pool = HttpPool(
+            ServerAddress("127.0.0.1", port, tls=False), OriginSettings(max_connections=8), ClientTls(True)
+        )
         try:
             await asyncio.wait_for(scene(bench), 30)
         finally:
@@ -128,7 +130,7 @@ def test_where_both_fail_the_first_one_says_why() -> None:
         await bench.until_asked(2)
         bench.asked[1].set_result(b"")
         bench.asked[0].set_result(CUT)
-        with pytest.raises(CutOff):
+        with pytest.raises(IncompleteResponse):
             await task
         task = bench.ask()
         await bench.until_asked(4)
@@ -153,7 +155,7 @@ def test_whoever_stops_waiting_ends_both() -> None:
 
 def test_nothing_is_sent_twice_while_the_server_refuses_requests() -> None:
     async def scene(bench: Bench) -> None:
-        bench.endpoint.refused("p", "busy")
+        bench.endpoint.note_refusal("p", "busy")
         tasks = [bench.ask() for _ in range(3)]
         await bench.until_asked(3)
         for _ in range(20):
@@ -176,7 +178,7 @@ def test_nothing_is_sent_twice_where_many_are_late() -> None:
         for answer in bench.asked:
             answer.set_result(b"")
         for task in tasks:
-            with pytest.raises(ClosedUnanswered):
+            with pytest.raises(ClosedWithoutResponse):
                 await task
 
     play(scene)

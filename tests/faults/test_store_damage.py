@@ -361,7 +361,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
             wrong += data[:8] != data_of(number)[:8]
         elif index.get(key_of(number)) == location:
             wrong += 1
-    segments.forget_unlinked()
+    segments.close_unlinked()
 print(hits, wrong)
 """
 

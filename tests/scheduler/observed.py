@@ -11,12 +11,12 @@ import requests
 from cachefs_tools.lab.ports import free_ports
 
 from cachefs.observe_messages import (
-    OBSERVER,
-    ORDER_PATH,
+    COMMAND_PATH,
+    OBSERVER_HEADER,
     REPORT_PATH,
+    NodeCommand,
+    NodeCommandResult,
     NodeReport,
-    Order,
-    OrderDone,
     SnapshotReport,
 )
 from tests.daemon import Daemon
@@ -36,7 +36,7 @@ class Observed:
 
     def get(self, path: str, who: str = LOOKER, **query: object) -> requests.Response:
         params = {key: str(value) for key, value in query.items()}
-        return requests.get(self._url + path, headers={OBSERVER: who}, params=params, timeout=SECONDS)
+        return requests.get(self._url + path, headers={OBSERVER_HEADER: who}, params=params, timeout=SECONDS)
 
     def report(self, known: NodeReport | None = None, wait: float = 20.0) -> NodeReport:
         """What it says, or what is new since *known*."""
@@ -45,14 +45,14 @@ class Observed:
         assert answer.status_code == 200, answer.text
         return msgspec.msgpack.decode(answer.content, type=NodeReport)
 
-    def post(self, path: str, order: Order | bytes, who: str = SCHEDULER) -> requests.Response:
+    def post(self, path: str, order: NodeCommand | bytes, who: str = SCHEDULER) -> requests.Response:
         body = order if isinstance(order, bytes) else msgspec.msgpack.encode(order)
-        return requests.post(self._url + path, data=body, headers={OBSERVER: who}, timeout=SECONDS)
+        return requests.post(self._url + path, data=body, headers={OBSERVER_HEADER: who}, timeout=SECONDS)
 
-    def order(self, order: Order, who: str = SCHEDULER) -> OrderDone:
-        answer = self.post(ORDER_PATH, order, who)
+    def order(self, order: NodeCommand, who: str = SCHEDULER) -> NodeCommandResult:
+        answer = self.post(COMMAND_PATH, order, who)
         assert answer.status_code == 200, answer.text
-        return msgspec.msgpack.decode(answer.content, type=OrderDone)
+        return msgspec.msgpack.decode(answer.content, type=NodeCommandResult)
 
     def until(self, true: Any, known: NodeReport | None = None) -> NodeReport:
         """The first report for which *true* holds; what was said of snapshots before holds until it changes."""

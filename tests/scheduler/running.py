@@ -12,7 +12,7 @@ from cachefs_tools.cachectl.scheduler_client import SchedulerClient
 
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import Message
-from cachefs.scheduling_messages import NODES, STATUS, NodesStatus, SchedulerStatus
+from cachefs.scheduling_messages import NODES_PATH, STATUS_PATH, NodesStatus, SchedulerStatus
 from tests.scheduler.observed import SCHEDULER
 from tests.waiting import until
 from tests.warm_python import warm
@@ -67,13 +67,13 @@ class Scheduler:
     def status(self) -> SchedulerStatus | None:
         """None: it does not answer yet."""
         try:
-            return self.client.get(STATUS, SchedulerStatus)
+            return self.client.get(STATUS_PATH, SchedulerStatus)
         except DaemonUnavailable:
             return None
 
     def held(self, node: str, dataset: str = "set") -> float:
         """The part of a dataset that it knows a node to have."""
-        found = {one.name: one for one in self.client.get(NODES, NodesStatus).nodes}
+        found = {one.name: one for one in self.client.get(NODES_PATH, NodesStatus).nodes}
         parts = found[node].datasets if node in found else []
         return next((part.bytes / part.total for part in parts if part.dataset == dataset), 0.0)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.peers.tls import TlsFiles
-from cachefs_scheduler.config import ClusterSection
-from cachefs_scheduler.view.asking import Asking, NodeFailed
+from cachefs_scheduler.config import ObservedClusterSection
+from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
 from cachefs_tools.cachectl.scheduler_client import SchedulerClient
 from cachefs_tools.lab.ports import free_port, free_ports
 
 from cachefs.errors import CachefsError, ConfigError
-from cachefs.scheduling_messages import STATUS, SchedulerStatus
+from cachefs.scheduling_messages import STATUS_PATH, SchedulerStatus
 from tests.certificates import Authority
 from tests.daemon import Daemon
 from tests.scheduler.observed import SCHEDULER
@@ -53,7 +53,7 @@ def test_the_api_over_tcp_uses_new_certificates_without_a_restart(tmp_path: Path
 
     def answers(authority: Authority) -> bool:
         try:
-            SchedulerClient(f"https://{address}", client(authority)).get(STATUS, SchedulerStatus)
+            SchedulerClient(f"https://{address}", client(authority)).get(STATUS_PATH, SchedulerStatus)
         except CachefsError:
             return False
         return True
@@ -89,12 +89,14 @@ def test_daemons_are_asked_with_new_certificates_without_a_restart(tmp_path: Pat
     }  # fmt: skip
 
     async def asked() -> None:
-        asking = Asking(ClusterSection(name=SCHEDULER, tls_ca=own.ca, tls_cert=own.cert, tls_key=own.key))
+        asking = ObserverClient(
+            ObservedClusterSection(name=SCHEDULER, tls_ca=own.ca, tls_cert=own.cert, tls_key=own.key)
+        )
 
         async def names() -> list[str]:
             try:
-                return [member.name for member in (await asking.members("127.0.0.1", port + 1)).members]
-            except NodeFailed:
+                return [member.name for member in (await asking.fetch_members("127.0.0.1", port + 1)).members]
+            except NodeRequestFailed:
                 return []
 
         try:
@@ -117,4 +119,4 @@ def test_certificates_of_cachectl_that_cannot_be_used_are_named(tmp_path: Path) 
     files = Authority(tmp_path / "one").issue("admin")
     client = SchedulerClient("https://localhost:1", (str(files.ca), str(files.cert), str(tmp_path / "none")))
     with pytest.raises(ConfigError, match=r"^--tls: CERT = '.*', KEY = '.*/none': No such file or directory$"):
-        client.get(STATUS, SchedulerStatus)
+        client.get(STATUS_PATH, SchedulerStatus)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cachefs.messages import Selection
-from cachefs.observe_messages import ORDER_PATH, REPORT_PATH, NodeReport, Order, OrderKind
+from cachefs.observe_messages import COMMAND_PATH, REPORT_PATH, CommandKind, NodeCommand, NodeReport
 from cachefs.rpc import EVICT
 from tests.mounting import mounted
 from tests.scheduler.observed import LOOKER, SCHEDULER, Observed, made_files, observed
@@ -38,7 +38,7 @@ def test_a_node_tells_what_it_has_as_blocks_come_and_go(node: Observed) -> None:
     shards = np.zeros(256, np.bool_)
     shards[64:128] = True
     packed = np.packbits(shards, bitorder="little").tobytes()
-    done = node.order(Order(kind=OrderKind.WARM, id="w1", dataset="set", shards=packed))
+    done = node.order(NodeCommand(kind=CommandKind.WARM, id="w1", dataset="set", shards=packed))
     assert done.blocks == FILES // 4
     warm = node.until(lambda report: held(report) == done.bytes, first)
     parts = np.frombuffer(warm.snapshots[0].shards, np.uint8)
@@ -49,19 +49,19 @@ def test_a_node_tells_what_it_has_as_blocks_come_and_go(node: Observed) -> None:
     ended = node.until(lambda report: report.warmups[0].state == "done")
     assert ended.warmups[0].blocks == FILES // 4
     # The same order once more is none.
-    assert node.order(Order(kind=OrderKind.WARM, id="w1", dataset="set", shards=packed)) == done
+    assert node.order(NodeCommand(kind=CommandKind.WARM, id="w1", dataset="set", shards=packed)) == done
     node.daemon.client.call(EVICT, Selection(dataset="set"))
     node.until(lambda report: held(report) == 0)
 
 
 def test_pins_limits_and_evictions_are_carried_out(node: Observed) -> None:
-    node.order(Order(kind=OrderKind.WARM, id="w2", dataset="set"))
+    node.order(NodeCommand(kind=CommandKind.WARM, id="w2", dataset="set"))
     node.until(lambda report: held(report) == 10_000 * FILES)
-    node.order(Order(kind=OrderKind.PIN, dataset="set"))
+    node.order(NodeCommand(kind=CommandKind.PIN, dataset="set"))
     assert node.until(lambda report: report.snapshots[0].pinned)
-    node.order(Order(kind=OrderKind.UNPIN, dataset="set"))
-    node.order(Order(kind=OrderKind.LIMIT, dataset="set", ttl=3600.0, share=1.0))
-    freed = node.order(Order(kind=OrderKind.EVICT, dataset="set"))
+    node.order(NodeCommand(kind=CommandKind.UNPIN, dataset="set"))
+    node.order(NodeCommand(kind=CommandKind.LIMIT, dataset="set", ttl=3600.0, share=1.0))
+    freed = node.order(NodeCommand(kind=CommandKind.EVICT, dataset="set"))
     assert (freed.blocks, freed.bytes) == (FILES, 10_000 * FILES)
     assert not node.until(lambda report: held(report) == 0).snapshots[0].pinned
 
@@ -77,28 +77,33 @@ def test_reads_of_a_mount_are_told_though_no_job_has_published_them(node: Observ
 @pytest.mark.parametrize(
     ("who", "order", "status", "why"),
     [
-        (LOOKER, Order(kind=OrderKind.EVICT, dataset="set"), 403, "add it to cluster.schedulers"),
-        ("nobody", Order(kind=OrderKind.EVICT, dataset="set"), 403, "'nobody' is no observer here"),
-        (SCHEDULER, Order(kind=OrderKind.EVICT, dataset="other"), 409, "other"),
-        (SCHEDULER, Order(kind=OrderKind.WARM, dataset="set", id="x", shards=b"1"), 409, "no shards"),
-        (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set"), 409, "a share or a ttl"),
-        (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set", share=7.0), 409, "at most 1"),
-        (SCHEDULER, Order(kind=OrderKind.DRAIN), 409, "no other node"),
+        (LOOKER, NodeCommand(kind=CommandKind.EVICT, dataset="set"), 403, "add it to cluster.schedulers"),
+        ("nobody", NodeCommand(kind=CommandKind.EVICT, dataset="set"), 403, "'nobody' is no observer here"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.EVICT, dataset="other"), 409, "other"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.WARM, dataset="set", id="x", shards=b"1"), 409, "no shards"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.LIMIT, dataset="set"), 409, "a share or a ttl"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.LIMIT, dataset="set", share=7.0), 409, "at most 1"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.DRAIN), 409, "no other node"),
         (SCHEDULER, b"\xff\x00nonsense", 409, "no order"),
         (SCHEDULER, b"\x81\xa1y" + b"\x91" * 10_000 + b"\x00", 409, "no order"),
         (SCHEDULER, b"\x81\xa4kind\xa1\xff", 409, "no order"),
-        (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set", share=math.nan), 409, "share"),
-        (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set", ttl=math.nan), 409, "ttl"),
-        (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set", ttl=math.inf), 409, "ttl"),
-        (SCHEDULER, Order(kind=OrderKind.EVICT, dataset="../../etc"), 409, "../../etc"),
-        (SCHEDULER, Order(kind=OrderKind.PIN, dataset=""), 409, "dataset"),
-        (SCHEDULER, Order(kind=OrderKind.WARM, dataset="set", id="x\n2026-01-01 a line of the log"), 409, "no order"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.LIMIT, dataset="set", share=math.nan), 409, "share"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.LIMIT, dataset="set", ttl=math.nan), 409, "ttl"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.LIMIT, dataset="set", ttl=math.inf), 409, "ttl"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.EVICT, dataset="../../etc"), 409, "../../etc"),
+        (SCHEDULER, NodeCommand(kind=CommandKind.PIN, dataset=""), 409, "dataset"),
+        (
+            SCHEDULER,
+            NodeCommand(kind=CommandKind.WARM, dataset="set", id="x\n2026-01-01 a line of the log"),
+            409,
+            "no order",
+        ),
     ],
 )
 def test_orders_that_make_no_sense_are_refused(
-    node: Observed, who: str, order: Order | bytes, status: int, why: str
+    node: Observed, who: str, order: NodeCommand | bytes, status: int, why: str
 ) -> None:
-    answer = node.post(ORDER_PATH, order, who)
+    answer = node.post(COMMAND_PATH, order, who)
     assert answer.status_code == status
     assert why in answer.text
 

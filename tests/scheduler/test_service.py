@@ -15,32 +15,32 @@ import pytest
 from cachefs_tools.cachectl import main
 
 from cachefs.errors import ConfigError, NotFound
-from cachefs.observe_messages import Order, OrderKind
+from cachefs.observe_messages import CommandKind, NodeCommand
 from cachefs.scheduling_messages import (
-    ADMISSIONS,
-    ADMIT,
-    ENDED,
-    EXPLAIN,
-    PLACED,
-    POLICY,
-    QUEUE,
-    RANK,
-    RESIZED,
-    SCALE,
-    Admission,
-    Admissions,
-    Ask,
+    ADMISSIONS_PATH,
+    ADMIT_PATH,
+    ENDED_PATH,
+    EXPLAIN_PATH,
+    PLACED_PATH,
+    POLICY_PATH,
+    QUEUE_PATH,
+    RANK_PATH,
+    RESIZED_PATH,
+    SCALE_PATH,
     DatasetPolicy,
-    Ended,
-    Explanation,
-    Placed,
-    Policy,
+    JobAdmission,
+    JobAdmissions,
+    JobEndReport,
+    JobExplanation,
+    PlacementPolicy,
+    PlacementReport,
+    PlacementRequest,
     PolicyStatus,
     QueueStatus,
-    RankAsk,
     Ranking,
-    ScaleAsk,
-    ScaleDone,
+    RankRequest,
+    ScaleRequest,
+    ScaleResult,
 )
 from tests.cachectl import run_here
 from tests.scheduler.observed import Observed, made_files, observed
@@ -61,29 +61,31 @@ class Place:
     nodes: list[Observed]
     scheduler: Scheduler
 
-    def rank(self, policy: Policy = Policy.PREFER) -> Ranking:
-        return self.scheduler.client.post(RANK, RankAsk(ask=Ask(job="slurm:0", dataset="set", policy=policy)), Ranking)
+    def rank(self, policy: PlacementPolicy = PlacementPolicy.PREFER) -> Ranking:
+        return self.scheduler.client.post(
+            RANK_PATH, RankRequest(ask=PlacementRequest(job="slurm:0", dataset="set", policy=policy)), Ranking
+        )
 
     def warm(self, node: int, part: float = 1.0) -> None:
         shards = bytes([255] * round(32 * part) + [0] * (32 - round(32 * part)))
-        self.nodes[node].order(Order(kind=OrderKind.WARM, id=uuid.uuid4().hex, dataset="set", shards=shards))
+        self.nodes[node].order(NodeCommand(kind=CommandKind.WARM, id=uuid.uuid4().hex, dataset="set", shards=shards))
         self.holds(node, part)
 
     def evict(self, node: int) -> None:
-        self.nodes[node].order(Order(kind=OrderKind.EVICT, dataset="set"))
+        self.nodes[node].order(NodeCommand(kind=CommandKind.EVICT, dataset="set"))
         self.holds(node, 0.0)
 
     def holds(self, node: int, part: float) -> None:
         name = self.nodes[node].name
         self.scheduler.until(lambda: abs(self.scheduler.held(name) - part) < 0.01)
 
-    def admit(self, job: str, **fields: object) -> Admission:
-        ask = Ask(job=job, dataset="set", policy=Policy.SUSPEND, max_jobs_per_copy=1, **fields)  # type: ignore[arg-type]
-        return self.scheduler.client.post(ADMIT, ask, Admission)
+    def admit(self, job: str, **fields: object) -> JobAdmission:
+        ask = PlacementRequest(job=job, dataset="set", policy=PlacementPolicy.SUSPEND, max_jobs_per_copy=1, **fields)  # type: ignore[arg-type]
+        return self.scheduler.client.post(ADMIT_PATH, ask, JobAdmission)
 
     def end(self, *jobs: str) -> None:
         for job in jobs:
-            self.scheduler.client.post(ENDED, Ended(job=job), Nothing)
+            self.scheduler.client.post(ENDED_PATH, JobEndReport(job=job), Nothing)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture(autouse=True)
 def _clean(place: Place) -> Iterator[None]:
     yield
-    for job in place.scheduler.client.get(QUEUE, QueueStatus).jobs:
+    for job in place.scheduler.client.get(QUEUE_PATH, QueueStatus).jobs:
         place.end(job.job)
     for number in range(3):
         if place.scheduler.held(f"n{number}"):
@@ -118,19 +120,19 @@ def test_nodes_that_hold_more_are_better(place: Place) -> None:
     found = place.rank()
     assert found.scores["n0"] == 1.0
     assert found.scores["n0"] > found.scores["n1"] > found.scores["n2"] > 0
-    assert place.rank(Policy.REQUIRE).refused.keys() == {"n2"}
+    assert place.rank(PlacementPolicy.REQUIRE).refused.keys() == {"n2"}
 
 
 def test_a_job_that_is_placed_finds_its_data_there(place: Place) -> None:
-    ask = Ask(job="slurm:1", dataset="set")
-    place.scheduler.client.post(PLACED, Placed(job="slurm:1", nodes=["n2"], ask=ask), Nothing)
+    ask = PlacementRequest(job="slurm:1", dataset="set")
+    place.scheduler.client.post(PLACED_PATH, PlacementReport(job="slurm:1", nodes=["n2"], ask=ask), Nothing)
     place.holds(2, 1.0)
     # It has two nodes now, and leaves the one it was on: what it had there goes once others have it.
-    place.scheduler.client.post(RESIZED, Placed(job="slurm:1", nodes=["n0", "n1"]), Nothing)
+    place.scheduler.client.post(RESIZED_PATH, PlacementReport(job="slurm:1", nodes=["n0", "n1"]), Nothing)
     place.holds(0, 0.5)
     place.holds(1, 0.5)
     place.holds(2, 0.0)
-    found = place.scheduler.client.get(EXPLAIN, Explanation, job="slurm:1")
+    found = place.scheduler.client.get(EXPLAIN_PATH, JobExplanation, job="slurm:1")
     assert found.placed == ["n0", "n1"]
     assert found.state == "placed"
     assert {one.node for one in found.nodes} == {"n0", "n1", "n2"}
@@ -147,10 +149,10 @@ def test_jobs_wait_for_a_slot_and_get_it_in_turn_also_over_a_restart(place: Plac
     place.scheduler.kill()
     place.scheduler.start()
     place.scheduler.until(lambda: place.scheduler.held("n0") == 1.0)
-    before = place.scheduler.client.get(ADMISSIONS, Admissions)
+    before = place.scheduler.client.get(ADMISSIONS_PATH, JobAdmissions)
     assert [one.job for one in before.jobs if one.go] == ["slurm:10"]
     place.end("slurm:10")
-    after = place.scheduler.client.get(ADMISSIONS, Admissions, after=str(before.version))
+    after = place.scheduler.client.get(ADMISSIONS_PATH, JobAdmissions, after=str(before.version))
     assert [one.job for one in after.jobs if one.go] == ["slurm:13"]
     place.end("slurm:13")
     assert place.admit("slurm:11", user="a").go
@@ -159,11 +161,11 @@ def test_jobs_wait_for_a_slot_and_get_it_in_turn_also_over_a_restart(place: Plac
 
 def test_another_copy_is_made_where_the_only_one_is_busy(place: Place) -> None:
     place.warm(0)
-    clone = {"dataset": "set", "policy": Policy.CLONE, "max_jobs_per_copy": 1}
+    clone = {"dataset": "set", "policy": PlacementPolicy.CLONE, "max_jobs_per_copy": 1}
     client = place.scheduler.client
-    assert client.post(ADMIT, Ask(job="slurm:20", **clone), Admission).targets == ["n0"]  # type: ignore[arg-type]
-    client.post(PLACED, Placed(job="slurm:20", nodes=["n0"]), Nothing)
-    [target] = client.post(ADMIT, Ask(job="slurm:21", **clone), Admission).targets  # type: ignore[arg-type]
+    assert client.post(ADMIT_PATH, PlacementRequest(job="slurm:20", **clone), JobAdmission).targets == ["n0"]  # type: ignore[arg-type]
+    client.post(PLACED_PATH, PlacementReport(job="slurm:20", nodes=["n0"]), Nothing)
+    [target] = client.post(ADMIT_PATH, PlacementRequest(job="slurm:21", **clone), JobAdmission).targets  # type: ignore[arg-type]
     assert target in ("n1", "n2")
     place.holds(int(target[1]), 1.0)
     assert place.rank().scores[target] > 0.9
@@ -172,19 +174,19 @@ def test_another_copy_is_made_where_the_only_one_is_busy(place: Place) -> None:
 def test_a_dataset_gets_more_copies_and_fewer_by_call(place: Place) -> None:
     place.warm(0)
     client = place.scheduler.client
-    client.post(SCALE, ScaleAsk(dataset="set", copies=3), ScaleDone)
+    client.post(SCALE_PATH, ScaleRequest(dataset="set", copies=3), ScaleResult)
     for number in range(3):
         place.holds(number, 1.0)
-    client.post(SCALE, ScaleAsk(dataset="set", copies=1), ScaleDone)
+    client.post(SCALE_PATH, ScaleRequest(dataset="set", copies=1), ScaleResult)
     place.scheduler.until(lambda: sum(place.scheduler.held(f"n{number}") for number in range(3)) == 1.0)
 
 
 def test_a_copy_that_nobody_reads_goes_when_its_time_is_over(place: Place) -> None:
     place.warm(1)
     client = place.scheduler.client
-    client.post(POLICY, DatasetPolicy(dataset="set", cleanup="ttl", ttl=1.0), PolicyStatus)
+    client.post(POLICY_PATH, DatasetPolicy(dataset="set", cleanup="ttl", ttl=1.0), PolicyStatus)
     place.holds(1, 0.0)
-    changed = client.post(POLICY, DatasetPolicy(dataset="set", cleanup="none"), PolicyStatus)
+    changed = client.post(POLICY_PATH, DatasetPolicy(dataset="set", cleanup="none"), PolicyStatus)
     assert changed.policy.cleanup == "none"
 
 
@@ -204,14 +206,14 @@ def test_silent_daemons_count_less_and_answers_go_on(place: Place) -> None:
 def test_what_makes_no_sense_is_refused_in_a_line(place: Place) -> None:
     client = place.scheduler.client
     with pytest.raises(NotFound, match="no scheduler has told of a job 'slurm:99'"):
-        client.get(EXPLAIN, Explanation, job="slurm:99")
+        client.get(EXPLAIN_PATH, JobExplanation, job="slurm:99")
     with pytest.raises(ConfigError, match="ranks"):
-        client.post(ADMIT, Ask(job="x", dataset="set", ranks=0), Admission)
+        client.post(ADMIT_PATH, PlacementRequest(job="x", dataset="set", ranks=0), JobAdmission)
     with pytest.raises(ConfigError, match="name one of"):
-        client.post(SCALE, ScaleAsk(), ScaleDone)
+        client.post(SCALE_PATH, ScaleRequest(), ScaleResult)
     with pytest.raises(ConfigError, match="cleanup 'often'"):
-        client.post(POLICY, DatasetPolicy(dataset="set", cleanup="often"), PolicyStatus)
-    ranking = client.post(RANK, RankAsk(ask=Ask(job="x", dataset="unheard-of")), Ranking)
+        client.post(POLICY_PATH, DatasetPolicy(dataset="set", cleanup="often"), PolicyStatus)
+    ranking = client.post(RANK_PATH, RankRequest(ask=PlacementRequest(job="x", dataset="unheard-of")), Ranking)
     assert not ranking.scores
     assert "no node knows a dataset unheard-of" in ranking.why
 
@@ -266,7 +268,7 @@ def test_what_is_no_message_is_refused_in_a_line(place: Place, body: bytes) -> N
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(60)
         client.connect(str(place.scheduler.socket))
-        head = f"POST {ADMIT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {ADMIT_PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -277,22 +279,22 @@ def test_a_node_is_not_said_to_drain_where_orders_are_switched_off(place: Place,
     with scheduler(tmp_path, [node.address for node in place.nodes], {"cluster": {"orders": False}}) as running:
         running.until(lambda: (status := running.status()) is not None and status.fresh == 3)
         with pytest.raises(ConfigError, match="this service gives no orders"):
-            running.client.post(SCALE, ScaleAsk(drain="n0"), ScaleDone)
+            running.client.post(SCALE_PATH, ScaleRequest(drain="n0"), ScaleResult)
 
 
 def test_a_pinned_copy_stays_until_its_policy_is_another_one(place: Place) -> None:
     client, node = place.scheduler.client, place.nodes[0]
     place.warm(0)
     place.warm(1)
-    client.post(POLICY, DatasetPolicy(dataset="set", cleanup="pin"), PolicyStatus)
+    client.post(POLICY_PATH, DatasetPolicy(dataset="set", cleanup="pin"), PolicyStatus)
     try:
         for each in place.nodes[:2]:
             each.until(lambda report: any(one.pinned for one in report.snapshots))
-        done = client.post(SCALE, ScaleAsk(dataset="set", copies=1), ScaleDone)
+        done = client.post(SCALE_PATH, ScaleRequest(dataset="set", copies=1), ScaleResult)
         assert any("stays: a job or a mount reads it, or it is pinned" in line for line in done.text)
         assert place.scheduler.held("n0") == place.scheduler.held("n1") == 1.0
     finally:
-        client.post(POLICY, DatasetPolicy(dataset="set", cleanup="none"), PolicyStatus)
+        client.post(POLICY_PATH, DatasetPolicy(dataset="set", cleanup="none"), PolicyStatus)
     node.until(lambda report: report.snapshots and not any(one.pinned for one in report.snapshots))
 
 
@@ -310,10 +312,18 @@ def test_a_preload_makes_room_of_what_was_read_least_recently(tmp_path: Path) ->
         with scheduler(tmp_path / "sched", [node.address], sections) as running:
             running.until(lambda: (status := running.status()) is not None and status.datasets == 2)
             client = running.client
-            client.post(PLACED, Placed(job="slurm:1", nodes=["n0"], ask=Ask(job="slurm:1", dataset="old")), Nothing)
+            client.post(
+                PLACED_PATH,
+                PlacementReport(job="slurm:1", nodes=["n0"], ask=PlacementRequest(job="slurm:1", dataset="old")),
+                Nothing,
+            )
             running.until(lambda: running.held("n0", "old") > 0.9)
-            client.post(ENDED, Ended(job="slurm:1"), Nothing)
-            client.post(PLACED, Placed(job="slurm:2", nodes=["n0"], ask=Ask(job="slurm:2", dataset="new")), Nothing)
+            client.post(ENDED_PATH, JobEndReport(job="slurm:1"), Nothing)
+            client.post(
+                PLACED_PATH,
+                PlacementReport(job="slurm:2", nodes=["n0"], ask=PlacementRequest(job="slurm:2", dataset="new")),
+                Nothing,
+            )
             running.until(lambda: running.held("n0", "new") > 0.9)
             running.until(lambda: running.held("n0", "old") == 0.0)
             assert "n0 lets go old: read least recently" in running.log.read_text()

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import xxhash
-from cachefs_daemon.peers.peer import FETCH, HERE
+from cachefs_daemon.peers.peer import FETCH_LANE, HELD_LANE
 
-from cachefs.block import Location, pieces_match
+from cachefs.block import BlockLocation, pieces_match
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied, OriginError
 from cachefs.messages import BlockRef
 from tests.simulation.disk import Disk, SimulatedOutlet
@@ -137,13 +137,13 @@ class Cluster:
         return self._is_each_usable() and (
             all(view.epoch == first.epoch and view.ring == first.ring for view in views)
             and set(first.ring) == {node.id for node in up if not node.is_draining}
-            and all(record.state != "away" for view in views for record in view.placing)
+            and all(record.state != "away" for view in views for record in view.placed_members)
         )
 
     def _is_each_usable(self) -> bool:
         """Does each node ask each other one?"""
         return all(
-            one.daemon is None or one is other or one.daemon.plane.client.usable(other.id)
+            one.daemon is None or one is other or one.daemon.plane.client.is_usable(other.id)
             for one in self.up
             for other in self.up
         )
@@ -222,7 +222,7 @@ class Cluster:
                 self.failed += 1
                 return f"{type(answer).__name__}: {answer}"
             data: Any
-            if isinstance(answer, Location):
+            if isinstance(answer, BlockLocation):
                 data = node.disk.raw(key, answer)
                 if data is None or not pieces_match(key, answer.checksums, 0, memoryview(data)):
                     bad = answer.pack()
@@ -246,7 +246,7 @@ class Cluster:
             future.set_result((answers[0], source))
 
         asked = BlockRef(ref.snapshot, ref.entry, ref.number, bad, ref.start, ref.size)
-        daemon.fetcher.ask([asked], patience, answer, early=self.chances.random() < 0.8)
+        daemon.fetcher.request_on_demand([asked], patience, answer, may_be_early=self.chances.random() < 0.8)
         return await future
 
     def _judge(self, error: CachefsError, read: Read, file: File) -> None:
@@ -304,17 +304,17 @@ class Cluster:
         for node in self.up:
             daemon = node.daemon
             assert daemon is not None
-            slots, peers = daemon.slots, daemon.elsewhere.slots
+            slots, peers = daemon.slots, daemon.elsewhere.limiter
             left = {
                 "slots": slots.in_use,
                 "bytes in flight": slots.bytes_in_use,
                 "slots for peers": peers.in_use,
-                "reads that wait for a slot": slots._demand_queued + slots.ahead_queued,
-                "searches that wait for a slot": peers._demand_queued + peers.ahead_queued,
-                "lanes": len(slots._lanes) + len(peers._lanes),
-                "fetches": len(daemon.fetcher.bringing._flights),
-                "bytes asked of peers": daemon.plane.client.in_flight[HERE],
-                "bytes that peers bring": daemon.plane.client.in_flight[FETCH],
+                "reads that wait for a slot": slots._queued_demand + slots.queued_ahead,
+                "searches that wait for a slot": peers._queued_demand + peers.queued_ahead,
+                "lanes": len(slots._queues) + len(peers._queues),
+                "fetches": len(daemon.fetcher.in_flight_fetches._fetches),
+                "bytes asked of peers": daemon.plane.client.in_flight[HELD_LANE],
+                "bytes that peers bring": daemon.plane.client.in_flight[FETCH_LANE],
                 "requests that wait for a snapshot": daemon.awaited._count,
                 "blocks asked for through the fetch channel": sum(one.blocks for one in daemon.channel._users.values()),
             }

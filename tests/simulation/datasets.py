@@ -17,26 +17,26 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 from unittest import mock
 
-from cachefs_daemon.cluster.identity import Identity, own_record
+from cachefs_daemon.cluster.identity import NodeIdentity, make_own_record
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster_section import ClusterSection
-from cachefs_daemon.content.used_snapshots import ReadHere, Reading
+from cachefs_daemon.content.used_snapshots import LocalDatasets, LocalRead
 from cachefs_daemon.datasets import catalog as catalogs
-from cachefs_daemon.datasets import held_snapshots, records, stamps
+from cachefs_daemon.datasets import open_snapshots, records, stamps
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
-from cachefs_daemon.datasets.stamps import Stamp
-from cachefs_daemon.node_sharing import NodeSharing, Surroundings
+from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
+from cachefs_daemon.datasets.stamps import ChangeStamp
+from cachefs_daemon.node_sharing import NodeSharing, SharingContext
 from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing import snapshot_check
-from cachefs_daemon.sharing.snapshot_check import examine
+from cachefs_daemon.sharing.snapshot_check import verify_snapshot
 
 from cachefs import snapshot_builder
 from cachefs.errors import Busy, CachefsError, OriginUnavailable
-from cachefs.messages import DatasetAdd
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.messages import DatasetAddRequest
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.simulation.cluster import Broken, Cluster
 from tests.simulation.etcd import HOST, NodeStore
 from tests.simulation.loop import PROCESS, Process
@@ -57,11 +57,11 @@ class Changes:
     catalog: Catalog
     is_read_elsewhere: Callable[[str], bool]
 
-    async def follow(self, dataset: Any, before: Any) -> None: ...
+    async def follow_snapshot(self, dataset: Any, before: Any) -> None: ...
 
     async def follow_limits(self, dataset: Any) -> None: ...
 
-    async def follow_way(self, name: str, way: Any) -> None: ...
+    async def apply_origin_access(self, name: str, way: Any) -> None: ...
 
     async def remove(self, name: str) -> None:
         await self.catalog.remove(name, self.is_read_elsewhere)
@@ -77,7 +77,7 @@ class DatasetNode:
     clock_offset: float
     process: Process | None = None
     catalog: Catalog | None = None
-    held: HeldSnapshots | None = None
+    held: OpenSnapshots | None = None
     sharing: NodeSharing | None = None
     membership: SharedMembership | None = None
     changes: Changes | None = None
@@ -102,7 +102,7 @@ class DatasetNode:
         if self.process is not None:
             self.process.kill()
         if self.held is not None:
-            for held in self.held._held.values():  # as the kernel closes its files
+            for held in self.held._open_snapshots.values():  # as the kernel closes its files
                 held.snapshot.close()
         self.sharing = self.catalog = self.held = None
 
@@ -112,14 +112,14 @@ class DatasetNode:
             insecure_peers=True, etcd=("http://etcd:2379",), grace=GRACE,
         )  # fmt: skip
         threads, errors = Threads(), ErrorLog()
-        identity = Identity(f"{self.number:016x}", f"{self.number * 1000 + self._starts:016x}")
+        identity = NodeIdentity(f"{self.number:016x}", f"{self.number * 1000 + self._starts:016x}")
         membership = SharedMembership(
-            NodeStore(self.cluster.etcd), own_record(section, identity, 1 << 30, 0), GRACE, self.directory
+            NodeStore(self.cluster.etcd), make_own_record(section, identity, 1 << 30, 0), GRACE, self.directory
         )
-        held = HeldSnapshots(self.directory / "snapshots", BLOCK_SIZE)
+        held = OpenSnapshots(self.directory / "snapshots", BLOCK_SIZE)
         catalog = Catalog(self.directory, held, OriginSettings(), threads)
         changes = Changes(catalog, lambda one: sharing.used.keep_if_read(one))
-        here = ReadHere(
+        here = LocalDatasets(
             catalog,
             held,
             cast(Any, changes),
@@ -128,7 +128,7 @@ class DatasetNode:
             self._reading,
         )
         jobs = cast(Any, SimpleNamespace(consumers=[]))
-        sharing = NodeSharing(Surroundings(section, membership, None, None, here, jobs, threads, cast(Any, None)))
+        sharing = NodeSharing(SharingContext(section, membership, None, None, here, jobs, threads, cast(Any, None)))
         await membership.start()
         await sharing.start()
         await membership.announce("active")
@@ -136,13 +136,13 @@ class DatasetNode:
             membership, held, catalog, changes, sharing,
         )  # fmt: skip
 
-    def _reading(self) -> Iterator[Reading]:
+    def _reading(self) -> Iterator[LocalRead]:
         for name, snapshot in self.mounted.items():
-            yield Reading(name, [snapshot], "/mnt", stays=True)
+            yield LocalRead(name, [snapshot], "/mnt", stays_after_refresh=True)
 
     async def add(self, name: str) -> None:
         assert self.catalog is not None
-        async for _ in self.catalog.add(DatasetAdd(name=name, url=f"s3://bucket/{name}")):
+        async for _ in self.catalog.add(DatasetAddRequest(name=name, url=f"s3://bucket/{name}")):
             pass
 
     async def refresh(self, name: str) -> None:
@@ -150,7 +150,7 @@ class DatasetNode:
         async for _ in self.catalog.refresh(name):
             pass
 
-    async def remove(self, name: str) -> list[Stamp]:
+    async def remove(self, name: str) -> list[ChangeStamp]:
         """Return the adds that were removed."""
         assert self.catalog is not None
         assert self.sharing is not None
@@ -158,7 +158,7 @@ class DatasetNode:
         added = list(self.catalog.get(name).record.added)
         if name in self.mounted:
             raise Busy(f"dataset {name} is mounted at /mnt")
-        self.sharing.used.check_unused(name)
+        self.sharing.used.check_not_mounted_elsewhere(name)
         await self.changes.remove(name)
         return added
 
@@ -167,7 +167,7 @@ class DatasetNode:
         dataset = self.catalog.find(name) if self.catalog is not None else None
         if dataset is not None and dataset.current is not None and self.sharing is not None:
             self.mounted[name] = dataset.current.id
-            self.sharing.used.look_soon()
+            self.sharing.used.check_soon()
 
 
 class DatasetStorm:
@@ -179,7 +179,7 @@ class DatasetStorm:
         self.loop = cluster.loop
         self.root = root
         self.nodes: list[DatasetNode] = []
-        self.removed: dict[str, set[Stamp]] = {name: set() for name in NAMES}  # adds that were removed
+        self.removed: dict[str, set[ChangeStamp]] = {name: set() for name in NAMES}  # adds that were removed
 
     async def run(self) -> None:
         chances, cluster = self.chances, self.cluster
@@ -314,7 +314,7 @@ class DatasetStorm:
         first = self._has(self.nodes[0])
         return all(node.is_up and self._has(node) == first and self._is_settled(node) for node in self.nodes)
 
-    def _has(self, node: DatasetNode) -> dict[str, tuple[str, tuple[Stamp, ...]]]:
+    def _has(self, node: DatasetNode) -> dict[str, tuple[str, tuple[ChangeStamp, ...]]]:
         assert node.catalog is not None
         return {
             one.record.name: (one.current.id if one.current is not None else "", tuple(sorted(one.record.added)))
@@ -382,11 +382,13 @@ def _in_this_process(cluster: Cluster) -> Iterator[None]:
             for key, (version, size) in sorted(store.objects.items())
             if key.startswith(prefix)
         ]
-        yield build(objects, request.url, request.block_size, lambda key: prefix + key, Path(request.directory))
+        yield build_snapshot_file(
+            objects, request.url, request.block_size, lambda key: prefix + key, Path(request.directory)
+        )
 
     async def check(self: Any, path: Path, size: int) -> Any:
         await asyncio.sleep(0.01)
-        return examine(path)
+        return verify_snapshot(path)
 
     def open_origin(url: str, *_: Any) -> SimulatedOrigin:
         origin = SimulatedOrigin(cluster.store)
@@ -400,7 +402,7 @@ def _in_this_process(cluster: Cluster) -> Iterator[None]:
         mock.patch.object(snapshot_check.SnapshotChecker, "check", check),
         mock.patch.object(stamps, "secrets", SimpleNamespace(randbits=chances.getrandbits)),
         mock.patch.object(snapshot_builder, "os", _Like(os, **unsynced)),
-        mock.patch.object(held_snapshots, "os", _Like(os, **unsynced)),
+        mock.patch.object(open_snapshots, "os", _Like(os, **unsynced)),
         mock.patch.object(records, "os", _Like(os, **unsynced)),
     ):
         yield

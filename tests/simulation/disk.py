@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cachefs_daemon.peers.outlet import Outlet
-from cachefs_daemon.peers.protocol import AskedBlock, block_end, block_start
+from cachefs_daemon.peers.block_sender import BlockSender
+from cachefs_daemon.peers.protocol import RequestedBlock, block_end, block_start
 from cachefs_daemon.peers.wire import Wire
-from cachefs_daemon.store.block_store import Put
+from cachefs_daemon.store.block_store import BlockToStore
 
-from cachefs.block import MEMORY, Location, piece_checksums, pieces_match
+from cachefs.block import MEMORY, BlockLocation, piece_checksums, pieces_match
 from cachefs.errors import StoreFull
 
 # Where a block begins.
@@ -24,7 +24,7 @@ ALIGNMENT: Final = 4096
 
 @dataclass
 class _Stored:
-    location: Location
+    location: BlockLocation
     data: bytes
 
 
@@ -47,51 +47,51 @@ class Disk:
 
     # --- what the fetcher asks: cachefs_daemon.store.block_store.BlockStore ---------------------------------------
 
-    def get(self, key: bytes) -> Location | None:
+    def get(self, key: bytes) -> BlockLocation | None:
         found = self.blocks.get(key)
         return found.location if found is not None else None
 
-    def put_many(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
+    def put_many(self, blocks: Sequence[BlockToStore]) -> list[BlockLocation | StoreFull | None]:
         while self.hangs:
             time.sleep(0.5)
         if self.slow:
             time.sleep(self.slow * self.chances.random())
         return [self._put(block) for block in blocks]
 
-    def _put(self, block: Put) -> Location | StoreFull | None:
+    def _put(self, block: BlockToStore) -> BlockLocation | StoreFull | None:
         known = self.get(block.key)
         if known is not None:
             return known
         data = bytes(block.data)
         if self.is_full or len(data) > self.budget:
-            return StoreFull("the disk is full") if block.transient else None
+            return StoreFull("the disk is full") if block.may_be_transient else None
         while self.used + len(data) > self.budget:
             self.drop(next(iter(self.blocks)))
         checksums = block.checksums or piece_checksums(block.key, data)
-        location = Location(MEMORY, self._offset >> 26, self._offset & 0x3FFFFFF, len(data), checksums)
+        location = BlockLocation(MEMORY, self._offset >> 26, self._offset & 0x3FFFFFF, len(data), checksums)
         self._offset += -(-len(data) // ALIGNMENT) * ALIGNMENT
         self.blocks[block.key] = _Stored(location, data)
         self.used += len(data)
         return location
 
-    def read(self, key: bytes, location: Location) -> bytes | None:
+    def read(self, key: bytes, location: BlockLocation) -> bytes | None:
         """Return the block's bytes if they are right."""
         data = self.raw(key, location)
         return data if data is not None and pieces_match(key, location.checksums, 0, memoryview(data)) else None
 
-    def raw(self, key: bytes, location: Location) -> bytes | None:
+    def raw(self, key: bytes, location: BlockLocation) -> bytes | None:
         """Return what is at a place, right or not."""
         found = self.blocks.get(key)
         return found.data if found is not None and found.location == location else None
 
-    def repair(self, key: bytes, location: Location) -> bool:
+    def repair(self, key: bytes, location: BlockLocation) -> bool:
         if self.get(key) != location or self.read(key, location) is not None:
             return False
         self.drop(key)
         self.repairs += 1
         return True
 
-    def give_up(self, key: bytes, location: Location) -> bool:
+    def drop_unresponsive(self, key: bytes, location: BlockLocation) -> bool:
         if self.get(key) != location:
             return False
         self.drop(key)
@@ -125,9 +125,9 @@ class Disk:
 
 
 class SimulatedOutlet:
-    """Sends blocks of a disk to a peer: `cachefs_daemon.peers.outlet.Outlet`."""
+    """Sends blocks of a disk to a peer: `cachefs_daemon.peers.block_sender.BlockSender`."""
 
-    send_bytes = staticmethod(Outlet.send_bytes)
+    send_fetched = staticmethod(BlockSender.send_fetched)
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -135,14 +135,14 @@ class SimulatedOutlet:
 
     def forget_unlinked(self) -> None: ...
 
-    def find(self, block: AskedBlock) -> Location | None:
+    def find_block(self, block: RequestedBlock) -> BlockLocation | None:
         location = self._disk.get(block.key)
         return location if location is not None and location.length == block.length else None
 
-    def is_right(self, block: AskedBlock, location: Location) -> bool:
+    def has_right_bytes(self, block: RequestedBlock, location: BlockLocation) -> bool:
         return self._disk.read(block.key, location) is not None
 
-    def send(self, wire: Wire, at: int, block: AskedBlock, location: Location) -> bool:
+    def send_block(self, wire: Wire, at: int, block: RequestedBlock, location: BlockLocation) -> bool:
         data = self._disk.raw(block.key, location)
         if data is None:
             return False

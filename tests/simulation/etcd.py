@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from cachefs_daemon.cluster.ring import Ring
-from cachefs_daemon.cluster.store import RECORD_SECONDS, Stored, StoreListener
+from cachefs_daemon.cluster.store import RECORD_SECONDS, StoreContent, StoreListener
 from cachefs_daemon.cluster.view import NodeRecord
 
 from tests.simulation.loop import OUTSIDE, PROCESS, Process
@@ -44,9 +44,9 @@ class Etcd:
         self.watchers: list[NodeStore] = []
         self._leases: dict[str, float] = {}
 
-    def stored(self) -> Stored:
+    def stored(self) -> StoreContent:
         ring = self.ring
-        return Stored(dict(self.records), ring, ring.epoch if ring is not None else 0)
+        return StoreContent(dict(self.records), ring, ring.epoch if ring is not None else 0)
 
     def put(self, record: NodeRecord) -> None:
         self.keep(record.id)
@@ -107,7 +107,7 @@ class NodeStore:
         self._process.on_end.append(self._forget)
         self._task = asyncio.create_task(self._keep())
 
-    def put(self, record: NodeRecord) -> None:
+    def set_record(self, record: NodeRecord) -> None:
         self._record, self._is_unsaved = record, True
         self._work.set()
 
@@ -136,10 +136,10 @@ class NodeStore:
             loop.call_later(seconds, self._tell, self._etcd.stored(), self._etcd.revision,
                             context=self._process.context.copy())  # fmt: skip
 
-    def _tell(self, stored: Stored, revision: int) -> None:
+    def _tell(self, stored: StoreContent, revision: int) -> None:
         if revision > self._known and self in self._etcd.watchers:
             self._known = revision
-            self._listener.stored(stored)
+            self._listener.on_content(stored)
 
     def _forget(self) -> None:
         if self in self._etcd.watchers:
@@ -162,7 +162,7 @@ class NodeStore:
                 said, pause = "", RECORD_SECONDS / 3
             if said != problem:
                 problem = said
-                self._listener.problem(said)
+                self._listener.on_problem(said)
             if not said:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -177,10 +177,10 @@ class NodeStore:
         unsaved, self._is_unsaved = self._is_unsaved, False
         if not await self._call(lambda: etcd.keep(record.id)) or unsaved:
             if (other := await self._call(lambda: self._save(record))) is not None:
-                self._listener.taken(other)
+                self._listener.on_id_taken(other)
                 raise _Taken
             self._has_claimed = True
-            self._listener.claimed()
+            self._listener.on_claimed()
         if self._proposal is not None:
             (ring, version), self._proposal = self._proposal, None
             await self._call(lambda: etcd.propose(ring, version))
@@ -189,7 +189,7 @@ class NodeStore:
         if revision > self._known:
             self._tell(stored, revision)
         elif looks:
-            self._listener.fresh()
+            self._listener.on_fresh()
 
     def _save(self, record: NodeRecord) -> NodeRecord | None:
         """Write this node's record. Returns that of another node that is there."""

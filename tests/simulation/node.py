@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from cachefs_daemon.api.fetch_channel import FetchChannel
-from cachefs_daemon.api.identity import Admission
-from cachefs_daemon.cluster.identity import Identity, own_record
+from cachefs_daemon.api.fetch_channel import FetchChannelServer
+from cachefs_daemon.api.identity import CallerRights
+from cachefs_daemon.cluster.identity import NodeIdentity, make_own_record
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
-from cachefs_daemon.fetch.elsewhere import Elsewhere
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.home_routes import HomeRoutes
-from cachefs_daemon.fetch.slots import FetchSlots
-from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
+from cachefs_daemon.fetch.missing_snapshots import MissingSnapshots
+from cachefs_daemon.fetch.peer_source import PeerSource
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.peers.plane import DataPlane
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.block import block_count, block_key, block_length, content_id
@@ -88,11 +88,11 @@ class Daemon:
     process: Process
     membership: SharedMembership
     plane: DataPlane
-    slots: FetchSlots
+    slots: ConcurrencyLimiter
     fetcher: Fetcher
-    elsewhere: Elsewhere
+    elsewhere: PeerSource
     routes: HomeRoutes
-    channel: FetchChannel
+    channel: FetchChannelServer
     awaited: AwaitedSnapshots
     threads: Threads
     errors: ErrorLog
@@ -157,25 +157,25 @@ class SimulatedNode:
             insecure_peers=True, etcd=("http://etcd:2379",), replicas=limits.replicas, grace=limits.grace,
         )  # fmt: skip
         errors, threads = ErrorLog(), Threads()
-        identity = Identity(self.id, f"{self.number * 1000 + self._starts:016x}")
-        record = own_record(section, identity, self.disk.budget, 0)
+        identity = NodeIdentity(self.id, f"{self.number * 1000 + self._starts:016x}")
+        record = make_own_record(section, identity, self.disk.budget, 0)
         membership = SharedMembership(NodeStore(self.etcd), record, section.grace, Path(f"/simulated/{self.number}"))
         plane = DataPlane(section, membership, errors, None)
-        slots = FetchSlots(limits.connections, limits.bytes_in_flight)
+        slots = ConcurrencyLimiter(limits.connections, limits.bytes_in_flight)
         origin = SimulatedOrigin(self.store)
 
         def source(ref: BlockRef) -> BlockSource:
             return self.source(ref, origin)
 
         fetcher = Fetcher(any_store(self.disk), source, threads, slots, errors, READ_DEADLINE)
-        lacks = SnapshotLacks()
+        lacks = MissingSnapshots()
         routes = HomeRoutes(membership, lacks, limits.replicas)
-        elsewhere = Elsewhere(plane.client, routes.route, membership, slots, lacks)
-        membership.listen(elsewhere.on_view)
-        fetcher.bringing.elsewhere = elsewhere
-        awaited = fetcher.awaited = AwaitedSnapshots(lambda one: one in self.snapshots, lambda _: False)
-        channel = FetchChannel(Path(f"/simulated/{self.number}.ch"), Admission(0), fetcher, errors)
-        plane.open_servers(Path("index"), {}, cast(Callable[[Any], Any], channel.adopt))
+        elsewhere = PeerSource(plane.client, routes.find_route, membership, slots, lacks)
+        membership.add_listener(elsewhere.on_view)
+        fetcher.in_flight_fetches.peer_source = elsewhere
+        awaited = fetcher.awaited_snapshots = AwaitedSnapshots(lambda one: one in self.snapshots, lambda _: False)
+        channel = FetchChannelServer(Path(f"/simulated/{self.number}.ch"), CallerRights(0), fetcher, errors)
+        plane.open_servers(Path("index"), {}, cast(Callable[[Any], Any], channel.adopt_connection))
         return Daemon(process, membership, plane, slots, fetcher, elsewhere, routes, channel, awaited, threads, errors)
 
     def source(self, ref: BlockRef, origin: SimulatedOrigin) -> BlockSource:
@@ -193,7 +193,7 @@ class SimulatedNode:
         """Have a snapshot from now on."""
         self.snapshots[snapshot.id] = snapshot
         if self.daemon is not None and self.daemon.process.is_alive:
-            self.daemon.process.run(self.daemon.awaited.came, snapshot.id)
+            self.daemon.process.run(self.daemon.awaited.resume_requests, snapshot.id)
 
     async def stop(self, daemon: Daemon) -> None:
         """End the daemon as a signal does: everything under way ends."""

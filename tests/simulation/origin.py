@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import xxhash
 from cachefs_daemon.origin.base import Data, ObjectRange
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.patience import Patience
-from cachefs_daemon.origin.retry import Failure, retrying
+from cachefs_daemon.origin.retry import Failure, run_with_retries
 
 from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
@@ -125,7 +125,7 @@ class SimulatedOrigin:
 
     def __init__(self, store: ObjectStore) -> None:
         self.url = URL
-        self.requests = self.errors = self.detours = 0
+        self.requests = self.errors = self.fallback_reads = 0
         self.endpoint = Endpoint(URL, 64)
         self._store = store
 
@@ -135,7 +135,7 @@ class SimulatedOrigin:
     async def list(self, report: Any) -> AsyncIterator[list[ListedObject]]:
         yield [ListedObject(key, size, version) for key, (version, size) in self._store.objects.items()]  # type: ignore[call-arg]
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
+    async def read(self, wanted: ObjectRange, patience: Deadline) -> Data:
         process = PROCESS.get()
         assert process is not None
 
@@ -143,7 +143,7 @@ class SimulatedOrigin:
             self.requests += 1
             return await self._store.get(process.host, wanted)
 
-        return await retrying(attempt, _judge, wanted.key, patience)
+        return await run_with_retries(attempt, _judge, wanted.key, patience)
 
     async def close(self) -> None: ...
 

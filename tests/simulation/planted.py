@@ -11,14 +11,14 @@ from typing import Any, Final
 from unittest import mock
 
 from cachefs_daemon.datasets.stamps import Removals
-from cachefs_daemon.fetch.bringing import Bringing
-from cachefs_daemon.fetch.flights import Flight, Waiting
+from cachefs_daemon.fetch.block_fetch import BlockFetch, FetchWaiter
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter, Permit
 from cachefs_daemon.fetch.home_routes import HomeRoutes
-from cachefs_daemon.fetch.search import Experience, Search
-from cachefs_daemon.fetch.slots import FetchSlots, Slot
+from cachefs_daemon.fetch.in_flight import InFlightFetches
+from cachefs_daemon.fetch.peer_search import PeerSearch, PeerSearchState
 from cachefs_daemon.peers import connection
-from cachefs_daemon.peers.in_flight import InFlight
-from cachefs_daemon.peers.liveness import Liveness
+from cachefs_daemon.peers.in_flight import BytesInFlight
+from cachefs_daemon.peers.peer_health import PeerHealth
 
 from cachefs.errors import CachefsError
 from tests.simulation.scenario import Size
@@ -54,58 +54,58 @@ def _replace(owner: Any, name: str, value: Any) -> Patch:
 @contextlib.contextmanager
 def _unshared() -> Iterator[None]:
     """Begin a fetch for each reader."""
-    join = Bringing.join
+    join = InFlightFetches.join_or_start_fetch
 
-    def join_alone(self: Any, source: Any, **how: Any) -> Flight:
-        self._flights.pop(source.key, None)
+    def join_alone(self: Any, source: Any, **how: Any) -> BlockFetch:
+        self._fetches.pop(source.key, None)
         return join(self, source, **how)
 
-    with mock.patch.object(Bringing, "join", join_alone):
+    with mock.patch.object(InFlightFetches, "join_or_start_fetch", join_alone):
         yield
 
 
 @contextlib.contextmanager
 def _kept_permit() -> Iterator[None]:
     """Keep the slot of a fetch that fails."""
-    leave = Slot.leave
+    leave = Permit.cancel_or_release
 
-    async def fly(self: Any, flight: Any, block: Any = None) -> None:
-        def leave_queue(slot: Slot) -> None:
-            if slot is not flight.slot or not isinstance(flight.patience.trouble, CachefsError):
-                leave(slot)
+    async def run_fetch(self: Any, fetch: Any, block: Any = None) -> None:
+        def leave_queue(permit: Permit) -> None:
+            if permit is not fetch.permit or not isinstance(fetch.deadline.last_error, CachefsError):
+                leave(permit)
 
-        with mock.patch.object(Slot, "leave", leave_queue):
-            await original(self, flight, block)
+        with mock.patch.object(Permit, "cancel_or_release", leave_queue):
+            await original(self, fetch, block)
 
-    original = Bringing._fly
-    with mock.patch.object(Bringing, "_fly", fly):
+    original = InFlightFetches._run_fetch
+    with mock.patch.object(InFlightFetches, "_run_fetch", run_fetch):
         yield
 
 
 @contextlib.contextmanager
 def _cancelled_permit() -> Iterator[None]:
     """Keep the place in the queue for a slot, or the slot, of a search that is cancelled."""
-    cancel = Search.cancel
+    cancel = PeerSearch.cancel
 
     def cancel_search(self: Any) -> None:
-        with mock.patch.object(Slot, "leave"):
+        with mock.patch.object(Permit, "cancel_or_release"):
             cancel(self)
 
-    with mock.patch.object(Search, "cancel", cancel_search):
+    with mock.patch.object(PeerSearch, "cancel", cancel_search):
         yield
 
 
 @contextlib.contextmanager
 def _unwoken() -> Iterator[None]:
     """Wake nobody where a fetch has failed."""
-    land = Flight.land
+    land = BlockFetch.finish
 
     def land_quietly(self: Any, outcome: Any) -> None:
         if isinstance(outcome, CachefsError):
-            self._told = []
+            self._done_callbacks = []
         land(self, outcome)
 
-    with mock.patch.object(Flight, "land", land_quietly):
+    with mock.patch.object(BlockFetch, "finish", land_quietly):
         yield
 
 
@@ -114,9 +114,9 @@ def _answered_twice() -> Iterator[None]:
     """Answer a reader at its deadline although it was answered before."""
 
     def tell(self: Any, _: object = None) -> None:
-        self._pass_on(self._flight)
+        self._on_result(self._fetch)
 
-    with mock.patch.object(Waiting, "_tell", tell):
+    with mock.patch.object(FetchWaiter, "_notify", tell):
         yield
 
 
@@ -127,7 +127,7 @@ def _deadline_on_the_whole() -> Iterator[None]:
     def silent_at(self: Any, node_id: str, length: int, asked: float, *, fetch: bool) -> float:
         return asked + 0.5
 
-    with mock.patch.object(Experience, "silent_at", silent_at):
+    with mock.patch.object(PeerSearchState, "silent_from", silent_at):
         yield
 
 
@@ -141,32 +141,32 @@ def _lost_key_check() -> Iterator[None]:
 @contextlib.contextmanager
 def _short_read() -> Iterator[None]:
     """Take what an origin sends for the block, however long it is."""
-    read = Bringing._read
+    read = InFlightFetches._read_from_origin
 
-    async def read_padded(self: Any, flight: Any, parts: Any) -> Any:
-        data = await read(self, flight, parts)
-        return bytes(data) + bytes(flight.source.length - len(data))
+    async def read_padded(self: Any, fetch: Any, parts: Any) -> Any:
+        data = await read(self, fetch, parts)
+        return bytes(data) + bytes(fetch.source.length - len(data))
 
-    with mock.patch.object(Bringing, "_read", read_padded):
+    with mock.patch.object(InFlightFetches, "_read_from_origin", read_padded):
         yield
 
 
 @contextlib.contextmanager
 def _nobody_asked() -> Iterator[None]:
     """Fail where the origin refuses a block to this node."""
-    with mock.patch.object(Bringing, "_ask_all", return_value=False):
+    with mock.patch.object(InFlightFetches, "_search_all_nodes", return_value=False):
         yield
 
 
 @contextlib.contextmanager
 def _refused_for_peer() -> Iterator[None]:
     """Tell a reader what the origin has refused to another node a moment ago (found by the simulation: seed 65)."""
-    known = Bringing.known
+    known = InFlightFetches.recent_outcome_or_source
 
     def known_of_all(self: Any, source: Any, looked: float, *, for_peer: bool = False) -> Any:
         return known(self, source, looked, for_peer=True)
 
-    with mock.patch.object(Bringing, "known", known_of_all):
+    with mock.patch.object(InFlightFetches, "recent_outcome_or_source", known_of_all):
         yield
 
 
@@ -178,11 +178,11 @@ def _stale_home(self: Any, view: Any) -> None:
     """Go on with the ring of the start."""
     if not self._view.ring:
         ring = dataclasses.replace(self._ring)
-        self._view, self._ring = view, type(ring).of(view, self._replicas)
+        self._view, self._ring = view, type(ring).from_view(view, self._replicas)
 
 
 def _never_alive(self: Any, *, alive: bool, now: float, chance: float) -> None:
-    self._rest(now, chance)
+    self._schedule_probe(now, chance)
 
 
 def _held(self: Any, batch: Any, blocks: int, size: int) -> None:
@@ -222,19 +222,19 @@ PLANTED: Final = (
         "a peer that was away is never asked again",
         ("nodes converge",),
         ("restart", "power"),
-        _replace(Liveness, "probed", _never_alive),
+        _replace(PeerHealth, "note_probe", _never_alive),
     ),
     Planted(
         "bytes that were asked of peers stay counted",
         ("nothing is left behind",),
         (),
-        _replace(InFlight, "release", _held),
+        _replace(BytesInFlight, "release", _held),
     ),
     Planted(
         "bytes in flight have no limit",
         ("budgets are held",),
         (),
-        _replace(FetchSlots, "_fits", lambda self, size: True),
+        _replace(ConcurrencyLimiter, "_fits", lambda self, size: True),
     ),
     Planted("other nodes are not asked where the origin refuses", ("errors have a cause",), ("denied",), _nobody_asked),
     Planted(
@@ -247,7 +247,7 @@ PLANTED: Final = (
         "a removal of a dataset is forgotten",
         ("what was removed stays removed", "nodes converge"),
         (),
-        _replace(Removals, "adding", _forget_removal),
+        _replace(Removals, "with_removal", _forget_removal),
         of_datasets=True,
     ),
 )

@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cachefs_daemon.fetch.bringing import FAILURE_MEMORY
-from cachefs_daemon.fetch.snapshot_lacks import LACKS_SECONDS
+from cachefs_daemon.fetch.in_flight import FAILURE_MEMORY_SECONDS
+from cachefs_daemon.fetch.missing_snapshots import MISSING_SECONDS
 
 from tests.simulation import etcd, origin
 from tests.simulation.cluster import Broken, Cluster, Failure, run
@@ -372,7 +372,7 @@ class Storm:
         has_lacked = self.happened & {"change", "add", "remove"}
         waits = not has_lacked or self.chances.random() < WAITING
         is_remembered = self.happened & {"denied", "change", "origin_bad"}
-        memory = max(LACKS_SECONDS if has_lacked and waits else 0.0, FAILURE_MEMORY if is_remembered else 0.0)
+        memory = max(MISSING_SECONDS if has_lacked and waits else 0.0, FAILURE_MEMORY_SECONDS if is_remembered else 0.0)
         await asyncio.sleep(self.size.rest + memory)
         await self._read_all("first", is_once=waits)
         if self.budget >= 1 << 20:

@@ -19,8 +19,17 @@ from unittest import mock
 import aiohttp.connector
 import greenlet
 from cachefs_daemon.cluster import last_known
-from cachefs_daemon.fetch import lookups
-from cachefs_daemon.peers import answering, connecting, daemon_fetches, receiver, server, server_process, signs, wire
+from cachefs_daemon.fetch import block_lookups
+from cachefs_daemon.peers import (
+    connecting,
+    daemon_fetch_client,
+    heartbeats,
+    receiver,
+    request_server,
+    server,
+    server_process,
+    wire,
+)
 
 from tests.simulation import loop as simulated
 from tests.simulation.loop import OUTSIDE, PROCESS, Process, SimulatedLoop, running_loop
@@ -134,7 +143,7 @@ class _Child:
         if not self._process.is_alive:
             return
         with contextlib.suppress(greenlet.GreenletExit):
-            server.open_server(listening, pipe, link, (Path("index"), {}), lambda: None).run()
+            server.open_server(listening, pipe, link, (Path("index"), {}), lambda: None).serve()
         self._process.kill()
 
     def _ended(self, code: int) -> None:
@@ -171,7 +180,7 @@ def _socketpair() -> tuple[End, End]:
     return _network().pair(process, process)
 
 
-def _listen(address: tuple[str, int]) -> Listener:
+def _bind_socket(address: tuple[str, int]) -> Listener:
     process = PROCESS.get()
     assert process is not None
     return Listener(_network(), process, address)
@@ -242,10 +251,10 @@ def in_place(loop: Machine, seed: int, outlet: Callable[..., Any]) -> Iterator[N
         (server, "threading", threads),
         (server, "select", polls),
         (server, "os", _Like(os, _exit=_exit)),
-        (server, "Outlet", outlet),
-        (signs, "threading", threads),
-        (daemon_fetches, "threading", threads),
-        (answering, "queue", _Like(queue, SimpleQueue=simulated.SimpleQueue)),
+        (server, "BlockSender", outlet),
+        (heartbeats, "threading", threads),
+        (daemon_fetch_client, "threading", threads),
+        (request_server, "queue", _Like(queue, SimpleQueue=simulated.SimpleQueue)),
         (wire, "select", polls),
         (receiver, "threading", threads),
         (receiver, "select", polls),
@@ -253,12 +262,12 @@ def in_place(loop: Machine, seed: int, outlet: Callable[..., Any]) -> Iterator[N
         (connecting, "socket", _Like(socket, create_connection=_connect)),
         (server_process, "socket", _Like(socket, socketpair=_socketpair)),
         (server_process, "subprocess", _Like(subprocess, Popen=_Child)),
-        (server_process, "_listen", _listen),
+        (server_process, "_bind_socket", _bind_socket),
         (server_process, "_processors", lambda: 1),
-        (lookups, "disk_reads", lambda: 0),
+        (block_lookups, "count_disk_waits", lambda: 0),
         (aiohttp.connector.aiohappyeyeballs, "start_connection", _start_connection),
-        (last_known, "save", files.save),
-        (last_known, "load", files.load),
+        (last_known, "save_last_known", files.save),
+        (last_known, "load_last_known", files.load),
         (time, "monotonic", loop.time),
         (time, "time", wall_clock),
         (time, "sleep", loop.sleep),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.mount.resident import PAGE, resident_pages
+from cachefs.mount.page_residency import PAGE, resident_pages
 
 # Seconds within which the kernel releases pages that were in use when they were dropped.
-FORGET_SECONDS: Final = 1.0
+DROP_SECONDS: Final = 1.0
 
 
 def resident_bytes(paths: Iterable[str | Path]) -> int:
@@ -30,7 +30,7 @@ def resident_bytes(paths: Iterable[str | Path]) -> int:
     return total
 
 
-def forget_pages(paths: Iterable[str | Path], seconds: float = FORGET_SECONDS) -> None:
+def drop_pages(paths: Iterable[str | Path], seconds: float = DROP_SECONDS) -> None:
     """Drop the pages of these files. Names and attributes stay cached; dirty pages stay until they are written, which
     this starts.
 
@@ -55,7 +55,7 @@ def _forget(path: str | Path) -> bool:
         os.close(fd)
 
 
-def load_pages_alike(roots: Sequence[Path], names: Sequence[str]) -> None:
+def load_pages_interleaved(roots: Sequence[Path], names: Sequence[str]) -> None:
     """Load all trees anew, one file of each tree in turn, so that their pages are placed alike in physical memory.
 
     The placement of pages matters more than the file system. On one machine the ratio of speeds was 0.74 beside a tree
@@ -64,7 +64,7 @@ def load_pages_alike(roots: Sequence[Path], names: Sequence[str]) -> None:
     # Dirty pages are not dropped.
     os.sync()
     for root in roots:
-        forget_pages(root / name for name in names)
+        drop_pages(root / name for name in names)
     for name in names:
         for root in roots:
             (root / name).read_bytes()

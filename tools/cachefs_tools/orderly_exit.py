@@ -14,7 +14,7 @@ from cachefs.errors import CachefsError
 FAILED: Final = 1
 INTERRUPTED: Final = 130
 # Seconds after which a lost interruption is raised again, and interval of further attempts.
-_AGAIN: Final = 0.01
+_RETRY_SECONDS: Final = 0.01
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def _raise_again(lost: Any) -> None:
     its own such as that of an import's lock."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         signal.signal(signal.SIGALRM, _alarm)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, _RETRY_SECONDS, _RETRY_SECONDS)
     else:
         sys.__unraisablehook__(lost)
 

@@ -13,20 +13,20 @@ from typing import Final
 import msgspec
 import numpy
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot import Entry, Snapshot
 
 # Bytes of a read that measures latency: little compared with the cost of a response.
-SMALL: Final = 16 << 10
+SMALL_READ: Final = 16 << 10
 
 
-class Look(msgspec.Struct, frozen=True):
+class MeasurementBounds(msgspec.Struct, frozen=True):
     """The bounds of a measurement."""
 
-    # Sequential reads of SMALL bytes.
+    # Sequential reads of SMALL_READ bytes.
     small: int
     # For each number of concurrent requests in `widths`: `large` reads of `large_bytes`.
     widths: Sequence[int]
@@ -36,16 +36,16 @@ class Look(msgspec.Struct, frozen=True):
     seconds: float
 
     @property
-    def requests(self) -> int:
+    def max_requests(self) -> int:
         return self.small + len(self.widths) * self.large
 
     @property
-    def bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Most bytes read."""
-        return self.small * SMALL + len(self.widths) * self.large * self.large_bytes
+        return self.small * SMALL_READ + len(self.widths) * self.large * self.large_bytes
 
 
-class Throughput(msgspec.Struct, frozen=True):
+class ConcurrentThroughput(msgspec.Struct, frozen=True):
     """Throughput with `width` concurrent requests."""
 
     width: int
@@ -60,7 +60,7 @@ class OriginSpeed(msgspec.Struct, frozen=True):
     # Seconds, of small reads.
     p50: float = 0.0
     p99: float = 0.0
-    throughput: Sequence[Throughput] = ()
+    throughput: Sequence[ConcurrentThroughput] = ()
     requests: int = 0
     bytes: int = 0
     # Class name and text of the error if a read has failed; earlier results count.
@@ -83,7 +83,7 @@ def sampled_files(snapshot: Snapshot, count: int, seed: int = 0) -> list[Entry]:
     return list(found.values())
 
 
-def reads_of(snapshot: Snapshot, files: Sequence[Entry], count: int, most: int) -> list[ObjectRange]:
+def plan_reads(snapshot: Snapshot, files: Sequence[Entry], count: int, most: int) -> list[ObjectRange]:
     """Return *count* reads of at most *most* bytes, over files in turn; over parts of large files in turn."""
     reads = []
     for number in range(count if files else 0):
@@ -94,33 +94,35 @@ def reads_of(snapshot: Snapshot, files: Sequence[Entry], count: int, most: int) 
     return reads
 
 
-def measure(path: Path, options: OriginOptions, settings: OriginSettings, look: Look) -> OriginSpeed:
+def measure_origin(
+    path: Path, options: OriginOptions, settings: OriginSettings, bounds: MeasurementBounds
+) -> OriginSpeed:
     """Measure the origin of the snapshot at *path*. A failure is part of the result. Raises CachefsError for an
     unreadable snapshot, or an invalid URL."""
     snapshot = Snapshot(path)
     try:
-        files = sampled_files(snapshot, max(look.small, look.large))
-        small = reads_of(snapshot, files, look.small, SMALL)
-        large = reads_of(snapshot, files, look.large, look.large_bytes)
-        return asyncio.run(_measured(open_origin(snapshot.url, options, settings), small, large, look))
+        files = sampled_files(snapshot, max(bounds.small, bounds.large))
+        small = plan_reads(snapshot, files, bounds.small, SMALL_READ)
+        large = plan_reads(snapshot, files, bounds.large, bounds.large_bytes)
+        return asyncio.run(_run_reads(open_origin(snapshot.url, options, settings), small, large, bounds))
     finally:
         snapshot.close()
 
 
-async def _measured(
-    origin: Origin, small: Sequence[ObjectRange], large: Sequence[ObjectRange], look: Look
+async def _run_reads(
+    origin: Origin, small: Sequence[ObjectRange], large: Sequence[ObjectRange], look: MeasurementBounds
 ) -> OriginSpeed:
     took: list[float] = []
-    throughput: list[Throughput] = []
+    throughput: list[ConcurrentThroughput] = []
     error, message = "", ""
     until = asyncio.get_running_loop().time() + look.seconds
     try:
         for read in small:
             began = time.perf_counter()
-            await origin.read(read, Patience(until))
+            await origin.read(read, Deadline(until))
             took.append(time.perf_counter() - began)
         for width in look.widths if large else ():
-            throughput.append(await _at_once(origin, large, width, until))
+            throughput.append(await _measure_concurrent(origin, large, width, until))
     except CachefsError as failure:
         error, message = type(failure).__name__, str(failure)
     finally:
@@ -131,13 +133,15 @@ async def _measured(
     return OriginSpeed(float(p50), float(p99), throughput, origin.requests, count, error, message)
 
 
-async def _at_once(origin: Origin, reads: Sequence[ObjectRange], width: int, until: float) -> Throughput:
+async def _measure_concurrent(
+    origin: Origin, reads: Sequence[ObjectRange], width: int, until: float
+) -> ConcurrentThroughput:
     """Measure concurrent reads. until: loop time. Raises as Origin.read does."""
     rest = iter(reads)
 
     async def worker() -> None:
         for read in rest:
-            await origin.read(read, Patience(until))
+            await origin.read(read, Deadline(until))
 
     began = time.perf_counter()
     tasks = [asyncio.create_task(worker()) for _ in range(min(width, len(reads)))]
@@ -148,4 +152,4 @@ async def _at_once(origin: Origin, reads: Sequence[ObjectRange], width: int, unt
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     seconds = time.perf_counter() - began
-    return Throughput(width, sum(read.length for read in reads) / seconds, len(reads) / seconds)
+    return ConcurrentThroughput(width, sum(read.length for read in reads) / seconds, len(reads) / seconds)

@@ -28,7 +28,7 @@ class NodeSettings:
     cluster: Mapping[str, object] = field(default_factory=dict)
 
 
-def configuration(work: Path, memory: Path, settings: NodeSettings) -> str:
+def configuration_text(work: Path, memory: Path, settings: NodeSettings) -> str:
     """Return the text of the file. The memory tier is in the directory *memory*, everything else in *work*."""
     daemon = {"socket": str(work / "cachefsd.sock"), "state_dir": str(work / "state")}
     sections: dict[str, Mapping[str, object]] = {

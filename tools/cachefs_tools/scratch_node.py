@@ -18,30 +18,30 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.extras import way_out
+from cachefs.extras import install_command
 from cachefs.messages import Empty
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from cachefs.rpc import STATUS, DaemonClient
-from cachefs_tools.scratch_config import NodeSettings, configuration
+from cachefs_tools.scratch_config import NodeSettings, configuration_text
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
 _SHARED_MEMORY: Final = Path("/dev/shm")
-# In a directory's name: the creator holds a lock on the directory while it is in use, at the latest LOCKED_WITHIN
+# In a directory's name: the creator holds a lock on the directory while it is in use, at the latest LOCK_SECONDS
 # seconds after its creation.
-_LOCKED: Final = "locked-"
-LOCKED_WITHIN: Final = 60.0
+_LOCK_MARK: Final = "locked-"
+LOCK_SECONDS: Final = 60.0
 # A foreground mount prints this once it serves.
-MOUNTED: Final = b"mounted on "
+MOUNTED_LINE: Final = b"mounted on "
 Child = subprocess.Popen[bytes]
 # Words before a command that let the kernel kill the process when its parent ends. With a preexec_fn, the fork handlers
 # of Python and gRPC would run, and a KeyboardInterrupt raised in one of them is lost.
-WITH_PARENT: Final = ("setpriv", "--pdeathsig=KILL")
+KILL_WITH_PARENT: Final = ("setpriv", "--pdeathsig=KILL")
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class S3Credentials:
     """Credentials of an S3 server."""
 
     access_key: str
@@ -49,7 +49,7 @@ class Account:
 
 
 # The account of S3 servers started here.
-SCRATCH: Final = Account("scratch", "scratch-secret")
+SCRATCH_CREDENTIALS: Final = S3Credentials("scratch", "scratch-secret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class ScratchNode:
     """A running daemon, whose files are in one directory."""
 
     client: DaemonClient
-    work: Path  # holds the daemon's socket, state, SSD tier, configuration and log
+    directory: Path  # holds the daemon's socket, state, SSD tier, configuration and log
 
     @property
     def socket(self) -> Path:
-        return self.work / "cachefsd.sock"
+        return self.directory / "cachefsd.sock"
 
     @property
     def ssd(self) -> Path:
         """The directory of the SSD tier; missing if the node has no such tier."""
-        return self.work / "ssd"
+        return self.directory / "ssd"
 
 
 def require_fuse() -> None:
@@ -76,12 +76,12 @@ def require_fuse() -> None:
 
 
 @contextmanager
-def s3_server(buckets: Path, log: Path) -> Iterator[str]:
+def run_s3_server(buckets: Path, log: Path) -> Iterator[str]:
     """Run rclone's S3 server over the directory *buckets*, whose subdirectories are the buckets. Yields its URL."""
     announcement = "Starting s3 server on ["
-    command = ["rclone", "serve", "s3", "--config", "/dev/null", "--addr", "127.0.0.1:0",
-               "--auth-key", f"{SCRATCH.access_key},{SCRATCH.secret_key}", str(buckets)]  # fmt: skip
-    with running(command, log) as process:
+    command = ["rclone", "serve", "s3", "--config", "/dev/null", "--addr", "127.0.0.1:0", "--auth-key",
+               f"{SCRATCH_CREDENTIALS.access_key},{SCRATCH_CREDENTIALS.secret_key}", str(buckets)]  # fmt: skip
+    with run_program(command, log) as process:
         wait_until(lambda: announcement in log.read_text(), process, log)
         yield log.read_text().partition(announcement)[2].partition("/]")[0]
 
@@ -90,8 +90,8 @@ def s3_server(buckets: Path, log: Path) -> Iterator[str]:
 def memory_directory(prefix: str) -> Iterator[Path]:
     """Create a directory in /dev/shm for a memory tier, removed at the end. Directories left by killed processes are
     removed first, since they use memory."""
-    prefix += _LOCKED
-    remove_left_ones(prefix)
+    prefix += _LOCK_MARK
+    remove_unused_directories(prefix)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=_SHARED_MEMORY, ignore_cleanup_errors=True) as directory:
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -103,14 +103,14 @@ def memory_directory(prefix: str) -> Iterator[Path]:
             os.close(lock)
 
 
-def remove_left_ones(prefix: str) -> None:
+def remove_unused_directories(prefix: str) -> None:
     """Remove this user's directories without a lock. A new one may not be locked yet."""
     for directory in _SHARED_MEMORY.glob(f"{prefix}*"):
         with suppress(OSError):  # another user's, locked, or being removed
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 found = os.fstat(lock)
-                if found.st_uid == os.geteuid() and time.time() - found.st_ctime > LOCKED_WITHIN:
+                if found.st_uid == os.geteuid() and time.time() - found.st_ctime > LOCK_SECONDS:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(directory)
             finally:
@@ -118,11 +118,13 @@ def remove_left_ones(prefix: str) -> None:
 
 
 @contextmanager
-def daemon(work: Path, memory: Path, settings: NodeSettings, account: Account = SCRATCH) -> Iterator[ScratchNode]:
+def run_daemon(
+    work: Path, memory: Path, settings: NodeSettings, account: S3Credentials = SCRATCH_CREDENTIALS
+) -> Iterator[ScratchNode]:
     """Run cachefsd with only the account's credentials. Its memory tier is in *memory*, everything else in *work*."""
     config, log = work / "cachefsd.toml", work / "cachefsd.log"
-    config.write_text(configuration(work, memory, settings))
-    with running(["cachefsd", "--config", str(config)], log, environment_for(account)) as process:
+    config.write_text(configuration_text(work, memory, settings))
+    with run_program(["cachefsd", "--config", str(config)], log, environment_with(account)) as process:
         socket = work / "cachefsd.sock"
         wait_until(socket.exists, process, log)
         node = ScratchNode(DaemonClient(socket), work)
@@ -133,7 +135,7 @@ def daemon(work: Path, memory: Path, settings: NodeSettings, account: Account = 
             node.client.close()
 
 
-def environment_for(account: Account) -> dict[str, str]:
+def environment_with(account: S3Credentials) -> dict[str, str]:
     """Return this process's variables, with only the account's credentials."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     return {
@@ -144,7 +146,7 @@ def environment_for(account: Account) -> dict[str, str]:
 
 
 @contextmanager
-def mounted(
+def mount_dataset(
     dataset: str,
     directory: Path,
     socket: Path,
@@ -156,10 +158,10 @@ def mounted(
     directory.mkdir()
     command = ["mount.cachefs", dataset, str(directory), "-f", "-o", ",".join((f"socket={socket}", *options))]
     prefix = ("setpriv", "--pdeathsig=TERM", *prefix)  # so that it unmounts
-    with running(command, log, prefix=prefix) as process:
+    with run_program(command, log, prefix=prefix) as process:
         try:
             # A mount in the mount table may still lack its shield.
-            wait_until(lambda: MOUNTED in log.read_bytes(), process, log)
+            wait_until(lambda: MOUNTED_LINE in log.read_bytes(), process, log)
             yield
         finally:
             # A mount process that receives SIGTERM would wait for this process, if this process has read the mount.
@@ -172,11 +174,11 @@ def is_mounted(directory: Path) -> bool:
 
 
 @contextmanager
-def running(
+def run_program(
     command: Sequence[str],
     log: Path,
     env: Mapping[str, str] | None = None,
-    prefix: Sequence[str] = WITH_PARENT,
+    prefix: Sequence[str] = KILL_WITH_PARENT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program of this Python environment, and stop it at the end. prefix: words before the command, which end the
     child if this process is killed.
@@ -186,25 +188,25 @@ def running(
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*prefix, program(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            [*prefix, program_path(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env=env, start_new_session=True,
         )  # fmt: skip
     try:
         yield process
     finally:
         process.terminate()
-        wait(process)
+        wait_or_kill(process)
 
 
-def program(name: str) -> str:
+def program_path(name: str) -> str:
     """Return the path of a program of this Python environment. Raises CachefsError if it is not installed."""
     found = Path(sysconfig.get_path("scripts"), name)
     if not found.exists():
-        raise CachefsError(f"{found} is missing; install it with: {way_out('demo')}")
+        raise CachefsError(f"{found} is missing; install it with: {install_command('demo')}")
     return str(found)
 
 
-def wait(process: Child) -> None:
+def wait_or_kill(process: Child) -> None:
     """Wait for the end of a process that was asked to end, and kill it after STOP_SECONDS."""
     try:
         process.wait(STOP_SECONDS)

@@ -23,7 +23,7 @@ Read = tuple[float, float]  # when the read began, and seconds it took
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """A loader's report of one batch."""
 
     begins: Sequence[float]  # begin of each sample's read
@@ -56,7 +56,7 @@ def read_report(path: Path) -> list[EpochReport]:
     return [EpochReport(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Parse the command line of a job."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data", help="directory of the dataset")
@@ -93,7 +93,7 @@ def read_sample(path: str, number: int, keep_pages: bool) -> tuple[float, float,
     return begin, seconds, is_sample(data, number)
 
 
-def train(load: Callable[[int], Iterable[Batch]], options: argparse.Namespace) -> None:
+def train(load: Callable[[int], Iterable[TrainingBatch]], options: argparse.Namespace) -> None:
     """Run the job and report each epoch. load(epoch) returns the batches of an epoch."""
     left = options.batches or -1
     first_batch = 0.0
@@ -102,14 +102,16 @@ def train(load: Callable[[int], Iterable[Batch]], options: argparse.Namespace) -
             epoch = EpochReport(number, time.monotonic())
             reads, left = _train_epoch(epoch, load(number), options.demand, left)
             first_batch = first_batch or epoch.batches[0]
-            _sum_up(epoch, reads, first_batch)
+            _summarize(epoch, reads, first_batch)
             report.write(json.dumps(asdict(epoch)) + "\n")
             report.flush()
             if not left:
                 return
 
 
-def _train_epoch(epoch: EpochReport, batches: Iterable[Batch], demand: float, left: int) -> tuple[list[Read], int]:
+def _train_epoch(
+    epoch: EpochReport, batches: Iterable[TrainingBatch], demand: float, left: int
+) -> tuple[list[Read], int]:
     """Take at most *left* batches, or all if that is negative. Returns all reads, and the number of batches left."""
     reads: list[Read] = []
     asked = time.monotonic()
@@ -129,7 +131,7 @@ def _train_epoch(epoch: EpochReport, batches: Iterable[Batch], demand: float, le
     return reads, left
 
 
-def _sum_up(epoch: EpochReport, reads: Sequence[Read], first_batch: float) -> None:
+def _summarize(epoch: EpochReport, reads: Sequence[Read], first_batch: float) -> None:
     seconds = [seconds for _, seconds in reads]
     later = [seconds for begin, seconds in reads if begin > first_batch]
     quantiles = statistics.quantiles(seconds, n=100) if len(reads) > 1 else seconds * 99

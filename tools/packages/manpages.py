@@ -26,7 +26,7 @@ COMMANDS: Final = {
 SEE_ALSO: Final = (*((name, section) for name, section in COMMANDS.items()), ("cachefsd.toml", 5))
 
 
-def escaped(text: str) -> str:
+def escape_roff(text: str) -> str:
     """Escape text for roff: no text becomes a request, and dashes can be copied."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^(?=[.'])", r"\\&", text, flags=re.MULTILINE)
@@ -36,12 +36,12 @@ def heading(name: str, section: int, purpose: str) -> Iterator[str]:
     """Yield the head of a page. purpose: half a sentence."""
     today = datetime.date.today().isoformat()
     yield f'.TH "{name.upper()}" {section} {today} "{DISTRIBUTION} {__version__}" "cachefs"'
-    yield from (".SH NAME", f"{escaped(name)} \\- {escaped(purpose)}")
+    yield from (".SH NAME", f"{escape_roff(name)} \\- {escape_roff(purpose)}")
 
 
 def ending(name: str) -> Iterator[str]:
     """Yield references to the other pages, and to the documentation."""
-    others = (f".BR {escaped(other)} ({section})" for other, section in SEE_ALSO if other != name)
+    others = (f".BR {escape_roff(other)} ({section})" for other, section in SEE_ALSO if other != name)
     yield ".SH SEE ALSO"
     yield " ,\n".join(others)
     yield f".PP\nAll documentation: /usr/share/doc/{DISTRIBUTION}"
@@ -56,17 +56,17 @@ def command_page(name: str, section: int) -> str:
     command: click.Command = entry.load()
     context = click.Context(command, info_name=name)
     lines = list(heading(name, section, command.get_short_help_str(limit=200).rstrip(".")))
-    lines += described(command, context, ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS")
-    subcommands = list(below(command, context))
+    lines += describe_command(command, context, ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS")
+    subcommands = list(leaf_subcommands(command, context))
     if subcommands:
         lines.append(".SH COMMANDS")
     for one, its_context in subcommands:
         title = its_context.command_path.partition(" ")[2]
-        lines += [f".SS {escaped(title)}", *described(one, its_context, "", "", "")]
+        lines += [f".SS {escape_roff(title)}", *describe_command(one, its_context, "", "", "")]
     return "\n".join([*lines, *ending(name)]) + "\n"
 
 
-def below(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
+def leaf_subcommands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
     """Yield all leaf subcommands, in the order of the help."""
     if not isinstance(command, click.Group):
         return
@@ -77,23 +77,23 @@ def below(command: click.Command, context: click.Context) -> Iterator[tuple[clic
         inner = click.Context(one, info_name=name, parent=context)
         if not isinstance(one, click.Group):
             yield one, inner
-        yield from below(one, inner)
+        yield from leaf_subcommands(one, inner)
 
 
-def described(
+def describe_command(
     command: click.Command, context: click.Context, synopsis: str, description: str, options: str
 ) -> Iterator[str]:
     """Yield a command's usage, help and options, below the given headings; empty: none."""
     yield from filter(None, [synopsis])
     words = command.collect_usage_pieces(context)
-    yield f"\\fB{escaped(context.command_path)}\\fR {escaped(' '.join(words))}"
+    yield f"\\fB{escape_roff(context.command_path)}\\fR {escape_roff(' '.join(words))}"
     yield from filter(None, [description])
     yield from paragraphs(command.help or "")
     records = [record for one in command.get_params(context) if (record := one.get_help_record(context))]
     if records:
         yield from filter(None, [options])
     for names, text in records:
-        yield from (".TP", f"\\fB{escaped(names)}\\fR", escaped(text) or "\\&")
+        yield from (".TP", f"\\fB{escape_roff(names)}\\fR", escape_roff(text) or "\\&")
 
 
 def paragraphs(text: str) -> Iterator[str]:
@@ -101,9 +101,9 @@ def paragraphs(text: str) -> Iterator[str]:
     for one in (part.strip(" \n") for part in re.split(r"\n\s*\n", text)):
         yield ".PP"
         if one.startswith("\b"):
-            yield from (".nf", escaped(one.removeprefix("\b").strip("\n")), ".fi")
+            yield from (".nf", escape_roff(one.removeprefix("\b").strip("\n")), ".fi")
         else:
-            yield escaped(" ".join(one.split()))
+            yield escape_roff(" ".join(one.split()))
 
 
 # --- docs/configuration.md --------------------------------------------------------------------------------------------
@@ -115,36 +115,36 @@ def configuration_page(markdown: str) -> str:
     _, _, rest = markdown.partition("\n")
     lines.append(".SH DESCRIPTION")
     for block in re.split(r"\n\s*\n", rest.strip()):
-        lines += rendered(block)
+        lines += render_block(block)
     return "\n".join([*lines, *ending("cachefsd.toml")]) + "\n"
 
 
-def rendered(block: str) -> Iterator[str]:
+def render_block(block: str) -> Iterator[str]:
     """Render a block of Markdown: heading, table, list, code or paragraph."""
     if block.startswith("#"):
         level, _, title = block.partition(" ")
-        yield f"{'.SH' if level == '##' else '.SS'} {plain(title)}"
+        yield f"{'.SH' if level == '##' else '.SS'} {plain_text(title)}"
     elif block.startswith("|"):
         for row in block.splitlines()[2:]:
             key, *between, meaning = (cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip("|")))
             default = f" (default: {' '.join(between)})" if between else ""
-            yield from (".TP", inline(key + default), inline(meaning))
+            yield from (".TP", render_inline(key + default), render_inline(meaning))
     elif block.startswith("- "):
         for item in re.split(r"^- ", block, flags=re.MULTILINE)[1:]:
-            yield from (".IP \\(bu 2", inline(" ".join(item.split())))
+            yield from (".IP \\(bu 2", render_inline(" ".join(item.split())))
     elif block.startswith("    "):
-        yield from (".PP", ".nf", escaped(re.sub(r"^", "    ", block, flags=re.MULTILINE)), ".fi")
+        yield from (".PP", ".nf", escape_roff(re.sub(r"^", "    ", block, flags=re.MULTILINE)), ".fi")
     else:
-        yield from (".PP", inline(" ".join(block.split())))
+        yield from (".PP", render_inline(" ".join(block.split())))
 
 
-def plain(text: str) -> str:
-    return escaped(re.sub(r"[`*]", "", re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)))
+def plain_text(text: str) -> str:
+    return escape_roff(re.sub(r"[`*]", "", re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)))
 
 
-def inline(text: str) -> str:
+def render_inline(text: str) -> str:
     """Render code in bold, and links as their text."""
-    text = escaped(re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text))
+    text = escape_roff(re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text))
     text = re.sub(r"``?([^`]+)``?", r"\\fB\1\\fR", text)
     return re.sub(r"\*+([^*]+)\*+", r"\\fI\1\\fR", text)
 

@@ -37,26 +37,26 @@ class DataLoaderFinder:
 
             def load_and_watch(module):
                 load(module)
-                watch(module)
+                watch_dataloader(module)
 
             spec.loader.exec_module = load_and_watch  # type: ignore[method-assign]
         return spec
 
 
-def watch(dataloader):
+def watch_dataloader(dataloader):
     try:
         find_cachefs()
         from cachefs.hooks import loader
 
         loader.install(dataloader)
     except Exception as error:  # this torch may lack anything
-        if is_foreign(error):
+        if is_from_job(error):
             raise
         text = "cachefs: cannot watch torch's DataLoader ({!r}); the job goes on unpublished\n"
-        say(text.format(error))
+        print_line(text.format(error))
 
 
-def say(line):
+def print_line(line):
     try:
         from cachefs.publishing import stderr
     except ImportError:
@@ -65,13 +65,13 @@ def say(line):
         stderr.write_line(line)
 
 
-def is_foreign(error):
+def is_from_job(error):
     """Return whether the job raised the exception, such as by its own signal handler."""
     try:
-        from cachefs.publishing import foreign
+        from cachefs.publishing import job_exceptions
     except ImportError:
         return False
-    return foreign.is_foreign(error)
+    return job_exceptions.is_from_job(error)
 
 
 def find_cachefs():
@@ -93,17 +93,17 @@ def find_cachefs():
     spec.loader.exec_module(module)
 
 
-def be_top():
+def register_summary():
     """Print the summary when this process ends, if it is the first Python of its run."""
     # The process with this number may have become another program by exec, such as a `cachefs run` inside the run.
     if RUN_VARIABLE in os.environ and os.environ.get(TOP_VARIABLE) in (None, str(os.getpid())):
         import atexit
 
         top = os.environ[TOP_VARIABLE] = str(os.getpid())
-        atexit.register(say_summary, top)
+        atexit.register(print_summary, top)
 
 
-def say_summary(top):
+def print_summary(top):
     """Print the summary. Runs after all other exit handlers, and not in a forked child."""
     directory = os.environ.get(RUN_VARIABLE, "")
     if top != str(os.getpid()) or not os.path.isdir(directory):
@@ -114,9 +114,9 @@ def say_summary(top):
                 os.rmdir(directory)
             return
         find_cachefs()
-        from cachefs.publishing import last_words
+        from cachefs.publishing import exit_summary
 
-        last_words.say(top)
+        exit_summary.print_summary(top)
     except (Exception, KeyboardInterrupt):
         pass  # no code of the job is left to handle it: Python would only print it
     finally:
@@ -124,16 +124,16 @@ def say_summary(top):
             end_as_interrupted()
 
 
-def say_cause(pid):
+def print_cause(pid):
     """Print why the read failed that ends this program. Does not run in a forked child."""
     error = getattr(sys, "last_value", None)
     if pid != os.getpid() or not isinstance(error, Exception):  # KeyboardInterrupt is none: see end_as_interrupted
         return
     try:
         find_cachefs()
-        from cachefs.publishing import last_words
+        from cachefs.publishing import exit_summary
 
-        last_words.say_cause(error)
+        exit_summary.print_cause(error)
     except (Exception, KeyboardInterrupt):
         pass
 
@@ -147,7 +147,7 @@ def end_as_interrupted():
         pass
 
 
-def note_stderr():
+def record_stderr():
     """Record the identity of stderr: later lines go there only while it is the same file."""
     try:
         found = os.fstat(2)
@@ -183,7 +183,7 @@ def is_ours(path):
     return os.path.abspath(path).split(os.sep)[-len(ENDING) :] == ENDING
 
 
-def hand_over():
+def run_other_sitecustomize():
     """Run the sitecustomize that Python would have found without this one; where there is none, raise ImportError."""
     others = [path for path in sys.path if not is_ours(path)]
     if sys.version_info < (3, 4):  # noqa: UP036  # see above
@@ -204,11 +204,11 @@ def hand_over():
 
 if sys.version_info >= (3, 11) and not hasattr(sys, MARK):
     setattr(sys, MARK, HERE)
-    note_stderr()
+    record_stderr()
     spare_isatty()
     sys.meta_path.insert(0, DataLoaderFinder())
-    be_top()
+    register_summary()
     import atexit
 
-    atexit.register(say_cause, os.getpid())
-hand_over()
+    atexit.register(print_cause, os.getpid())
+run_other_sitecustomize()

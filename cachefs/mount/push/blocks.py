@@ -12,17 +12,17 @@ from cachefs.block import MAX_READ, MEMORY, SSD, block_key, block_length
 from cachefs.errors import CachefsError
 from cachefs.index import IndexReader
 from cachefs.mount.push import pages
-from cachefs.mount.push.direct import DirectReader, aligned_buffer
-from cachefs.mount.push.places import Place
+from cachefs.mount.push.direct_reader import DirectReader, aligned_buffer
+from cachefs.mount.push.mounted_snapshots import MountedSnapshot
 from cachefs.mount.read_marks import ReadMarks
 from cachefs.segment import SegmentReader
 
 log = logging.getLogger(__name__)
 
-# A reader that has read a block less than HERE_SECONDS before its turn is as far as the pusher, and would race it for
-# each next block. The next LEFT blocks are left to the reader, and the pusher goes on behind them.
-HERE_SECONDS: Final = 0.02
-LEFT: Final = 4
+# A reader that has read a block less than CLOSE_READER_SECONDS before its turn is as far as the pusher, and would race
+# it for each next block. The next BLOCKS_LEFT blocks are left to the reader, and the pusher goes on behind them.
+CLOSE_READER_SECONDS: Final = 0.02
+BLOCKS_LEFT: Final = 4
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class PushCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TierSource:
     """The tiers that blocks are read from."""
 
     # Shared by threads.
@@ -67,12 +67,12 @@ class BlockMover:
         self.counters = PushCounters()
         self._device = device
         self._marks = marks
-        self._left = 0  # number of next blocks that are left to a reader
+        self._blocks_left = 0  # number of next blocks that are left to a reader
         self._index: IndexReader | None = None
         self._readers: dict[int, SegmentReader] = {}
-        self._buffer = aligned_buffer(pages.MOST_AT_ONCE)
+        self._buffer = aligned_buffer(pages.MAX_STORE)
 
-    def use(self, source: Source) -> None:
+    def use_source(self, source: TierSource) -> None:
         """Read blocks from *source* from now on."""
         for reader in self._readers.values():
             reader.close()
@@ -80,56 +80,63 @@ class BlockMover:
         where, owner = source.directories, source.index.owner
         self._readers = {MEMORY: SegmentReader(where, owner), SSD: DirectReader(where, owner)}
 
-    def move(
-        self, place: Place, entry: int, number: int, *, drop: bool = False, check: bool = False, stores: bool = True
+    def move_block(
+        self,
+        mounted: MountedSnapshot,
+        entry: int,
+        number: int,
+        *,
+        drop: bool = False,
+        check: bool = False,
+        stores: bool = True,
     ) -> bool:
         """Store block *number* of a file, or *drop* it, or (*check*) store it if a tier has it and the kernel lacks a
         page of it. Without *stores*, nothing is stored, and *check* only tests the page cache.
 
-        Returns False where that failed. Raises NotPossible.
+        Returns False where that failed. Raises StoreUnsupported.
         """
         try:
             if check:
-                if self._is_there(place, entry, number):
+                if self._is_cached(mounted, entry, number):
                     return True
-                if not self._is_on_node(place, entry, number):
+                if not self._is_on_node(mounted, entry, number):
                     return False
             if drop:
-                return self._drop(place, entry, number)
-            return stores and self._store(place, entry, number)
+                return self._drop_block(mounted, entry, number)
+            return stores and self._store_block(mounted, entry, number)
         except (CachefsError, OSError) as error:
             self.counters.errors += 1
-            log.debug("block %d of entry %d of %s: %s", number, entry, place.snapshot.id, error)
+            log.debug("block %d of entry %d of %s: %s", number, entry, mounted.snapshot.id, error)
             return False
 
     def forget_unlinked(self) -> None:
         for reader in self._readers.values():
-            reader.forget_unlinked()
+            reader.close_unlinked()
 
-    def _is_there(self, place: Place, entry: int, number: int) -> bool:
-        size, _ = place.snapshot.file(entry)
-        block_size = place.snapshot.block_size
-        there = pages.are_there(
-            place.path(entry), place.inode(entry), number * block_size, block_length(size, block_size, number)
+    def _is_cached(self, mounted: MountedSnapshot, entry: int, number: int) -> bool:
+        size, _ = mounted.snapshot.size_and_content(entry)
+        block_size = mounted.snapshot.block_size
+        there = pages.are_cached(
+            mounted.path(entry), mounted.inode(entry), number * block_size, block_length(size, block_size, number)
         )
         self.counters.taken_back += not there
         return there
 
-    def _is_on_node(self, place: Place, entry: int, number: int) -> bool:
-        _, content = place.snapshot.file(entry)
+    def _is_on_node(self, mounted: MountedSnapshot, entry: int, number: int) -> bool:
+        _, content = mounted.snapshot.size_and_content(entry)
         return self._index is not None and self._index.get(block_key(content, number)) is not None
 
-    def _store(self, place: Place, entry: int, number: int) -> bool:
-        size, content = place.snapshot.file(entry)
-        key, length = block_key(content, number), block_length(size, place.snapshot.block_size, number)
-        if self._left:
-            self._left -= 1
+    def _store_block(self, mounted: MountedSnapshot, entry: int, number: int) -> bool:
+        size, content = mounted.snapshot.size_and_content(entry)
+        key, length = block_key(content, number), block_length(size, mounted.snapshot.block_size, number)
+        if self._blocks_left:
+            self._blocks_left -= 1
             self.counters.left += 1
             return False
         age = self._marks.age(key)
         if age < math.inf:
             self.counters.read_first += 1
-            self._left = LEFT if age < HERE_SECONDS else 0
+            self._blocks_left = BLOCKS_LEFT if age < CLOSE_READER_SECONDS else 0
             # The pages of a block that fits into one request are in the page cache, or soon will be.
             return length <= MAX_READ
         location = self._index.get(key) if self._index is not None else None
@@ -138,35 +145,35 @@ class BlockMover:
             self.counters.not_in_tier += 1
             return False
         reader = self._readers[location.tier]
-        begin = number * place.snapshot.block_size
-        for start in range(0, location.length, pages.MOST_AT_ONCE):
-            step = min(pages.MOST_AT_ONCE, location.length - start)
+        begin = number * mounted.snapshot.block_size
+        for start in range(0, location.length, pages.MAX_STORE):
+            step = min(pages.MAX_STORE, location.length - start)
             data = reader.read(key, location, start, step, self._buffer)
             if data is None:
                 self.counters.not_in_tier += 1
                 return False
-            self._store_bytes(place, entry, begin + start, data)
+            self._store_bytes(mounted, entry, begin + start, data)
         if self._look_up and number == 0:
-            os.stat(place.path(entry))
+            os.stat(mounted.path(entry))
         self.counters.stored_blocks += 1
         self.counters.stored_bytes += location.length
         return True
 
-    def _store_bytes(self, place: Place, entry: int, offset: int, data: memoryview) -> None:
-        inode = place.inode(entry)
+    def _store_bytes(self, mounted: MountedSnapshot, entry: int, offset: int, data: memoryview) -> None:
+        inode = mounted.inode(entry)
         try:
-            pages.store(self._device, inode, offset, data)
+            pages.store_pages(self._device, inode, offset, data)
         except FileNotFoundError:
             self.counters.unknown_inodes += 1
-            os.stat(place.path(entry))
-            pages.store(self._device, inode, offset, data)
+            os.stat(mounted.path(entry))
+            pages.store_pages(self._device, inode, offset, data)
 
-    def _drop(self, place: Place, entry: int, number: int) -> bool:
-        size, content = place.snapshot.file(entry)
+    def _drop_block(self, mounted: MountedSnapshot, entry: int, number: int) -> bool:
+        size, content = mounted.snapshot.size_and_content(entry)
         self._marks.clear(block_key(content, number))
-        block_size = place.snapshot.block_size
+        block_size = mounted.snapshot.block_size
         length = block_length(size, block_size, number)
-        pages.drop(place.path(entry), place.inode(entry), number * block_size, length)
+        pages.drop_pages(mounted.path(entry), mounted.inode(entry), number * block_size, length)
         self.counters.dropped_blocks += 1
         self.counters.dropped_bytes += length
         return True

@@ -8,7 +8,7 @@ import signal
 import threading
 from typing import Final
 
-from cachefs.mount.device import Connection
+from cachefs.mount.device import FuseConnection
 from cachefs.mount.push import pages
 from cachefs.mount.push.pusher import Pusher, PusherSettings
 
@@ -21,19 +21,19 @@ _PR_SET_PDEATHSIG: Final = 1
 _NICENESS: Final = -5
 
 
-def push(settings: PusherSettings, connection: Connection, parent: int) -> None:
+def run_pusher(settings: PusherSettings, connection: FuseConnection, parent: int) -> None:
     """Push until the mount has ended; to be called in a separate process.
 
     connection: the mount's; it is ended, with this process, when process *parent*, the supervisor, has died.
     """
-    _end_with(parent, connection, settings.device)
-    threading.excepthook = _die
+    _end_with_parent(parent, connection, settings.device)
+    threading.excepthook = _exit_on_failure
     with contextlib.suppress(PermissionError):  # in the mount of an ordinary user
         os.nice(_NICENESS)
     Pusher(settings).run()
 
 
-def _end_with(parent: int, connection: Connection, device: int) -> None:
+def _end_with_parent(parent: int, connection: FuseConnection, device: int) -> None:
     """Have the mount's connection, and this process, end when *parent* has died.
 
     A kill would not suffice. A thread of this process may wait for a page that a reader has locked, and whose request
@@ -41,7 +41,7 @@ def _end_with(parent: int, connection: Connection, device: int) -> None:
     process holds the device, so the kernel goes on waiting for an answer.
     """
     # After the end of this mount, another mount on the directory may have been given the same number.
-    is_ours = not pages.is_gone(device, 0)
+    is_ours = not pages.has_mount_ended(device, 0)
 
     def follow(*_: object) -> None:
         if os.getppid() != parent:
@@ -55,7 +55,7 @@ def _end_with(parent: int, connection: Connection, device: int) -> None:
     follow()
 
 
-def _die(failure: threading.ExceptHookArgs) -> None:
+def _exit_on_failure(failure: threading.ExceptHookArgs) -> None:
     """End the process where a thread fails, as its orders would never finish. The supervisor starts another pusher."""
     log.critical("a thread of the pusher failed", exc_info=failure.exc_value)
     logging.shutdown()

@@ -14,19 +14,19 @@ from typing import Final
 
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import DatasetView, Empty, NodeView
-from cachefs.mount.push import budget, pages
-from cachefs.mount.push.blocks import BlockMover, Source
-from cachefs.mount.push.ledger import Ledger
-from cachefs.mount.push.pages import NotPossible
-from cachefs.mount.push.places import Places
-from cachefs.mount.push.workers import Task, Workers, share_out
+from cachefs.mount.push import page_cache_budget, pages
+from cachefs.mount.push.blocks import BlockMover, TierSource
+from cachefs.mount.push.command_tracker import CommandTracker
+from cachefs.mount.push.mounted_snapshots import MountedSnapshots
+from cachefs.mount.push.pages import StoreUnsupported
+from cachefs.mount.push.push_threads import PushTask, PushThreads, split_task
 from cachefs.mount.read_marks import ReadMarks
 from cachefs.mount.tier_view import TierView
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import mount_points
-from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
+from cachefs.push_messages import PushCommand, PushReport, PushResult, PushSubscription, StoredPages
 from cachefs.rpc import NODE, PUSH, PUSH_REPORT, DaemonClient
-from cachefs.sizes import Share, format_size
+from cachefs.sizes import SizeSetting, format_size
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,11 @@ class PusherSettings:
     # Path of the daemon's socket.
     socket: Path
     # Most memory of pushed pages: bytes, or a share of the memory.
-    share: Share
+    share: SizeSetting
     # Number of threads that store and drop pages.
     threads: int
     # False where the pusher only tests which pages are cached.
-    pushes: bool = True
+    can_push: bool = True
 
 
 class Pusher:
@@ -66,50 +66,52 @@ class Pusher:
     def __init__(self, settings: PusherSettings) -> None:
         self._settings = settings
         self._client = DaemonClient(settings.socket)
-        self._budget = budget.Budget(settings.share, budget.memory())
-        self._ledger = Ledger()
-        self._places = Places(settings.spec, settings.directory, self._datasets)
+        self._budget = page_cache_budget.PageCacheBudget(settings.share, page_cache_budget.read_memory())
+        self._commands = CommandTracker()
+        self._mounted_snapshots = MountedSnapshots(settings.spec, settings.directory, self._datasets)
         self._tiers: TierView | None = None
-        shielded = any(one.path == settings.directory and one.shielded is not None for one in mount_points())
+        shielded = any(one.path == settings.directory and one.shielded_connection is not None for one in mount_points())
         self._movers = [
             BlockMover(settings.device, ReadMarks(settings.marks), look_up=shielded) for _ in range(settings.threads)
         ]
-        self._pushes = settings.pushes  # False: pages are only tested, not stored or dropped
+        self._can_push = settings.can_push  # False: pages are only tested, not stored or dropped
 
     def run(self) -> None:
         """Push until the mount has ended."""
-        if self._pushes:
-            log.info("page cache budget of %s: %s", self._settings.directory, format_size(self._budget.now))
-        self._workers = Workers(self._movers, self._ledger.finish, self._give_up, lambda: self._pushes)
-        for work in (self._follow, self._report):
+        if self._can_push:
+            log.info("page cache budget of %s: %s", self._settings.directory, format_size(self._budget.current_bytes))
+        self._workers = PushThreads(
+            self._movers, self._commands.finish_part, self._stop_storing, lambda: self._can_push
+        )
+        for work in (self._follow_commands, self._report_finished):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
-        while not pages.is_gone(self._settings.device, _BUDGET_SECONDS):
-            self._budget.update(budget.memory())
+        while not pages.has_mount_ended(self._settings.device, _BUDGET_SECONDS):
+            self._budget.update_budget(page_cache_budget.read_memory())
 
-    def _give_up(self, reason: NotPossible) -> None:
+    def _stop_storing(self, reason: StoreUnsupported) -> None:
         """Stop storing pages, and only test for them. The next subscription tells the daemon."""
-        if self._pushes:
-            self._pushes = False
+        if self._can_push:
+            self._can_push = False
             log.warning("this kernel takes no pages of %s ahead of reads (%s)", self._settings.directory, reason)
 
     @property
-    def _bytes(self) -> int:
+    def _storable_bytes(self) -> int:
         """Bytes of pages that may be stored at present."""
-        return self._budget.now if self._pushes else 0
+        return self._budget.current_bytes if self._can_push else 0
 
     # --- orders: one thread ---------------------------------------------------------------------------------------
 
-    def _follow(self) -> None:
+    def _follow_commands(self) -> None:
         pause = _FIRST_PAUSE
         while True:
             try:
-                held = self._ledger.settle()
-                self._attach()
+                held = self._commands.begin_subscription()
+                self._use_current_tiers()
                 request = self._subscription(held)
-                for order in self._client.stream(PUSH, request):
+                for order in self._client.stream_responses(PUSH, request):
                     pause = _FIRST_PAUSE
-                    self._carry_out(order)
-                    if request.pushes != self._pushes:
+                    self._execute_command(order)
+                    if request.pushes != self._can_push:
                         break
             except DaemonUnavailable as error:
                 log.debug("%s", error)
@@ -124,57 +126,59 @@ class Pusher:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _attach(self) -> None:
+    def _use_current_tiers(self) -> None:
         """Read blocks from the tiers of the current daemon. No order is in progress, so no thread uses the index."""
         view = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)
         if self._tiers is None:
             self._tiers = TierView(view)
         else:
-            self._tiers.follow(view)
-        self._workers.use(Source(self._tiers.index, self._tiers.directories))
+            self._tiers.adopt_view(view)
+        self._workers.use_source(TierSource(self._tiers.index, self._tiers.directories))
 
-    def _subscription(self, held: list[HeldPages]) -> PushSubscribe:
-        return PushSubscribe(
-            mount=self._settings.mount, budget=self._bytes, held=held, counters=self._counters(), pushes=self._pushes,
-            directory=str(self._settings.directory),
+    def _subscription(self, held: list[StoredPages]) -> PushSubscription:
+        return PushSubscription(
+            mount=self._settings.mount, budget=self._storable_bytes, held=held, counters=self._counters(),
+            pushes=self._can_push, directory=str(self._settings.directory),
         )  # fmt: skip
 
     def _datasets(self) -> Sequence[DatasetView]:
         view: NodeView = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)
         return view.datasets
 
-    def _carry_out(self, order: PushOrder) -> None:
+    def _execute_command(self, order: PushCommand) -> None:
         if not order.entries:
             return
         import numpy as np
 
         entries = np.frombuffer(order.entries, "<u8")
         numbers = np.frombuffer(order.numbers, "<u4")
-        place = self._places.find(order.snapshot)
+        place = self._mounted_snapshots.find_snapshot(order.snapshot)
         if place is None:
             log.debug("snapshot %s is not shown by %s", order.snapshot, self._settings.directory)
-            self._ledger.refuse(order.serial, len(entries))
+            self._commands.refuse_command(order.serial, len(entries))
             return
-        whole = Task(order.serial, place, order.drop, np.arange(len(entries)), entries, numbers, order.check)
-        parts = share_out(whole, len(self._movers))
-        self._ledger.begin(whole, len(parts))
-        self._workers.submit(parts)
+        whole = PushTask(order.serial, place, order.drop, np.arange(len(entries)), entries, numbers, order.check)
+        parts = split_task(whole, len(self._movers))
+        self._commands.begin_command(whole, len(parts))
+        self._workers.submit_tasks(parts)
 
     # --- reports: another -----------------------------------------------------------------------------------------
 
-    def _report(self) -> None:
-        reported = self._bytes
+    def _report_finished(self) -> None:
+        reported = self._storable_bytes
         while True:
-            subscription, done = self._ledger.take_done(_BUDGET_SECONDS)
-            if done or reported != self._bytes:
-                reported = self._bytes
-                self._tell(done, subscription)
+            subscription, done = self._commands.take_finished(_BUDGET_SECONDS)
+            if done or reported != self._storable_bytes:
+                reported = self._storable_bytes
+                self._send_report(done, subscription)
 
-    def _tell(self, done: list[OrderDone], subscription: int) -> None:
+    def _send_report(self, done: list[PushResult], subscription: int) -> None:
         """Report until the daemon has the report, since it holds back orders until then. A restarted daemon does not
         know these orders, and does not get the report."""
-        while subscription == self._ledger.subscription:
-            report = PushDone(mount=self._settings.mount, done=done, budget=self._bytes, counters=self._counters())
+        while subscription == self._commands.subscription:
+            report = PushReport(
+                mount=self._settings.mount, done=done, budget=self._storable_bytes, counters=self._counters()
+            )
             try:
                 self._client.call(PUSH_REPORT, report, timeout=_CALL_SECONDS)
                 return

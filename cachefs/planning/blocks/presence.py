@@ -14,13 +14,13 @@ IN_MEMORY: Final = 1
 IN_SSD: Final = 2
 
 # Most changes that are kept for a consumer: 100 MB. In a second there are some thousands.
-MOST_CHANGES: Final = 1 << 20
+MAX_CHANGES: Final = 1 << 20
 
 # By snapshot, the state of each block of its space, one of the three above: shape (blocks of the space,), uint8.
 TierStates = Mapping[str, npt.NDArray[np.uint8]]
 
 
-def state_in(tier: int | None) -> int:
+def state_in_tier(tier: int | None) -> int:
     """Return the state of a block in tier number *tier*, or in none (None)."""
     return ABSENT if tier is None else tier + 1
 
@@ -36,27 +36,27 @@ class Presence:
         self.changes: dict[bytes, int] | None = None
         self._spaces: dict[str, BlockSpace] = {}
 
-    def watch(self, space: BlockSpace) -> None:
-        """Add states for *space*. Each block counts as absent until `set`."""
+    def add_space(self, space: BlockSpace) -> None:
+        """Add states for *space*. Each block counts as absent until `set_state`."""
         self._spaces = {**self._spaces, space.snapshot: space}
         self.states = {**self.states, space.snapshot: np.zeros(space.count, np.uint8)}
 
-    def unwatch(self, snapshot: str) -> None:
+    def remove_snapshot(self, snapshot: str) -> None:
         """Remove the states of *snapshot*."""
         self._spaces = {known: space for known, space in self._spaces.items() if known != snapshot}
         self.states = {known: states for known, states in self.states.items() if known != snapshot}
 
-    def set(self, key: bytes, state: int) -> None:
+    def set_state(self, key: bytes, state: int) -> None:
         """Set the state of a block in each snapshot that has it."""
         if self.changes is not None:
             self.changes[key] = state
-            if len(self.changes) > MOST_CHANGES:
+            if len(self.changes) > MAX_CHANGES:
                 self.changes = None  # the consumer has stopped, or must examine everything again
         for snapshot, space in self._spaces.items():
             number = space.find(key)
             if number != NO_BLOCK:
                 self.states[snapshot][number] = state
 
-    def set_all(self, snapshot: str, ids: Ids, states: list[int]) -> None:
+    def set_states(self, snapshot: str, ids: Ids, states: list[int]) -> None:
         """Set the states of the blocks *ids* (shape (n,), int32) of *snapshot*, one for each."""
         self.states[snapshot][ids] = states

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.space import BlockSpace, Ids, check_number, runs
+from cachefs.planning.blocks.space import BlockSpace, Ids, check_block_count, expand_runs
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -21,30 +21,30 @@ class Samples:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def own(self) -> npt.NDArray[np.bool_] | None:
+    def block_mask(self) -> npt.NDArray[np.bool_] | None:
         """Return which blocks of the space the samples have, shape (blocks of the space,), bool. None: all."""
         own = np.zeros(self.space.count, np.bool_)
         own[self.ids] = True
         return None if own.all() else own
 
-    def reads(self, order: npt.NDArray[np.uint32]) -> "Reads":
+    def reads_in_order(self, order: npt.NDArray[np.uint32]) -> "EpochReads":
         """Return the reads of an epoch with samples in this *order*: sample numbers, shape (samples of the epoch,),
         uint32. Samples that do not exist are left out, and counted. Raises ConfigError for more than
         cachefs.planning.blocks.space.MAX_BLOCKS reads."""
         known = order if not len(order) or int(order.max()) < len(self) else order[order < len(self)]
         unknown = len(order) - len(known)
         if len(self.ids) == len(self):  # one block each
-            return Reads(self.ids[known], None, len(known), unknown)
+            return EpochReads(self.ids[known], None, len(known), unknown)
         first = self.starts[known]
         counts = self.starts[known.astype(np.int64) + 1] - first
         ends = np.zeros(len(counts), np.int64)
         np.cumsum(counts, out=ends)
-        check_number(int(ends[-1]) if len(ends) else 0)
-        return Reads(self.ids[runs(first, ends, np.int64)], ends, len(known), unknown)
+        check_block_count(int(ends[-1]) if len(ends) else 0)
+        return EpochReads(self.ids[expand_runs(first, ends, np.int64)], ends, len(known), unknown)
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class EpochReads:
     """The reads of one epoch of a consumer, and the samples that they make up."""
 
     # The block of each read, in order: shape (reads,), int32.
@@ -56,7 +56,7 @@ class Reads:
     # Samples of the published order that do not exist.
     unknown: int
 
-    def after_samples(self, samples: int) -> int:
+    def reads_after(self, samples: int) -> int:
         """Return how many reads are done when the first *samples* samples are."""
         samples = max(0, min(samples, self.samples))
         if self.ends is None:

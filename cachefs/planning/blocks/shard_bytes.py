@@ -31,7 +31,7 @@ class ShardBytes:
         numbers = np.arange(space.count, dtype=np.int64)
         np.add.at(self._total, shards_of_blocks(numbers, space.count), space.sizes.astype(np.int64))
 
-    def apply(self, keys: Sequence[bytes], states: npt.NDArray[np.uint8]) -> bool:
+    def apply_changes(self, keys: Sequence[bytes], states: npt.NDArray[np.uint8]) -> bool:
         """Set the *states* (shape (keys,)) of these blocks, each named once. Keys of other snapshots are ignored.
         Returns whether anything has changed."""
         ids = self.space.ids(keys)
@@ -55,12 +55,12 @@ class ShardBytes:
         """True where no byte of the snapshot is on this node."""
         return not self.bytes.any()
 
-    def parts(self) -> npt.NDArray[np.uint8]:
+    def shard_parts(self) -> npt.NDArray[np.uint8]:
         """Return the part of each shard that is on this node in any tier: 0 (nothing) to WHOLE, rounded down; shape
         (SHARDS,), uint8. In a snapshot with fewer blocks than shards, a block belongs to several of them."""
         return self._parts(self._states != ABSENT, self.bytes[1:].sum(axis=0))
 
-    def parts_in(self, state: int) -> npt.NDArray[np.uint8]:
+    def shard_parts_in(self, state: int) -> npt.NDArray[np.uint8]:
         """Return the parts for the blocks in *state* (see cachefs.planning.blocks.presence)."""
         return self._parts(self._states == state, self.bytes[state])
 

@@ -33,10 +33,10 @@ MAX_BLOCKS: Final = 1 << 27
 
 # Most remembered results of `find`, in all spaces together, in 1 MB: a block that comes, and one that is evicted for
 # it, are looked up some 10 times within a moment, at 2.3 us each.
-_FOUND: Final = 4096
+_MAX_RECENT_NUMBERS: Final = 4096
 
 # Numbers that are written at once while other threads wait: 10 ms.
-_AT_ONCE: Final = 1 << 20
+_RUN_PART: Final = 1 << 20
 # Bytes, more than any file: larger offsets are behind the end.
 _BEYOND: Final = 1 << 61
 
@@ -46,10 +46,10 @@ _CONTENT: Final = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
 _serials: Final = itertools.count()  # of spaces
-_found: Final[dict[tuple[int, bytes], int]] = {}  # recent results of `find`, by serial of the space and key
+_recent_numbers: Final[dict[tuple[int, bytes], int]] = {}  # recent results of `find`, by serial of the space and key
 
 
-class Listing(Protocol):
+class SnapshotContents(Protocol):
     """The part of a snapshot that a space uses; cachefs.snapshot.Snapshot is one."""
 
     id: str
@@ -94,14 +94,14 @@ class BlockSpace:
         self._low = contents["low"].copy()
         self._order = np.argsort(self._high, kind="stable").astype(np.uint32)
         self._sorted_high = self._high[self._order]
-        self._serial = next(_serials)  # identifies it in `_found`
+        self._serial = next(_serials)  # identifies it in `_recent_numbers`
         # Views for single look-ups, where a call of numpy takes longer than the look-up.
         self._sorted_view, self._order_view = self._sorted_high.data, self._order.data
         self._first_view = self.first_block.data
         self._high_view, self._low_view = self._high.data, self._low.data
 
     @classmethod
-    def of(cls, snapshot: Listing) -> "BlockSpace":
+    def of(cls, snapshot: SnapshotContents) -> "BlockSpace":
         """Build the space of a snapshot. Reads it whole, so call it in a thread. Raises SnapshotDamaged."""
         entries = 1 + snapshot.directories + snapshot.files
         sizes = np.zeros(entries, np.int64)
@@ -134,14 +134,14 @@ class BlockSpace:
     def find(self, key: bytes) -> int:
         """Return the number of one block key; NO_BLOCK for a key of another snapshot."""
         name = self._serial, key
-        number = _found.get(name)
+        number = _recent_numbers.get(name)
         if number is None:
-            if len(_found) >= _FOUND:
-                _found.clear()
-            number = _found[name] = self._look_for(key)
+            if len(_recent_numbers) >= _MAX_RECENT_NUMBERS:
+                _recent_numbers.clear()
+            number = _recent_numbers[name] = self._search(key)
         return number
 
-    def _look_for(self, key: bytes) -> int:
+    def _search(self, key: bytes) -> int:
         high, low = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:16], "little")
         sorted_high = self._sorted_view
         place = bisect_left(sorted_high, high)
@@ -228,11 +228,11 @@ class BlockSpace:
         np.cumsum(counts, out=starts[1:])
         if len(counts) == starts[-1] and (counts == 1).all():
             return starts, first.astype(np.int32)
-        check_number(int(starts[-1]))
-        return starts, runs(first, starts[1:], np.int32)
+        check_block_count(int(starts[-1]))
+        return starts, expand_runs(first, starts[1:], np.int32)
 
 
-def check_number(blocks: int) -> None:
+def check_block_count(blocks: int) -> None:
     """Raise ConfigError where a sequence of *blocks* blocks is too long to be planned."""
     if blocks > MAX_BLOCKS:
         raise ConfigError(
@@ -252,7 +252,7 @@ def distinct(ids: npt.NDArray[Number]) -> npt.NDArray[Number]:
     return ids if first.all() else ids[first]
 
 
-def runs(first: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], dtype: type[Number]) -> npt.NDArray[Number]:
+def expand_runs(first: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], dtype: type[Number]) -> npt.NDArray[Number]:
     """Return runs of numbers, one after the other: run i counts up from first[i], and ends before index ends[i].
 
     first, ends: shape (runs,), int64. The result has shape (ends[-1],), of type *dtype*. It is written part by part,
@@ -261,7 +261,7 @@ def runs(first: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], dtype: type[
     found = np.empty(int(ends[-1]) if len(ends) else 0, dtype)
     start = begin = 0
     while start < len(ends):
-        stop = max(start + 1, int(np.searchsorted(ends, begin + _AT_ONCE, side="right")))
+        stop = max(start + 1, int(np.searchsorted(ends, begin + _RUN_PART, side="right")))
         counts = np.diff(ends[start:stop], prepend=begin)
         end = int(ends[stop - 1])
         found[begin:end] = np.arange(begin, end) + np.repeat(first[start:stop] - (ends[start:stop] - counts), counts)

@@ -20,11 +20,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.cluster.homes import NO_NODE, Nodes, reindexed
-from cachefs.planning.cluster.reads import Places, Reads
+from cachefs.planning.cluster.first_reads import EpochPositions, FirstReads
+from cachefs.planning.cluster.homes import NO_NODE, NodeNumbers, reindex_nodes
 
 # Per node: bytes. Shape (nodes,), int64.
-Bytes = npt.NDArray[np.int64]
+NodeBytes = npt.NDArray[np.int64]
 
 # Windows of an epoch.
 WINDOWS: Final = 100
@@ -37,32 +37,34 @@ RESERVED_DEVIATIONS: Final = 2.0
 # Future epochs that decide who reads a block sooner: a quarter of the nodes, within these limits. With 4, 8 and 64
 # nodes that gives .451, .306 and .102 local reads; the whole future gives .451, .309 and .103. Each takes 2 bytes per
 # block.
-_LEAST_AHEAD: Final = 4
-_MOST_AHEAD: Final = 16
+_MIN_EPOCHS_AHEAD: Final = 4
+_MAX_EPOCHS_AHEAD: Final = 16
 
 
-def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: npt.NDArray[np.uint32]) -> Nodes:
+def next_holders(
+    holders: NodeNumbers, epochs: Sequence[FirstReads], rooms: NodeBytes, sizes: npt.NDArray[np.uint32]
+) -> NodeNumbers:
     """Return the holder of each block at the start of the next epoch: shape (blocks,), uint16.
 
     holders: at the start of the current epoch, or NO_NODE; epochs: the current epoch, whose places must be known,
     and the known ones after it (half as many as nodes suffice, a quarter nearly); rooms: bytes that each node may
-    hold (see `rooms`); sizes: bytes of each block, shape (blocks,), uint32.
+    hold (see `capacity_by_node`); sizes: bytes of each block, shape (blocks,), uint32.
 
     A node that holds more than its room takes nothing until it has given enough away. Raises ValueError where the
     places in the current epoch are not known.
     """
     nodes, now, found = len(rooms), epochs[0], holders.copy()
-    if now.when is None:
+    if now.positions is None:
         raise ValueError("the places of reads in the current epoch are not known")
-    blocks, soon = _wanted(holders, epochs, nodes)
-    moves = _Moves.of(
-        blocks, soon, now.reader[blocks], (now.when[blocks] * np.float32(WINDOWS)).astype(np.int64), sizes
+    blocks, soon = _desired_moves(holders, epochs, nodes)
+    moves = _CopyMoves.of(
+        blocks, soon, now.reader[blocks], (now.positions[blocks] * np.float32(WINDOWS)).astype(np.int64), sizes
     )
     sources = np.minimum(holders[moves.blocks], nodes).astype(np.intp)
-    free = np.append(rooms - held(holders, sizes, nodes), 0)  # the last element is for NO_NODE
+    free = np.append(rooms - held_bytes(holders, sizes, nodes), 0)  # the last element is for NO_NODE
     starts = np.searchsorted(moves.windows, np.arange(WINDOWS + 1)).tolist()
     for start, end in pairwise([*starts[:-1], len(sources)]):
-        fitting = _fitting(moves.part(start, end), sources[start:end], free)
+        fitting = _fitting_moves(moves.part(start, end), sources[start:end], free)
         taken = np.flatnonzero(fitting) + start
         found[moves.blocks[taken]] = moves.targets[taken]
     return found
@@ -70,17 +72,17 @@ def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: n
 
 def epochs_ahead(nodes: int) -> int:
     """Return how many epochs beyond the current one to consider, with *nodes* nodes."""
-    return min(max(math.ceil(nodes / 4), _LEAST_AHEAD), _MOST_AHEAD)
+    return min(max(math.ceil(nodes / 4), _MIN_EPOCHS_AHEAD), _MAX_EPOCHS_AHEAD)
 
 
-def held(holders: Nodes, sizes: npt.NDArray[np.uint32], nodes: int) -> Bytes:
+def held_bytes(holders: NodeNumbers, sizes: npt.NDArray[np.uint32], nodes: int) -> NodeBytes:
     """Return the bytes of the blocks that each node holds: shape (nodes,), int64."""
     # Sums of whole numbers below 2 ** 53 are exact in whatever order.
-    sums: Bytes = np.bincount(np.minimum(holders, nodes), sizes, nodes + 1)[:nodes].astype(np.int64)
+    sums: NodeBytes = np.bincount(np.minimum(holders, nodes), sizes, nodes + 1)[:nodes].astype(np.int64)
     return sums
 
 
-def rooms(capacities: Bytes, sizes: npt.NDArray[np.uint32], slack: float = SLACK) -> Bytes:
+def capacity_by_node(capacities: NodeBytes, sizes: npt.NDArray[np.uint32], slack: float = SLACK) -> NodeBytes:
     """Return the bytes that each node may hold of a snapshot with blocks of these *sizes*: shape (nodes,), int64.
 
     capacities: bytes that each node has for the snapshot: shape (nodes,), int64. Where there is enough, some is left
@@ -94,18 +96,18 @@ def rooms(capacities: Bytes, sizes: npt.NDArray[np.uint32], slack: float = SLACK
     if pooled >= total:
         slack = min(slack, (pooled / total - 1) / 2)
     parts = (capacities * ((1 + slack) * total / pooled)).astype(np.int64)
-    found: Bytes = np.maximum(parts, capacities - np.int64(on_its_way))
+    found: NodeBytes = np.maximum(parts, capacities - np.int64(on_its_way))
     return found
 
 
-def after_change(
-    holders: Nodes,
+def holders_after_change(
+    holders: NodeNumbers,
     before: Sequence[str],
     after: Sequence[str],
-    homes: Nodes,
-    old_homes: Nodes | None = None,
-    second: Nodes | None = None,
-) -> Nodes:
+    homes: NodeNumbers,
+    old_homes: NodeNumbers | None = None,
+    second: NodeNumbers | None = None,
+) -> NodeNumbers:
     """Return the holders after a change of members, as indices in the new list of members: shape (blocks,), uint16.
 
     holders: as indices in the old list; before, after: the ids of the members, both sorted; homes: those of the ring
@@ -116,19 +118,19 @@ def after_change(
     *old_homes*, blocks whose home is a new member go there, so that a node without readers takes its share too. Other
     blocks stay.
     """
-    moved = reindexed(holders, before, after)
+    moved = reindex_nodes(holders, before, after)
     if second is not None:
-        moved = np.where(moved == NO_NODE, reindexed(second, before, after), moved)
+        moved = np.where(moved == NO_NODE, reindex_nodes(second, before, after), moved)
     gone = moved == NO_NODE
     if old_homes is not None:
         known = set(before)
         came = np.array([name not in known for name in after] + [False])
-        gone |= came.take(homes, mode="clip") & (homes != reindexed(old_homes, before, after))
+        gone |= came.take(homes, mode="clip") & (homes != reindex_nodes(old_homes, before, after))
     return np.where(gone, homes, moved).astype(np.uint16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Moves:
+class _CopyMoves:
     """Desired moves of copies, as arrays with one element per move: ordered by window, then by target node, then by the
     time of the next read, soonest first."""
 
@@ -139,19 +141,19 @@ class _Moves:
     # Window of the read: int64.
     windows: npt.NDArray[np.int64]
     # Bytes: int64.
-    sizes: Bytes
+    sizes: NodeBytes
     # Bytes of this move and of all earlier moves to the same node in the same window: int64.
-    needed: Bytes
+    needed: NodeBytes
 
     @classmethod
     def of(
         cls,
         blocks: npt.NDArray[np.intp],
-        soon: Places,
-        targets: Nodes,
+        soon: EpochPositions,
+        targets: NodeNumbers,
         windows: npt.NDArray[np.int64],
         sizes: npt.NDArray[np.uint32],
-    ) -> "_Moves":
+    ) -> "_CopyMoves":
         """soon: when each of the blocks is read next, in epochs; sizes: of all blocks; the rest as the fields, in any
         order. The order of moves with equal times is kept."""
         group = windows << 16 | targets
@@ -164,12 +166,16 @@ class _Moves:
         before = np.repeat((ends - size)[first], np.diff(first, append=len(group)))
         return cls(blocks, (group & NO_NODE).astype(np.intp), group >> 16, size, ends - before)
 
-    def part(self, start: int, end: int) -> "_Moves":
+    def part(self, start: int, end: int) -> "_CopyMoves":
         part = slice(start, end)
-        return _Moves(self.blocks[part], self.targets[part], self.windows[part], self.sizes[part], self.needed[part])
+        return _CopyMoves(
+            self.blocks[part], self.targets[part], self.windows[part], self.sizes[part], self.needed[part]
+        )
 
 
-def _wanted(holders: Nodes, epochs: Sequence[Reads], nodes: int) -> tuple[npt.NDArray[np.intp], Places]:
+def _desired_moves(
+    holders: NodeNumbers, epochs: Sequence[FirstReads], nodes: int
+) -> tuple[npt.NDArray[np.intp], EpochPositions]:
     """Return the blocks whose reader in this epoch reads them again sooner than their holder, and when: in epochs after
     the start of the next one."""
     reader = epochs[0].reader
@@ -180,14 +186,14 @@ def _wanted(holders: Nodes, epochs: Sequence[Reads], nodes: int) -> tuple[npt.ND
         following = epoch.reader[blocks]
         wins = following == theirs
         found.append(blocks[wins])
-        places = np.zeros(len(found[-1]), np.float32) if epoch.when is None else epoch.when[found[-1]]
+        places = np.zeros(len(found[-1]), np.float32) if epoch.positions is None else epoch.positions[found[-1]]
         soon.append(places + np.float32(ahead))
         open_ones = ~wins & (following != ours)
         blocks, ours, theirs = blocks[open_ones], ours[open_ones], theirs[open_ones]
     return np.concatenate(found), np.concatenate(soon)
 
 
-def _fitting(moves: _Moves, sources: npt.NDArray[np.intp], free: Bytes) -> npt.NDArray[np.bool_]:
+def _fitting_moves(moves: _CopyMoves, sources: npt.NDArray[np.intp], free: NodeBytes) -> npt.NDArray[np.bool_]:
     """Return which moves of one window are made: shape (moves,), bool. Updates *free*, the free bytes of each node.
     sources: the current holders of the blocks.
 

@@ -12,30 +12,30 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.rendezvous import Hashes, Member, Scores, draws, score_of, scores
+from cachefs.planning.cluster.rendezvous import Hashes, RingMember, Scores, draws, score_of, scores
 
 # Per block: a member, as its index in the list of members, or NO_NODE. Shape (blocks,), uint16.
-Nodes = npt.NDArray[np.uint16]
+NodeNumbers = npt.NDArray[np.uint16]
 NO_NODE: Final = 0xFFFF
 # Most members: each has a number below NO_NODE.
-MOST_MEMBERS: Final = NO_NODE
+MAX_MEMBERS: Final = NO_NODE
 
 # Blocks per part, so that intermediate results stay in a processor's cache: twice as fast as a million at once.
-_IN_CACHE: Final = 1 << 14
+_BLOCKS_PER_PART: Final = 1 << 14
 
 
-class Homes:
+class BlockHomes:
     """Assigns each block a member as its home. One thread at a time may change the members; the arrays `first` and
     `second` are replaced and never changed, so that any thread may read them."""
 
     def __init__(self, hashes: Hashes, replicas: int = 1) -> None:
         """hashes: of all blocks (see cachefs.planning.cluster.rendezvous.key_hashes). replicas: copies of each block in
         the cluster, 1 or 2."""
-        self.members: tuple[Member, ...] = ()  # in ascending order of their ids
+        self.members: tuple[RingMember, ...] = ()  # in ascending order of their ids
         # Home of each block, NO_NODE where there is no member.
-        self.first: Nodes = np.full(len(hashes), NO_NODE, np.uint16)
+        self.first: NodeNumbers = np.full(len(hashes), NO_NODE, np.uint16)
         # Home of each second copy: in another zone if there is one. NO_NODE with one replica, or a single member.
-        self.second: Nodes = self.first
+        self.second: NodeNumbers = self.first
         # Zone number of each member, and -1 for NO_NODE at the end: shape (members + 1,), int32. If there is only one
         # zone, each member counts as a zone of its own.
         self.zones: npt.NDArray[np.int32] = np.array([-1], np.int32)
@@ -44,12 +44,12 @@ class Homes:
         self._first_scores: Scores = np.full(len(hashes), -np.inf)
         self._second_scores: Scores = self._first_scores
 
-    def set_members(self, members: Sequence[Member]) -> Ids:
+    def set_members(self, members: Sequence[RingMember]) -> Ids:
         """Replace the members. Returns the numbers of the blocks whose home has changed, in ascending order: shape
         (n,), int32. Raises ValueError for two members with one id, or too many."""
         members = tuple(sorted(members, key=lambda one: one.id))
-        if len({one.id for one in members}) < len(members) or len(members) > MOST_MEMBERS:
-            raise ValueError(f"{len(members):,} members; at most {MOST_MEMBERS:,}, and each with an id of its own")
+        if len({one.id for one in members}) < len(members) or len(members) > MAX_MEMBERS:
+            raise ValueError(f"{len(members):,} members; at most {MAX_MEMBERS:,}, and each with an id of its own")
         known = {(one.id, one.seed, one.weight): number for number, one in enumerate(self.members)}
         numbers = [known.get((one.id, one.seed, one.weight)) for one in members]
         renumbered = np.full(NO_NODE + 1, NO_NODE, np.uint16)  # index in the old list -> index in the new one
@@ -73,7 +73,7 @@ class Homes:
             self.second, self._second_scores = second, best_second
         else:
             self.second = np.full(len(first), NO_NODE, np.uint16)
-        moved = first != reindexed(self.first, [one.id for one in self.members], [one.id for one in members])
+        moved = first != reindex_nodes(self.first, [one.id for one in self.members], [one.id for one in members])
         moved |= (first == NO_NODE) & (self.first != NO_NODE)
         self.members, self.first, self._first_scores, self.zones = members, first, best, ring.zones
         return np.flatnonzero(moved).astype(np.int32)
@@ -82,7 +82,7 @@ class Homes:
 class _Ring:
     """Chooses the member with the highest score for blocks."""
 
-    def __init__(self, hashes: Hashes, members: Sequence[Member]) -> None:
+    def __init__(self, hashes: Hashes, members: Sequence[RingMember]) -> None:
         """hashes: of all blocks."""
         self._hashes = hashes
         self._members = members
@@ -94,29 +94,34 @@ class _Ring:
         self.zones = np.array([*(names[zone] for zone in zones), -1], np.int32)
 
     def choose(
-        self, chosen: Nodes, best: Scores, anew: npt.NDArray[np.intp], came: Sequence[int], apart: Nodes | None = None
+        self,
+        chosen: NodeNumbers,
+        best: Scores,
+        unassigned: npt.NDArray[np.intp],
+        added: Sequence[int],
+        excluded: NodeNumbers | None = None,
     ) -> None:
         """Update *chosen*, and the scores *best* of the chosen members: both of shape (blocks,).
 
-        anew: the blocks without a chosen member among the old members: shape (n,), intp; came: the new members; apart:
-        per block a member whose zone is excluded.
+        unassigned: the blocks without a chosen member among the old members: shape (n,), intp; added: the new members;
+        excluded: per block a member whose zone is excluded.
         """
-        for start in range(0, len(anew), _IN_CACHE):
-            ids = anew[start : start + _IN_CACHE]
-            chosen[ids], best[ids] = self._best(self._hashes[ids], None if apart is None else apart[ids])
-        if len(anew) == len(chosen):
+        for start in range(0, len(unassigned), _BLOCKS_PER_PART):
+            ids = unassigned[start : start + _BLOCKS_PER_PART]
+            chosen[ids], best[ids] = self._best(self._hashes[ids], None if excluded is None else excluded[ids])
+        if len(unassigned) == len(chosen):
             return
-        for start in range(0, len(chosen), _IN_CACHE):
-            part = slice(start, start + _IN_CACHE)
-            for number in came:
+        for start in range(0, len(chosen), _BLOCKS_PER_PART):
+            part = slice(start, start + _BLOCKS_PER_PART)
+            for number in added:
                 score = scores(self._hashes[part], self._members[number])
                 wins = (score > best[part]) | ((score == best[part]) & (number < chosen[part]))
-                if apart is not None:
-                    wins &= self._apart(number, apart[part])
+                if excluded is not None:
+                    wins &= self._is_in_other_zone(number, excluded[part])
                 best[part][wins] = score[wins]
                 chosen[part][wins] = number
 
-    def _best(self, hashes: Hashes, apart: Nodes | None) -> tuple[Nodes, Scores]:
+    def _best(self, hashes: Hashes, excluded: NodeNumbers | None) -> tuple[NodeNumbers, Scores]:
         """Return the members with the highest scores, and the scores. Among members of equal weight the highest draw
         wins, so that one logarithm per block suffices for all of them."""
         chosen = np.full(len(hashes), NO_NODE, np.uint16)
@@ -127,8 +132,8 @@ class _Ring:
             for number in group:
                 drawn = draws(hashes, self._members[number].seed)
                 wins = drawn > highest
-                if apart is not None:
-                    wins &= self._apart(number, apart)
+                if excluded is not None:
+                    wins &= self._is_in_other_zone(number, excluded)
                 np.copyto(highest, drawn, where=wins)
                 np.copyto(who, number, where=wins)
             score = score_of(highest, self._members[group[0]].weight)
@@ -137,13 +142,13 @@ class _Ring:
             np.copyto(chosen, who, where=wins)
         return chosen, best
 
-    def _apart(self, number: int, others: Nodes) -> npt.NDArray[np.bool_]:
+    def _is_in_other_zone(self, number: int, others: NodeNumbers) -> npt.NDArray[np.bool_]:
         """Return whether member *number* is in another zone than each of *others*."""
         apart: npt.NDArray[np.bool_] = self.zones.take(others, mode="clip") != self.zones[number]
         return apart
 
 
-def _zones(members: Sequence[Member], common: Sequence[Member]) -> Mapping[str, str]:
+def _zones(members: Sequence[RingMember], common: Sequence[RingMember]) -> Mapping[str, str]:
     """Return the zone of each of the *members* that are in *common* too, by id. A member without a zone is a zone of
     its own, and so is each member where there is only one zone."""
     alone = len({one.zone for one in members}) < 2
@@ -151,7 +156,7 @@ def _zones(members: Sequence[Member], common: Sequence[Member]) -> Mapping[str, 
     return {one.id: one.zone if one.zone and not alone else f"\0{one.id}" for one in members if one.id in ids}
 
 
-def reindexed(nodes: Nodes, before: Sequence[str], after: Sequence[str]) -> Nodes:
+def reindex_nodes(nodes: NodeNumbers, before: Sequence[str], after: Sequence[str]) -> NodeNumbers:
     """Translate indices in the list of ids *before* to indices in the list *after*: NO_NODE for ids that are gone.
 
     Shape (n,), uint16.
@@ -160,5 +165,5 @@ def reindexed(nodes: Nodes, before: Sequence[str], after: Sequence[str]) -> Node
     renumbered = np.full(len(before) + 1, NO_NODE, np.uint16)
     for number, name in enumerate(before):
         renumbered[number] = places.get(name, NO_NODE)
-    moved: Nodes = renumbered.take(nodes, mode="clip")
+    moved: NodeNumbers = renumbered.take(nodes, mode="clip")
     return moved

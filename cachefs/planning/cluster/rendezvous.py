@@ -35,7 +35,7 @@ _STEPS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RingMember:
     """A node that can be the home of blocks."""
 
     # The node's id, by which members are sorted.
@@ -61,7 +61,7 @@ def weight_of(capacity: int) -> float:
     return float(2.0 ** (round(math.log2(max(capacity, 1) / _GIB) * _STEPS) / _STEPS))
 
 
-def mix(values: Hashes) -> Hashes:
+def mix_bits(values: Hashes) -> Hashes:
     """Apply splitmix64's finaliser, without its first increment: shape (n,), uint64. Changes and returns *values*."""
     values ^= values >> _S30
     values *= _FIRST
@@ -82,7 +82,7 @@ def space_hashes(space: BlockSpace) -> Hashes:
     return _hashes(*space.key_numbers())
 
 
-def scores(hashes: Hashes, member: Member) -> Scores:
+def scores(hashes: Hashes, member: RingMember) -> Scores:
     """Return the score of *member* for each block: shape (blocks,), float64."""
     return score_of(draws(hashes, member.seed), member.weight)
 
@@ -90,7 +90,7 @@ def scores(hashes: Hashes, member: Member) -> Scores:
 def draws(hashes: Hashes, seed: int) -> Hashes:
     """Return the random number of a member with this *seed* for each block, below 2 ** 53. Among members of equal
     weight, the highest number wins."""
-    return mix(hashes ^ np.uint64(seed)) >> _S11
+    return mix_bits(hashes ^ np.uint64(seed)) >> _S11
 
 
 def score_of(drawn: Hashes, weight: float | Scores) -> Scores:
@@ -100,13 +100,13 @@ def score_of(drawn: Hashes, weight: float | Scores) -> Scores:
     return score
 
 
-def scores_of_one(hashed: np.uint64, seeds: Hashes, weights: Scores) -> Scores:
+def scores_of_block(hashed: np.uint64, seeds: Hashes, weights: Scores) -> Scores:
     """Return the scores of the members with these *seeds* and *weights* for one block: shape (members,), float64. A few
     hundred members take as long as ten."""
     return score_of(draws(seeds, int(hashed)), weights)
 
 
-def in_order(hashes: Hashes, members: Sequence[Member]) -> npt.NDArray[np.uint16]:
+def rank_members(hashes: Hashes, members: Sequence[RingMember]) -> npt.NDArray[np.uint16]:
     """Return all members for each of a few blocks, highest score first, ties to the smaller id: indices in *members*,
     which are sorted by id. Shape (blocks, members), uint16. A node that cannot reach a block's home asks the next
     member.
@@ -117,4 +117,4 @@ def in_order(hashes: Hashes, members: Sequence[Member]) -> npt.NDArray[np.uint16
 
 
 def _hashes(heads: Hashes, numbers: Hashes) -> Hashes:
-    return mix(heads + _INCREMENT * (numbers + np.uint64(1)))
+    return mix_bits(heads + _INCREMENT * (numbers + np.uint64(1)))

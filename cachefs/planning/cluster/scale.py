@@ -19,7 +19,7 @@ from cachefs.planning.cluster.copies import SLACK
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class SnapshotDemand:
     """The reads of one snapshot by all its consumers."""
 
     # Bytes read per epoch, each block counted once.
@@ -31,7 +31,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScaleForecast:
     """The expected traffic of a cluster with *nodes* nodes."""
 
     nodes: int
@@ -55,10 +55,10 @@ class ScaleHint:
     needed: int
     # Nodes of average capacity that would keep all of it; 0 where nothing is needed, or no capacity is known.
     nodes_needed: int
-    now: Outcome
-    one_more: Outcome
+    now: ScaleForecast
+    one_more: ScaleForecast
     # None for a single node.
-    one_fewer: Outcome | None
+    one_fewer: ScaleForecast | None
 
 
 def local_share(nodes: int) -> float:
@@ -73,7 +73,7 @@ def local_share(nodes: int) -> float:
     return 1 / total
 
 
-def scale_hint(capacities: Sequence[int], demands: Sequence[Demand]) -> ScaleHint:
+def scale_hint(capacities: Sequence[int], demands: Sequence[SnapshotDemand]) -> ScaleHint:
     """Estimate the effect of scaling. capacities: room of the tiers of each node, in bytes."""
     nodes = len(capacities)
     each = sum(capacities) / nodes if nodes else 0.0
@@ -81,13 +81,13 @@ def scale_hint(capacities: Sequence[int], demands: Sequence[Demand]) -> ScaleHin
     return ScaleHint(
         needed,
         math.ceil(needed * (1 + SLACK) / each) if each else 0,
-        outcome(nodes, sum(capacities), demands),
-        outcome(nodes + 1, round((nodes + 1) * each), demands),
-        outcome(nodes - 1, round((nodes - 1) * each), demands) if nodes > 1 else None,
+        forecast_scale(nodes, sum(capacities), demands),
+        forecast_scale(nodes + 1, round((nodes + 1) * each), demands),
+        forecast_scale(nodes - 1, round((nodes - 1) * each), demands) if nodes > 1 else None,
     )
 
 
-def outcome(nodes: int, capacity: int, demands: Sequence[Demand]) -> Outcome:
+def forecast_scale(nodes: int, capacity: int, demands: Sequence[SnapshotDemand]) -> ScaleForecast:
     """Return the expected traffic of *nodes* nodes with *capacity* bytes together."""
     room, kept, origin_bytes, origin_rate, peer_rate = capacity, 0, 0.0, 0.0, 0.0
     # Data with an unknown read frequency are kept last.
@@ -101,4 +101,4 @@ def outcome(nodes: int, capacity: int, demands: Sequence[Demand]) -> Outcome:
         if demand.seconds:
             origin_rate += lacking / demand.seconds
             peer_rate += stays * (1 - local_share(nodes)) / demand.seconds
-    return Outcome(nodes, capacity, kept, origin_bytes, origin_rate, peer_rate)
+    return ScaleForecast(nodes, capacity, kept, origin_bytes, origin_rate, peer_rate)

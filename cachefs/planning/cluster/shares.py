@@ -9,19 +9,19 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.planning.cluster.homes import NO_NODE, Homes, reindexed
-from cachefs.planning.cluster.rendezvous import Member, mix
+from cachefs.planning.cluster.homes import NO_NODE, BlockHomes, reindex_nodes
+from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 
 # Blocks of the sample: with 8 members the shares are exact to 0.7 %, with 1,000 to 9 %, as for a real dataset of that
 # size.
-SAMPLED: Final = 1 << 17
+SAMPLED_BLOCKS: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemberShare:
     """One member's share. Parts of all blocks, 0 to 1."""
 
-    member: Member
+    member: RingMember
     # Part expected from its weight.
     ideal: float
     # Part whose home it is.
@@ -31,10 +31,10 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MemberChange:
     """The change for one member. Parts of all blocks, 0 to 1, each block counted once."""
 
-    member: Member
+    member: RingMember
     # Part whose home it is: before and after.
     before: float
     after: float
@@ -48,36 +48,39 @@ class RingDiff:
     """The blocks that a change of members would move."""
 
     # By id, of the members before and after.
-    changes: Sequence[Change]
+    changes: Sequence[MemberChange]
     # Part of all blocks whose home changes.
     moved: float
     # Least part that must move: the sum of the members' deficits to their ideal shares.
     least: float
 
 
-def shares(members: Sequence[Member], replicas: int = 1) -> list[Share]:
+def member_shares(members: Sequence[RingMember], replicas: int = 1) -> list[MemberShare]:
     """Return the share of each member, by id. Raises ValueError for two with one id."""
-    homes = Homes(_blocks(), replicas)
+    homes = BlockHomes(_sample_hashes(), replicas)
     homes.set_members(members)
     total = sum(one.weight for one in members)
     first, second = _parts(homes.first, len(members)), _parts(homes.second, len(members))
-    return [Share(one, one.weight / total, first[number], second[number]) for number, one in enumerate(homes.members)]
+    return [
+        MemberShare(one, one.weight / total, first[number], second[number]) for number, one in enumerate(homes.members)
+    ]
 
 
-def ring_diff(before: Sequence[Member], after: Sequence[Member]) -> RingDiff:
+def ring_diff(before: Sequence[RingMember], after: Sequence[RingMember]) -> RingDiff:
     """Return what moves when the members *before* become the members *after*. Raises ValueError for two with one id."""
-    homes = Homes(_blocks())
+    homes = BlockHomes(_sample_hashes())
     homes.set_members(before)
     everyone = {one.id: one for one in (*before, *after)}
     ids = sorted(everyone)
-    old = reindexed(homes.first, [one.id for one in homes.members], ids)
+    old = reindex_nodes(homes.first, [one.id for one in homes.members], ids)
     homes.set_members(after)
-    new = reindexed(homes.first, [one.id for one in homes.members], ids)
+    new = reindex_nodes(homes.first, [one.id for one in homes.members], ids)
     moved = old != new
     had, has = _parts(old, len(ids)), _parts(new, len(ids))
     gets, gives = _parts(new[moved], len(ids), len(old)), _parts(old[moved], len(ids), len(old))
     changes = [
-        Change(everyone[name], had[number], has[number], gets[number], gives[number]) for number, name in enumerate(ids)
+        MemberChange(everyone[name], had[number], has[number], gets[number], gives[number])
+        for number, name in enumerate(ids)
     ]
     total = sum(one.weight for one in after)
     ideal = {one.id: one.weight / total for one in after}
@@ -85,9 +88,9 @@ def ring_diff(before: Sequence[Member], after: Sequence[Member]) -> RingDiff:
     return RingDiff(changes, float(moved.mean()), least)
 
 
-def _blocks() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return hashes like those of blocks: shape (SAMPLED,), uint64."""
-    return mix(np.arange(1, SAMPLED + 1, dtype=np.uint64))
+def _sample_hashes() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return hashes like those of blocks: shape (SAMPLED_BLOCKS,), uint64."""
+    return mix_bits(np.arange(1, SAMPLED_BLOCKS + 1, dtype=np.uint64))
 
 
 def _parts(nodes: np.ndarray[tuple[int], np.dtype[np.uint16]], members: int, of: int | None = None) -> list[float]:

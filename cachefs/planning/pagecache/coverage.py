@@ -14,10 +14,10 @@ from cachefs.planning.sequences.plan import Plan
 Marks = Mapping[str, npt.NDArray[np.bool_]]
 
 # Added to a score in seconds: 30 years. Blocks that are never read again have infinity, and are still evicted first.
-LATER: Final = 1e9
+COVERED_PENALTY: Final = 1e9
 
 
-class Mount(Protocol):
+class MountPages(Protocol):
     """The part of a mount that this module uses."""
 
     @property
@@ -34,15 +34,15 @@ class Coverage:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._mounts: Sequence[Mount] = ()  # mounts with a pusher
+        self._mounts: Sequence[MountPages] = ()  # mounts with a pusher
         self._leaving: Marks = {}  # blocks that will be dropped from page caches before they are read
 
-    def show(self, mounts: Sequence[Mount], leaving: Marks) -> None:
+    def set_mounts(self, mounts: Sequence[MountPages], leaving: Marks) -> None:
         """Set the mounts into which pages are pushed. leaving: blocks that will be dropped from the page caches before
         they are read, as they are tripwires."""
         self._mounts, self._leaving = tuple(mounts), dict(leaving)
 
-    def holds(self, snapshot: str, ids: Numbers) -> npt.NDArray[np.bool_]:
+    def are_covered(self, snapshot: str, ids: Numbers) -> npt.NDArray[np.bool_]:
         """Return which of these blocks are in the page cache of each mount into which blocks of *snapshot* are pushed,
         and will still be there when they are read. ids: shape (n,); returns bool, shape (n,).
 
@@ -58,11 +58,11 @@ class Coverage:
             held &= ~leaving[ids]
         return held
 
-    def holds_key(self, key: bytes) -> bool:
-        """Return `holds` of one block, by its key, in any snapshot."""
+    def is_covered(self, key: bytes) -> bool:
+        """Return `are_covered` of one block, by its key, in any snapshot."""
         for snapshot, space in self._plan.spaces.items() if self._mounts else ():
             number = space.find(key)
-            if number != NO_BLOCK and self.holds(snapshot, np.array([number], np.int32))[0]:
+            if number != NO_BLOCK and self.are_covered(snapshot, np.array([number], np.int32))[0]:
                 return True
         return False
 
@@ -80,14 +80,14 @@ class MemoryCoverage:
         self._coverage = coverage
         self._kept_below = kept_below
 
-    def holds(self, snapshot: str, ids: Numbers) -> npt.NDArray[np.bool_]:
-        """As `Coverage.holds`."""
-        return self._coverage.holds(snapshot, ids)
+    def are_covered(self, snapshot: str, ids: Numbers) -> npt.NDArray[np.bool_]:
+        """As `Coverage.are_covered`."""
+        return self._coverage.are_covered(snapshot, ids)
 
-    def defer(self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def raise_scores(self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Raise the scores of blocks (float64, shape (n,); the highest is evicted first) in page caches that the tier
         below keeps, so that they are evicted before all others that are read again. Returns *scores*."""
-        held = self._coverage.holds(snapshot, ids)
+        held = self._coverage.are_covered(snapshot, ids)
         if held.any():
-            scores[held & (scores < self._kept_below())] += LATER
+            scores[held & (scores < self._kept_below())] += COVERED_PENALTY
         return scores

@@ -51,7 +51,7 @@ DROPPABLE: Final = _table(HELD, PART, PART_REFUSED)
 
 # By snapshot: the PageState of each block of its space. Shape (blocks of the space,), dtype uint8.
 PageStates = Mapping[str, npt.NDArray[np.uint8]]
-NOTHING: Final[PageStates] = {}
+NO_PAGES: Final[PageStates] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

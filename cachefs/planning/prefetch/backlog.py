@@ -18,16 +18,16 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT, TierStates
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.standing import Mine, Standing
-from cachefs.planning.prefetch.lookahead import Spared
-from cachefs.planning.sequences.course import Seconds
+from cachefs.planning.cluster.ownership import OwnedMarks, Ownership
+from cachefs.planning.prefetch.lookahead import CachedReadFilter
 from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.timeline import Seconds
 
 # Most reads of an epoch that are considered. Of a longer epoch, every n-th read is taken.
-_SAMPLED: Final = 1 << 13
-_ALL: Final = 1 << 62
+_SAMPLED_READS: Final = 1 << 13
+_ALL_READS: Final = 1 << 62
 # Part of the measured bandwidth that is relied on.
-_RELIABLE: Final = 0.9
+_RELIABLE_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,70 +40,72 @@ class Backlog:
     snapshot: str
     # Number of that block. Only blocks read after it may be evicted for the backlog: a block read earlier would be
     # missing instead.
-    last: int
+    last_block: int
 
 
-def find(
-    plan: Plan, states: TierStates, bandwidth: float, lead: float = 0.0, standing: Standing | None = None,
-    spared: Spared | None = None,
+def find_backlog(
+    plan: Plan, states: TierStates, bandwidth: float, lead: float = 0.0, ownership: Ownership | None = None,
+    is_cached: CachedReadFilter | None = None,
 ) -> Backlog | None:  # fmt: skip
     """Return the blocks to fetch from now on, or None where waiting does no harm yet.
 
     Takes 15 ms with 8 consumers, however much they read. states: by snapshot, the state of each of its blocks (uint8,
     see Presence.states); bandwidth: bytes per second; lead: seconds by which blocks must arrive before they are due;
-    standing: which blocks are this node's to keep (others come from other nodes, whatever the origin delivers); spared:
-    tells which reads need no block.
+    ownership: which blocks are this node's to keep (others come from other nodes, whatever the origin delivers);
+    is_cached: tells which reads need no block.
     """
-    missing = _missing(plan, states, {} if standing is None else standing.mine, spared)
-    parts = [part for part in missing if len(part.due)]
+    missing = _missing(plan, states, {} if ownership is None else ownership.owned, is_cached)
+    parts = [part for part in missing if len(part.seconds)]
     if not parts or bandwidth <= 0:
         return None
-    due = np.concatenate([part.due for part in parts])
+    due = np.concatenate([part.seconds for part in parts])
     order = np.argsort(due, kind="stable")
     sizes = np.concatenate([part.sizes for part in parts])[order]
-    late = np.flatnonzero(due[order] - lead - np.cumsum(sizes) / (_RELIABLE * bandwidth) < 0)
+    late = np.flatnonzero(due[order] - lead - np.cumsum(sizes) / (_RELIABLE_SHARE * bandwidth) < 0)
     if not len(late):
         return None
     last = int(order[late[-1]])
-    whose = np.repeat(np.arange(len(parts)), [len(part.due) for part in parts])[last]
+    whose = np.repeat(np.arange(len(parts)), [len(part.seconds) for part in parts])[last]
     blocks = np.concatenate([part.blocks for part in parts])
     return Backlog(float(due[last]), parts[whose].snapshot, int(blocks[last]))
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _MissingBlocks:
     """Missing blocks of one snapshot, as three arrays with one element per block."""
 
     snapshot: str
     # Numbers in the snapshot's block space.
     blocks: Ids
     # Seconds until the first read of each.
-    due: Seconds
+    seconds: Seconds
     # Bytes that each stands for: its own, and those of the skipped reads near it.
     sizes: npt.NDArray[np.float64]
 
 
-def _missing(plan: Plan, states: TierStates, mine: Mapping[str, Mine], spared: Spared | None) -> Iterator[_Part]:
+def _missing(
+    plan: Plan, states: TierStates, owned: Mapping[str, OwnedMarks], is_cached: CachedReadFilter | None
+) -> Iterator[_MissingBlocks]:
     for consumer in plan.consumers():
         snapshot, _ = plan.generation(consumer)
         state = states.get(snapshot)
         start = 0
-        while state is not None and (window := plan.window(consumer, start, _ALL)) is not None:
-            stride = 1 + len(window.blocks) // _SAMPLED
+        while state is not None and (window := plan.window(consumer, start, _ALL_READS)) is not None:
+            stride = 1 + len(window.blocks) // _SAMPLED_READS
             reads = np.arange(0, len(window.blocks), stride)
             reads = reads[state[window.blocks[::stride]] == ABSENT]
             blocks = window.blocks[reads]
-            if snapshot in mine:
-                ours = mine[snapshot][blocks]
+            if snapshot in owned:
+                ours = owned[snapshot][blocks]
                 reads, blocks = reads[ours], blocks[ours]
             coming = plan.is_coming(consumer, window.start + reads, blocks)
             reads, blocks = reads[coming], blocks[coming]
             due = np.asarray(window.seconds + window.period * reads, np.float64)
-            if spared is not None and len(reads):
-                wanted = ~spared(consumer, snapshot, blocks, due)
+            if is_cached is not None and len(reads):
+                wanted = ~is_cached(consumer, snapshot, blocks, due)
                 blocks, due = blocks[wanted], due[wanted]
             # Later reads of a block, also by other consumers, find it here after its first read.
             first = due <= plan.next_use_of(snapshot, blocks) + 1e-6
             sizes = np.multiply(plan.spaces[snapshot].sizes[blocks[first]], stride, dtype=np.float64)
-            yield _Part(snapshot, blocks[first], due[first], sizes)
+            yield _MissingBlocks(snapshot, blocks[first], due[first], sizes)
             start = window.start + len(window.blocks)

@@ -20,11 +20,11 @@ class Bandwidth:
         self._was_busy = False  # the same for the time before
 
     @property
-    def has_more(self) -> bool:
+    def has_spare(self) -> bool:
         """True where more could have been requested recently."""
         return not (self._busy and self._was_busy)
 
-    def idle(self) -> None:
+    def note_idle(self) -> None:
         """Record that more could have been requested since the last measurement; a low rate is then meaningless."""
         self._busy = False
 

@@ -9,7 +9,7 @@ cachefs.planning.prefetch.backlog). Therefore no step evicts a block that is nee
 Blocks in the page cache of their reader are not fetched at all, while their pages were seen there recently (see
 PageCacheModel.has in cachefs.planning.pagecache.model).
 
-In a cluster, only blocks that are this node's to keep (see cachefs.planning.cluster.standing) are fetched that far
+In a cluster, only blocks that are this node's to keep (see cachefs.planning.cluster.ownership) are fetched that far
 ahead. Copies of other nodes' blocks are fetched within the window only, and no longer ahead than transfers between
 nodes need: they would take the room of blocks of which the cluster has no other. Where the other node must first fetch
 a block from the origin, it does so ahead by itself, as it knows the block's readers.
@@ -26,30 +26,30 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.standing import Standing
+from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.prefetch import backlog
 from cachefs.planning.prefetch.backlog import Backlog
 from cachefs.planning.prefetch.bandwidth import Bandwidth
-from cachefs.planning.prefetch.latency import Latency
+from cachefs.planning.prefetch.block_backoff import BlockBackoff
+from cachefs.planning.prefetch.latency import FetchLatency
 from cachefs.planning.prefetch.learned_window import LearnedWindow
-from cachefs.planning.prefetch.lookahead import Lookahead, Name, Upcoming
-from cachefs.planning.prefetch.pauses import Pauses
-from cachefs.planning.sequences.course import Seconds
+from cachefs.planning.prefetch.lookahead import BlockName, Lookahead, UpcomingBlock
 from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.timeline import Seconds
 
 # Most seconds ahead of the readers within which other blocks are evicted for fetched ones. Only a backlog may need
 # more.
-LONGEST_WINDOW: Final = 60.0
+MAX_WINDOW_SECONDS: Final = 60.0
 # The same for copies of other nodes' blocks. They arrive in milliseconds, while a window grows to seconds as soon as an
 # origin is slow: with 4 s, 100 reads a second and 800 blocks per node, copies had half of the room in a first epoch.
-LONGEST_FOR_COPIES: Final = 0.5
+MAX_COPY_WINDOW_SECONDS: Final = 0.5
 # Seconds after a publication, or a jump of a consumer, in which late reads are not learned from.
-SETTLED: Final = 3.0
+SETTLE_SECONDS: Final = 3.0
 # Seconds after which evicted, refused and failed blocks are considered again.
-LOOK_AGAIN: Final = 1.0
+REFRESH_SECONDS: Final = 1.0
 # Part of the limit of blocks in flight from which the origins count as fully used. Below 1, as a finished fetch leaves
 # its place free until the next step: with an origin that is too slow, 34 to 48 of 48 are in flight.
-BUSY: Final = 0.75
+BUSY_SHARE: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +66,31 @@ class FetchLimits:
     max_blocks: int
 
 
-class PageCaches(Protocol):
+class PageCacheLookup(Protocol):
     """Tells what the page caches of this node's mounts have."""
 
-    def have(self, consumer: str, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
+    def are_cached(self, consumer: str, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
         """Return whether *consumer* will find these blocks in the page caches of all mounts that it may read through:
         shape (n,), bool. ids: shape (n,); left: seconds until each must be fetched otherwise, negative where the fetch
         is overdue, shape (n,); now: seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FetchBatch:
     """Blocks to fetch, for which other blocks may be evicted."""
 
     # Soonest first; never empty.
-    blocks: list[Upcoming]
+    blocks: list[UpcomingBlock]
     # Only blocks needed after the block with this key may be evicted.
-    key: bytes
+    last_key: bytes
 
 
 class FetchPlan:
     """Chooses the next blocks to fetch, and tracks fetches in flight and failures.
 
     A block that was returned is not returned again while it is in flight or pauses. The caller reports the blocks that
-    it really fetches with `started`, and then each of them with one of `landed`, `refused`, `failed` and `dropped`.
-    Times are monotonic seconds.
+    it really fetches with `note_started`, and then each of them with one of `note_landed`, `note_refused`,
+    `note_failed` and `note_dropped`. Times are monotonic seconds.
     """
 
     def __init__(
@@ -99,134 +99,134 @@ class FetchPlan:
         presence: Presence,
         limits: FetchLimits,
         now: float,
-        standing: Standing | None = None,
-        page_caches: PageCaches | None = None,
+        ownership: Ownership | None = None,
+        page_caches: PageCacheLookup | None = None,
     ) -> None:
-        """standing: which blocks are this node's to keep; None without other nodes. page_caches: of the mounts that
+        """ownership: which blocks are this node's to keep; None without other nodes. page_caches: of the mounts that
         consumers read through; None where unknown."""
         self._page_caches = page_caches
         self._now = now  # time of the last step
         self._plan = plan
-        self._standing = standing
+        self._ownership = ownership
         self._presence = presence
         self._limits = limits
         spared = self._is_cached if page_caches is not None else None
-        self._spared = spared
-        self._some_time = Lookahead(plan, ABSENT, standing, spared)  # for free room
-        self._soon = Lookahead(plan, ABSENT, None, spared)  # for the window
-        self._own_soon = Lookahead(plan, ABSENT, standing, spared)  # for the window, where there are copies
-        self._in_time = Lookahead(plan, ABSENT, standing, spared)  # for the backlog
+        self._cached_filter = spared
+        self._for_free_room = Lookahead(plan, ABSENT, ownership, spared)  # for free room
+        self._for_window = Lookahead(plan, ABSENT, None, spared)  # for the window
+        self._for_own_window = Lookahead(plan, ABSENT, ownership, spared)  # for the window, where there are copies
+        self._for_backlog = Lookahead(plan, ABSENT, ownership, spared)  # for the backlog
         self._backlog: Backlog | None = None
         self._bandwidth = Bandwidth(now)
-        self._in_flight: dict[Name, int] = {}  # bytes of each block
+        self._in_flight: dict[BlockName, int] = {}  # bytes of each block
         self._bytes_in_flight = 0  # their sum
-        self._pauses = Pauses()
-        self._learned = LearnedWindow(limits.stall_worth)
-        self._window = 0.0  # last result of `window`, in seconds
+        self._backoff = BlockBackoff()
+        self._learned_window = LearnedWindow(limits.stall_worth)
+        self._window = 0.0  # last result of `update_window`, in seconds
         self._is_full = False  # True without free room or with copies: only then does the window limit fetches
-        self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was computed
-        self._looked = -math.inf  # time of the last `look_again`
-        self._version, self._planned = plan.version, -math.inf  # of the plan, and when its change was noticed
+        self._price, self._priced_at = 0.0, -math.inf  # of a second of window, and when it was computed
+        self._refreshed_at = -math.inf  # time of the last `refresh`
+        self._version, self._replanned_at = plan.version, -math.inf  # of the plan, and when its change was noticed
 
     # --- what to fetch ------------------------------------------------------------------------------------------------
 
-    def look_again(self, now: float, delivered: int) -> None:
+    def refresh(self, now: float, delivered: int) -> None:
         """Consider blocks again that were returned before, and find the backlog, once a second. To be called before
         each step.
 
         delivered: bytes that origins have delivered since the start.
         """
         self._now = now
-        if now - self._looked <= LOOK_AGAIN:
+        if now - self._refreshed_at <= REFRESH_SECONDS:
             return
-        self._looked = now
+        self._refreshed_at = now
         if self._version != self._plan.version:
-            self._version, self._planned = self._plan.version, now
-        self._some_time.rewind()
-        self._pauses.end(now)
+            self._version, self._replanned_at = self._plan.version, now
+        self._for_free_room.rewind()
+        self._backoff.forget_expired(now)
         self._bandwidth.measure(delivered, now)
-        self._backlog = backlog.find(
-            self._plan, self._presence.states, self._bandwidth.value, self._window, self._standing, self._spared
+        self._backlog = backlog.find_backlog(
+            self._plan, self._presence.states, self._bandwidth.value, self._window, self._ownership, self._cached_filter
         )
-        self._in_time.rewind()
+        self._for_backlog.rewind()
 
     def _is_cached(self, consumer: str, snapshot: str, ids: Ids, seconds: Seconds) -> npt.NDArray[np.bool_]:
-        """Implement `Spared`. A block whose pages were seen recently is fetched once they are known to be gone, or were
-        not seen for too long: in time, which is a window before the read."""
+        """Implement `CachedReadFilter`. A block whose pages were seen recently is fetched once they are known to be
+        gone, or were not seen for too long: in time, which is a window before the read."""
         assert self._page_caches is not None
-        return self._page_caches.have(consumer, snapshot, ids, seconds - self._window, self._now)
+        return self._page_caches.are_cached(consumer, snapshot, ids, seconds - self._window, self._now)
 
-    def window(self, margins: Mapping[str, float], latency: Latency, now: float) -> float:
+    def update_window(self, margins: Mapping[str, float], latency: FetchLatency, now: float) -> float:
         """Return the seconds ahead of the readers within which other blocks are evicted for fetched ones.
 
         margins: by consumer, seconds by which it may be ahead of its place in the plan, added to the window; latency:
         recent latency of fetches.
         """
-        self._soon.margins = self._own_soon.margins = self._in_time.margins = margins
+        self._for_window.margins = self._for_own_window.margins = self._for_backlog.margins = margins
         expected = self._limits.safety * (latency.mean + 2 * latency.deviation)
-        self._window = min(LONGEST_WINDOW, expected + self._learned.extra(now))
+        self._window = min(MAX_WINDOW_SECONDS, expected + self._learned_window.extra_seconds(now))
         return self._window
 
     @property
     def last_window(self) -> float:
-        """The last result of `window`, in seconds."""
+        """The last result of `update_window`, in seconds."""
         return self._window
 
     @property
     def copy_window(self) -> float:
         """Seconds ahead of the readers within which copies of other nodes' blocks are fetched."""
-        return min(self._window, LONGEST_FOR_COPIES)
+        return min(self._window, MAX_COPY_WINDOW_SECONDS)
 
-    def late(self, waits: Sequence[float], reads: int, now: float) -> None:
+    def note_late_reads(self, waits: Sequence[float], reads: int, now: float) -> None:
         """Record late reads: how long each waited for its block from an origin, in seconds, and how many planned reads
         there were in all."""
-        since = now - self._planned  # reads planned only recently are late whatever the window
-        if self._is_full and self._bandwidth.has_more and since > max(SETTLED, self._window):
-            self._learned.late(waits, reads, self._window, self._cost(now), now)
+        since = now - self._replanned_at  # reads planned only recently are late whatever the window
+        if self._is_full and self._bandwidth.has_spare and since > max(SETTLE_SECONDS, self._window):
+            self._learned_window.note_late_reads(waits, reads, self._window, self._window_cost(now), now)
 
-    def for_free_room(self, free: int) -> list[Upcoming]:
+    def choose_for_free_room(self, free: int) -> list[UpcomingBlock]:
         """Return blocks for *free* bytes of the tiers. Bytes in flight are subtracted here."""
         free -= self._bytes_in_flight
         # Copies are fetched within the window, however much is free.
-        self._is_full = free <= 0 or (self._standing is not None and bool(self._standing.mine))
-        return self._choose(self._some_time, math.inf, free) if free > 0 else []
+        self._is_full = free <= 0 or (self._ownership is not None and bool(self._ownership.owned))
+        return self._choose(self._for_free_room, math.inf, free) if free > 0 else []
 
-    def for_window(self, window: float) -> Batch | None:
-        """Return blocks that are read within *window* seconds; copies, those read within `LONGEST_FOR_COPIES`."""
+    def choose_for_window(self, window: float) -> FetchBatch | None:
+        """Return blocks that are read within *window* seconds; copies, those read within `MAX_COPY_WINDOW_SECONDS`."""
         # The window is short, and its content changes, so it is examined from its start each time.
-        self._soon.rewind()
-        marks = self._standing.mine if self._standing is not None else {}
-        if not marks or window <= LONGEST_FOR_COPIES:
-            chosen = self._choose(self._soon, window, self._limits.max_bytes)
+        self._for_window.rewind()
+        marks = self._ownership.owned if self._ownership is not None else {}
+        if not marks or window <= MAX_COPY_WINDOW_SECONDS:
+            chosen = self._choose(self._for_window, window, self._limits.max_bytes)
         else:
-            self._own_soon.rewind()
-            near = self._choose(self._soon, LONGEST_FOR_COPIES, self._limits.max_bytes)
-            own = self._choose(self._own_soon, window, self._limits.max_bytes)
-            chosen = near + [one for one in own if one.seconds > LONGEST_FOR_COPIES]
-        return self._batch(chosen, chosen[-1].snapshot, chosen[-1].number) if chosen else None
+            self._for_own_window.rewind()
+            near = self._choose(self._for_window, MAX_COPY_WINDOW_SECONDS, self._limits.max_bytes)
+            own = self._choose(self._for_own_window, window, self._limits.max_bytes)
+            chosen = near + [one for one in own if one.seconds > MAX_COPY_WINDOW_SECONDS]
+        return self._make_batch(chosen, chosen[-1].snapshot, chosen[-1].number) if chosen else None
 
-    def apart(self, batch: Batch) -> list[Batch]:
+    def split_copies(self, batch: FetchBatch) -> list[FetchBatch]:
         """Split a batch into blocks that are this node's to keep, and copies of other nodes' blocks. Copies have less
         room, since no block that is this node's is evicted for them."""
-        marks = self._standing.mine if self._standing is not None else {}
+        marks = self._ownership.owned if self._ownership is not None else {}
         if not marks:
             return [batch]
-        mine: list[Upcoming] = []
-        copies: list[Upcoming] = []
+        mine: list[UpcomingBlock] = []
+        copies: list[UpcomingBlock] = []
         for one in batch.blocks:
             is_mine = one.snapshot not in marks or marks[one.snapshot][one.number]
             (mine if is_mine else copies).append(one)
-        parts = (self._batch(part, part[-1].snapshot, part[-1].number) for part in (mine, copies) if part)
+        parts = (self._make_batch(part, part[-1].snapshot, part[-1].number) for part in (mine, copies) if part)
         return [part for part in parts if part is not None]
 
-    def for_backlog(self, window: float) -> Batch | None:
+    def choose_for_backlog(self, window: float) -> FetchBatch | None:
         """Return blocks beyond the *window* that would come too late if their fetch began within it."""
         if self._backlog is None or self._backlog.seconds <= window:
             return None
-        chosen = self._choose(self._in_time, self._backlog.seconds, self._limits.max_bytes)
-        return self._batch(chosen, self._backlog.snapshot, self._backlog.last) if chosen else None
+        chosen = self._choose(self._for_backlog, self._backlog.seconds, self._limits.max_bytes)
+        return self._make_batch(chosen, self._backlog.snapshot, self._backlog.last_block) if chosen else None
 
-    def fitting(self, blocks: Sequence[Upcoming], room: int) -> list[Upcoming]:
+    def fit_into_room(self, blocks: Sequence[UpcomingBlock], room: int) -> list[UpcomingBlock]:
         """Return the first *blocks* that fit into *room* bytes. Bytes in flight are subtracted here."""
         room -= self._bytes_in_flight
         ends = itertools.accumulate(one.size for one in blocks)
@@ -235,15 +235,15 @@ class FetchPlan:
     def note_idle(self) -> None:
         """Record whether much more could be in flight now; bandwidth is then no limit. To be called after each step."""
         limits = self._limits
-        if len(self._in_flight) < BUSY * limits.max_blocks and self._bytes_in_flight < limits.max_bytes // 2:
-            self._bandwidth.idle()
+        if len(self._in_flight) < BUSY_SHARE * limits.max_blocks and self._bytes_in_flight < limits.max_bytes // 2:
+            self._bandwidth.note_idle()
 
-    def _cost(self, now: float) -> float:
+    def _window_cost(self, now: float) -> float:
         """Return the bytes per second from the origins that one more second of window takes (see LearnedWindow), at
         most a second old. Takes 0.4 ms per million blocks, and 10 us per consumer."""
-        if now - self._priced <= LOOK_AGAIN:
+        if now - self._priced_at <= REFRESH_SECONDS:
             return self._price
-        self._priced = now
+        self._priced_at = now
         totals = {snapshot: int(space.sizes.sum(dtype=np.int64)) for snapshot, space in self._plan.spaces.items()}
         taken = 0.0
         for consumer in self._plan.consumers():
@@ -255,47 +255,47 @@ class FetchPlan:
         self._price = taken * taken / total if total else 0.0
         return self._price
 
-    def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[Upcoming]:
+    def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[UpcomingBlock]:
         """Return blocks that are read within *seconds*, soonest first, at most *room* bytes."""
         slots = self._limits.max_blocks - len(self._in_flight)
         room = min(room, self._limits.max_bytes - self._bytes_in_flight)
         if slots <= 0 or room <= 0:
             return []
-        known = self._in_flight.keys() | self._pauses.names
-        found = lookahead.take(self._presence.states, seconds, slots, room, known)
+        known = self._in_flight.keys() | self._backoff.paused
+        found = lookahead.take_blocks(self._presence.states, seconds, slots, room, known)
         if found and found[0].size > room:
             lookahead.rewind()  # the block must be found again later
             return []
         return found
 
-    def _batch(self, chosen: list[Upcoming], snapshot: str, last: int) -> Batch | None:
+    def _make_batch(self, chosen: list[UpcomingBlock], snapshot: str, last: int) -> FetchBatch | None:
         space = self._plan.spaces.get(snapshot)
-        return Batch(chosen, space.key(last)) if space is not None else None
+        return FetchBatch(chosen, space.key(last)) if space is not None else None
 
     # --- what became of it --------------------------------------------------------------------------------------------
 
-    def started(self, blocks: Iterable[Upcoming]) -> None:
+    def note_started(self, blocks: Iterable[UpcomingBlock]) -> None:
         """Record that fetches of the blocks begin."""
         for one in blocks:
             self._in_flight[one.name] = one.size
             self._bytes_in_flight += one.size
 
-    def landed(self, one: Upcoming) -> None:
+    def note_landed(self, one: UpcomingBlock) -> None:
         """Record that the block is in a tier."""
-        self.dropped(one)
-        self._pauses.succeeded()
+        self.note_dropped(one)
+        self._backoff.reset()
 
-    def refused(self, one: Upcoming, now: float) -> None:
+    def note_refused(self, one: UpcomingBlock, now: float) -> None:
         """Record that no tier took the block, as it would have been evicted for one that is needed sooner."""
-        self.dropped(one)
-        self._pauses.refused(one.name, now)
+        self.note_dropped(one)
+        self._backoff.pause_refused(one.name, now)
 
-    def failed(self, one: Upcoming, now: float) -> None:
+    def note_failed(self, one: UpcomingBlock, now: float) -> None:
         """Record that the block could not be fetched."""
-        self.dropped(one)
-        self._pauses.failed(one.name, now)
+        self.note_dropped(one)
+        self._backoff.pause_failed(one.name, now)
 
-    def dropped(self, one: Upcoming) -> None:
+    def note_dropped(self, one: UpcomingBlock) -> None:
         """Record that the block's fetch has ended without any result."""
         self._bytes_in_flight -= self._in_flight.pop(one.name, 0)
 
@@ -305,13 +305,13 @@ class FetchPlan:
 
     # --- names of blocks ----------------------------------------------------------------------------------------------
 
-    def key(self, one: Upcoming) -> bytes:
+    def key_of(self, one: UpcomingBlock) -> bytes:
         """Return the block's key. Raises KeyError where its snapshot is no longer planned."""
         return self._plan.spaces[one.snapshot].key(one.number)
 
-    def places(self, blocks: Sequence[Upcoming]) -> list[tuple[int, int]]:
+    def file_blocks_of(self, blocks: Sequence[UpcomingBlock]) -> list[tuple[int, int]]:
         """Return for each block its entry in the snapshot, and its number within the entry. Raises KeyError as
-        `key`."""
+        `key_of`."""
         found: list[tuple[int, int]] = []
         for snapshot, group in itertools.groupby(blocks, key=lambda one: one.snapshot):
             entries, numbers = self._plan.spaces[snapshot].refs(np.array([one.number for one in group], np.int32))
@@ -319,7 +319,7 @@ class FetchPlan:
         return found
 
 
-def within_quotas(blocks: Sequence[Upcoming], left: Mapping[str, float]) -> list[Upcoming]:
+def fit_into_quotas(blocks: Sequence[UpcomingBlock], left: Mapping[str, float]) -> list[UpcomingBlock]:
     """Return the *blocks* that fit into the quotas of their datasets.
 
     left: by limited snapshot, bytes that its dataset may still fetch. Other snapshots have no limit.

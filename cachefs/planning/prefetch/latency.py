@@ -6,7 +6,7 @@ from typing import Final
 _SMOOTHING: Final = 1 / 16
 
 
-class Latency:
+class FetchLatency:
     """Smooths latencies as TCP smooths round-trip times (RFC 6298)."""
 
     def __init__(self, first: float) -> None:

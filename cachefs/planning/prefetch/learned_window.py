@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from typing import Final
 
 # Seconds after the last late read when the window begins to narrow.
-QUIET: Final = 20.0
+QUIET_SECONDS: Final = 20.0
 # Seconds in which it narrows by half.
-HALF_LIFE: Final = 30.0
+HALF_LIFE_SECONDS: Final = 30.0
 # Seconds over which stalls are set against what a wider window costs.
-PERIOD: Final = 60.0
+COST_PERIOD_SECONDS: Final = 60.0
 # One late read in this many is tolerated: latencies have long tails, and blocks fetched earlier cost bytes.
-TOLERATED: Final = 500
+TOLERATED_READS: Final = 500
 # Seconds after which a read has half its weight in that ratio.
-_MEMORY: Final = 20.0
+_HALF_WEIGHT_SECONDS: Final = 20.0
 # Shorter waits are no stalls: the block was about to arrive.
-_SHORTEST: Final = 0.005
+_MIN_WAIT_SECONDS: Final = 0.005
 
 
 class LearnedWindow:
@@ -38,42 +38,42 @@ class LearnedWindow:
         self._since = 0.0
         self._settled = 0.0  # until then, reads may be late whose fetches began before the window was widened
         self._step = 0.0  # seconds by which it was widened last
-        self._last = -QUIET  # when it was last widened
+        self._last = -QUIET_SECONDS  # when it was last widened
         self._reads = 0.0  # decayed number of reads, as of `_counted`
         self._late = 0.0  # decayed number of late ones
         self._counted = 0.0
 
-    def extra(self, now: float) -> float:
+    def extra_seconds(self, now: float) -> float:
         """Return the seconds to fetch further ahead."""
-        quiet = now - max(self._since, self._last + QUIET)
-        return self._extra * 0.5 ** (quiet / HALF_LIFE) if quiet > 0 else self._extra
+        quiet = now - max(self._since, self._last + QUIET_SECONDS)
+        return self._extra * 0.5 ** (quiet / HALF_LIFE_SECONDS) if quiet > 0 else self._extra
 
-    def late(self, waits: Sequence[float], reads: int, window: float, cost: float, now: float) -> None:
+    def note_late_reads(self, waits: Sequence[float], reads: int, window: float, cost: float, now: float) -> None:
         """Record late reads that occurred although more could have been requested of the origin: how long each waited,
         in seconds, and how many planned reads there were in all.
 
         window: current seconds ahead in all; cost: bytes per second from the origin that one more second of window
         takes.
         """
-        waits = [wait for wait in waits if wait >= _SHORTEST]
-        if not self._count(reads, len(waits), now) or not waits:
+        waits = [wait for wait in waits if wait >= _MIN_WAIT_SECONDS]
+        if not self._count_late_reads(reads, len(waits), now) or not waits:
             return
         self._late = 0.0  # each late read widens the window only once
         wider = sum(waits) / len(waits)
         if now < self._settled:
             wider -= self._step  # already widened by this much
         worth = self._worth * sum(waits)
-        affordable = worth / (cost * PERIOD) if cost > 0 else wider
+        affordable = worth / (cost * COST_PERIOD_SECONDS) if cost > 0 else wider
         step = min(wider, affordable)
-        self._extra, self._since, self._last = self.extra(now), now, now
+        self._extra, self._since, self._last = self.extra_seconds(now), now, now
         if step <= 0:
             return
         self._extra += step
         self._step = step + (self._step if now < self._settled else 0.0)
         self._settled = now + window + step
 
-    def _count(self, reads: int, late: int, now: float) -> bool:
+    def _count_late_reads(self, reads: int, late: int, now: float) -> bool:
         """Update the counts. Returns whether more reads are late than tolerated."""
-        faded = 0.5 ** ((now - self._counted) / _MEMORY)
+        faded = 0.5 ** ((now - self._counted) / _HALF_WEIGHT_SECONDS)
         self._reads, self._late, self._counted = self._reads * faded + reads, self._late * faded + late, now
-        return self._late * TOLERATED > self._reads
+        return self._late * TOLERATED_READS > self._reads

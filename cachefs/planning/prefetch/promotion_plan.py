@@ -10,46 +10,50 @@ from collections.abc import Sequence
 from typing import Final
 
 from cachefs.planning.blocks.presence import IN_SSD, Presence
-from cachefs.planning.prefetch.lookahead import Lookahead, Upcoming
+from cachefs.planning.prefetch.lookahead import Lookahead, UpcomingBlock
 from cachefs.planning.sequences.plan import Plan
 
 # Seconds after which returned blocks are considered again: they may be back in the SSD tier.
-LOOK_AGAIN: Final = 1.0
+REFRESH_SECONDS: Final = 1.0
 # Seconds ahead of the readers that blocks are read into the page cache.
-WINDOW: Final = 1.0
+WINDOW_SECONDS: Final = 1.0
 # Most blocks returned at once.
-BLOCKS: Final = 256
+MAX_BLOCKS: Final = 256
 
 
 class PromotionPlan:
     """Chooses the blocks of the SSD tier to copy to memory, and those to read ahead."""
 
-    def __init__(self, plan: Plan, presence: Presence, memory_ahead: int) -> None:
-        """memory_ahead: most bytes that are read ahead at once."""
+    def __init__(self, plan: Plan, presence: Presence, page_cache_bytes: int) -> None:
+        """page_cache_bytes: most bytes that are read ahead at once."""
         self._plan = plan
         self._presence = presence
-        self._memory_ahead = memory_ahead
-        self._some_time = Lookahead(plan, IN_SSD)  # for free room
-        self._soon = Lookahead(plan, IN_SSD)  # for the page cache
-        self._looked = -math.inf  # time of the last `look_again`
+        self._page_cache_bytes = page_cache_bytes
+        self._for_memory = Lookahead(plan, IN_SSD)  # for free room
+        self._for_page_cache = Lookahead(plan, IN_SSD)  # for the page cache
+        self._refreshed_at = -math.inf  # time of the last `refresh`
 
-    def look_again(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """Consider returned blocks again, once a second. To be called before each step. now: monotonic seconds."""
-        if now - self._looked > LOOK_AGAIN:
-            self._looked = now
-            self._some_time.rewind()
-            self._soon.rewind()
+        if now - self._refreshed_at > REFRESH_SECONDS:
+            self._refreshed_at = now
+            self._for_memory.rewind()
+            self._for_page_cache.rewind()
 
-    def for_free_memory(self, free: int) -> list[bytes]:
+    def choose_for_memory(self, free: int) -> list[bytes]:
         """Return keys of blocks to copy into *free* bytes of the memory tier, soonest first."""
         if free <= 0:
             return []
-        return self._keys(self._some_time.take(self._presence.states, math.inf, BLOCKS, free))
+        return self._keys(self._for_memory.take_blocks(self._presence.states, math.inf, MAX_BLOCKS, free))
 
-    def for_page_cache(self, margin: float) -> list[bytes]:
+    def choose_for_page_cache(self, margin: float) -> list[bytes]:
         """Return keys of blocks to read ahead, soonest first. margin: seconds by which readers may be ahead of their
         places in the plan."""
-        return self._keys(self._soon.take(self._presence.states, margin + WINDOW, BLOCKS, self._memory_ahead))
+        return self._keys(
+            self._for_page_cache.take_blocks(
+                self._presence.states, margin + WINDOW_SECONDS, MAX_BLOCKS, self._page_cache_bytes
+            )
+        )
 
-    def _keys(self, found: Sequence[Upcoming]) -> list[bytes]:
+    def _keys(self, found: Sequence[UpcomingBlock]) -> list[bytes]:
         return [self._plan.spaces[one.snapshot].key(one.number) for one in found]

@@ -9,21 +9,21 @@ import math
 from typing import Final
 
 # Seconds after a decrease in which there is no other: requests that were sent before it are still answered.
-HOLD: Final = 0.25
+HOLD_SECONDS: Final = 0.25
 # Factors on the limit after a refusal, and after slow answers.
-_REFUSED: Final = 0.5
-_SLOWER: Final = 0.8
+_REFUSED_FACTOR: Final = 0.5
+_SLOWER_FACTOR: Final = 0.8
 # Part of the bound below which slowness does not lower the number.
-_FLOOR: Final = 0.25
+_MIN_SHARE: Final = 0.25
 
 
-class Concurrency:
+class AimdConcurrency:
     """The limit for one server. *now* is seconds of one monotonic clock."""
 
-    def __init__(self, most: int) -> None:
-        """most: requests at once, never exceeded."""
-        self.most = most
-        self._width = float(most)
+    def __init__(self, max_width: int) -> None:
+        """max_width: requests at once, never exceeded."""
+        self.max_width = max_width
+        self._width = float(max_width)
         self._cut = -math.inf  # time of the last decrease
 
     @property
@@ -34,25 +34,25 @@ class Concurrency:
     @property
     def is_lowered(self) -> bool:
         """True where the limit is below its bound."""
-        return self._width < self.most
+        return self._width < self.max_width
 
-    def answered(self) -> None:
+    def note_response(self) -> None:
         """Record a good answer."""
-        self._width = min(float(self.most), self._width + 1 / self._width)
+        self._width = min(float(self.max_width), self._width + 1 / self._width)
 
-    def refused(self, needed: float, now: float) -> None:
+    def note_refusal(self, needed: float, now: float) -> None:
         """Record that the server has refused a request, as there are too many.
 
         needed: concurrent requests that the server's allowed rate takes, 0 where unknown. Fewer would waste a part of
         that rate.
         """
-        if now - self._cut >= HOLD:
+        if now - self._cut >= HOLD_SECONDS:
             self._cut = now
-            self._width = max(1.0, min(self._width, max(self._width * _REFUSED, needed)))
+            self._width = max(1.0, min(self._width, max(self._width * _REFUSED_FACTOR, needed)))
 
-    def slower(self, now: float) -> None:
+    def note_slowdown(self, now: float) -> None:
         """Record that answers take much longer than before."""
-        floor = max(1.0, self.most * _FLOOR)
-        if now - self._cut >= HOLD and self._width > floor:
+        floor = max(1.0, self.max_width * _MIN_SHARE)
+        if now - self._cut >= HOLD_SECONDS and self._width > floor:
             self._cut = now
-            self._width = max(floor, self._width * _SLOWER)
+            self._width = max(floor, self._width * _SLOWER_FACTOR)

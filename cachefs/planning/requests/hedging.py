@@ -7,9 +7,9 @@ where a few requests are slow. Where many are, the server or this machine is slo
 from typing import Final
 
 # Most second requests that may be saved up. More at once would be a burst.
-_SAVED: Final = 8.0
+_MAX_SAVED: Final = 8.0
 # Part of the requests under way that may be late.
-_FEW: Final = 0.25
+_FEW_SHARE: Final = 0.25
 
 
 class HedgeBudget:
@@ -20,12 +20,12 @@ class HedgeBudget:
         self._share = share
         self._saved = 0.0
 
-    def sent(self) -> None:
+    def note_sent(self) -> None:
         """Count a first request."""
-        if self._saved < _SAVED:
+        if self._saved < _MAX_SAVED:
             self._saved += self._share
 
-    def take(self) -> bool:
+    def take_hedge(self) -> bool:
         """Return whether a second request may be sent; if so, count it."""
         if self._saved < 1:
             return False
@@ -33,6 +33,6 @@ class HedgeBudget:
         return True
 
 
-def only_few(late: int, under_way: int) -> bool:
+def are_few_late(late: int, under_way: int) -> bool:
     """Return whether so few of the requests under way are late that the server as a whole is not slow."""
-    return late <= max(1.0, _FEW * under_way)
+    return late <= max(1.0, _FEW_SHARE * under_way)

@@ -11,28 +11,28 @@ from collections import OrderedDict
 from typing import Final
 
 # Most prefixes with known rates. The one that was refused longest ago is forgotten.
-MOST: Final = 64
+MAX_PREFIXES: Final = 64
 # Seconds without a refusal after which a prefix has no limit any more.
-FORGOTTEN: Final = 60.0
+FORGET_SECONDS: Final = 60.0
 # Seconds over which accepted requests are counted, and between two decreases.
 _WINDOW: Final = 0.25
 _HOLD: Final = 0.5
 # Factor on the accepted rate.
-_BELOW: Final = 0.98
+_BELOW_FACTOR: Final = 0.98
 # Initial growth: a part of the rate per second, or requests per second per second, whichever is more.
 _GROWTH: Final = 0.01
-_LEAST_GROWTH: Final = 1.0
+_MIN_GROWTH: Final = 1.0
 # Seconds in which growth doubles.
-_DOUBLES: Final = 1.0
+_DOUBLING_SECONDS: Final = 1.0
 # Least requests per second. Lower rates result from the backoff between attempts.
-_LEAST: Final = 10.0
+_MIN_RATE: Final = 10.0
 # Most requests per second: more than any server gets. Growth that doubles each second would exceed any number.
-_MOST_RATE: Final = 1e5
+_MAX_RATE: Final = 1e5
 # Seconds whose requests may be caught up at once after a late wake-up.
-_CATCH_UP: Final = 0.05
+_CATCH_UP_SECONDS: Final = 0.05
 
 
-class Meter:
+class EventRate:
     """Measures the recent events per second."""
 
     __slots__ = ("_began", "_count", "_earlier", "_earlier_began")
@@ -41,7 +41,7 @@ class Meter:
         self._began = self._earlier_began = now  # of this window and the one before
         self._count = self._earlier = 0  # events in them
 
-    def count(self, now: float) -> None:
+    def count_event(self, now: float) -> None:
         """Count one event."""
         if now - self._began >= _WINDOW:
             idle = now - self._began >= 2 * _WINDOW
@@ -57,7 +57,7 @@ class Meter:
         return max(both, self._earlier / max(self._began - self._earlier_began, _WINDOW))
 
 
-class _Prefix:
+class _PrefixRate:
     """The learned rate of one prefix."""
 
     __slots__ = ("accepted", "cut", "free", "known", "rate", "refused", "since")
@@ -67,28 +67,28 @@ class _Prefix:
         self.known = 0.0  # the rate after the last decrease
         self.since = self.cut = self.refused = now  # `cut`: last decrease; `refused`: last refusal
         self.free = now  # when the next request may be sent
-        self.accepted = Meter(now)
+        self.accepted = EventRate(now)
 
     def grow(self, now: float) -> None:
         seconds, self.since = now - self.since, now
-        growth = max(_LEAST_GROWTH, _GROWTH * self.rate) * 2.0 ** ((now - self.refused) / _DOUBLES)
-        self.rate = min(_MOST_RATE, self.rate + seconds * growth)
+        growth = max(_MIN_GROWTH, _GROWTH * self.rate) * 2.0 ** ((now - self.refused) / _DOUBLING_SECONDS)
+        self.rate = min(_MAX_RATE, self.rate + seconds * growth)
 
     def lower(self, now: float) -> None:
         self.refused = now
         if now - self.cut < _HOLD:
             return
         self.cut = self.since = now
-        measured = min(self.rate, _BELOW * self.accepted.rate(now))
+        measured = min(self.rate, _BELOW_FACTOR * self.accepted.rate(now))
         # Few accepted requests may just mean few requests.
-        self.rate = self.known = max(_LEAST, measured, min(self.rate, self.known) / 2)
+        self.rate = self.known = max(_MIN_RATE, measured, min(self.rate, self.known) / 2)
 
 
 class RequestRates:
     """The known rates of the prefixes of one server. *now* is seconds of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._prefixes: OrderedDict[str, _Prefix] = OrderedDict()  # the last refused one is last
+        self._prefixes: OrderedDict[str, _PrefixRate] = OrderedDict()  # the last refused one is last
 
     @property
     def is_limited(self) -> bool:
@@ -105,24 +105,24 @@ class RequestRates:
         found = self._prefixes.get(prefix)
         return found.rate if found is not None else math.inf
 
-    def when(self, prefix: str, now: float) -> float:
+    def schedule_request(self, prefix: str, now: float) -> float:
         """Return when a request that is ready *now* may be sent, and count it as sent then."""
         found = self._prefixes.get(prefix)
         if found is None:
             return now
-        if now - found.refused >= FORGOTTEN:
+        if now - found.refused >= FORGET_SECONDS:
             del self._prefixes[prefix]
             return now
         found.grow(now)
-        found.free = max(found.free, now - _CATCH_UP) + 1 / found.rate
+        found.free = max(found.free, now - _CATCH_UP_SECONDS) + 1 / found.rate
         return max(now, found.free)
 
-    def accepted(self, prefix: str, now: float) -> None:
+    def note_accepted(self, prefix: str, now: float) -> None:
         """Count a good answer."""
         if (found := self._prefixes.get(prefix)) is not None:
-            found.accepted.count(now)
+            found.accepted.count_event(now)
 
-    def refused(self, prefix: str, sent: float, now: float) -> None:
+    def note_refused(self, prefix: str, sent: float, now: float) -> None:
         """Record that a request was refused, as there are too many.
 
         sent: about how many requests per second are sent to the server, at most; 0 where unknown.
@@ -132,9 +132,9 @@ class RequestRates:
             found.lower(now)
             self._prefixes.move_to_end(prefix)
             return
-        if sent < _LEAST:
+        if sent < _MIN_RATE:
             return
         # Accepted requests are counted from now on, for the next refusal.
-        self._prefixes[prefix] = _Prefix(sent, now)
-        if len(self._prefixes) > MOST:
+        self._prefixes[prefix] = _PrefixRate(sent, now)
+        if len(self._prefixes) > MAX_PREFIXES:
             self._prefixes.popitem(last=False)

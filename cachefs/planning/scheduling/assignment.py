@@ -21,58 +21,58 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.scheduling.cluster import Cluster
+from cachefs.planning.scheduling.cluster_facts import ClusterFacts
 from cachefs.planning.scheduling.estimates import estimates
-from cachefs.planning.scheduling.facts import SHARDS, JobAsk
-from cachefs.planning.scheduling.scores import cost
-from cachefs.planning.scheduling.spread import Numbers
+from cachefs.planning.scheduling.facts import SHARDS, JobRequest
+from cachefs.planning.scheduling.scores import total_cost
+from cachefs.planning.scheduling.spread import NodeValues
 
 # Most candidates considered in detail: those that save most alone. 4,096 ranks then take under a second.
-_CLOSELY: Final = 512
+_MAX_DETAILED_CANDIDATES: Final = 512
 # Most ranks for which nodes are exchanged, and rounds of exchanges.
-_EXCHANGED: Final = 64
+_MAX_EXCHANGED_RANKS: Final = 64
 _ROUNDS: Final = 4
 # Most ranks with orders of their own that exchange nodes.
-_MATCHED: Final = 512
+_MAX_MATCHED_RANKS: Final = 512
 # Savings below this part of all possible ones count as none.
-_NOTHING: Final = 1e-9
+_NEGLIGIBLE_SHARE: Final = 1e-9
 # Least extra worth of data within the job over data elsewhere, which others may evict or want too.
-_OWN: Final = 0.5
+_OWN_DATA_BONUS: Final = 0.5
 # Cost of a node that drains or is away: more than anything that can be saved.
-_LAST: Final = 1e3
+_UNUSABLE_COST: Final = 1e3
 
 # Per node and shard: the part that is there, 0 to 1. Shape (nodes, SHARDS), float32.
-Held = npt.NDArray[np.float32]
+ShardMatrix = npt.NDArray[np.float32]
 
 
-def assign(
-    ask: JobAsk,
+def assign_ranks(
+    job: JobRequest,
     candidates: Sequence[str],
-    cluster: Cluster,
+    cluster: ClusterFacts,
     *,
-    taken: Mapping[int, str] | None = None,
+    placed_ranks: Mapping[int, str] | None = None,
     slots: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
     """Return the node of each rank of the job; "" where no slot is left.
 
-    taken: by rank, where it runs already; these ranks stay, and need no slot. slots: how many more ranks each candidate
-    can take, 0 where missing; None: all candidates take equal numbers, enough for all ranks. Takes 20 ms for 8 ranks
-    and 5,000 candidates.
+    placed_ranks: by rank, where it runs already; these ranks stay, and need no slot. slots: how many more ranks each
+    candidate can take, 0 where missing; None: all candidates take equal numbers, enough for all ranks. Takes 20 ms for
+    8 ranks and 5,000 candidates.
     """
-    placed = {rank: node for rank, node in (taken or {}).items() if 0 <= rank < ask.ranks}
+    placed = {rank: node for rank, node in (placed_ranks or {}).items() if 0 <= rank < job.ranks}
     names = [name for name in dict.fromkeys(candidates) if slots is None or slots.get(name, 0) > 0]
-    open_ranks = [rank for rank in range(ask.ranks) if rank not in placed]
+    open_ranks = [rank for rank in range(job.ranks) if rank not in placed]
     ranks: dict[int, str] = {}
     if names and open_ranks:
         alike = -(-len(open_ranks) // len(names))
         limits = np.array([alike if slots is None else slots[name] for name in names], np.int64)
-        choice = choices(ask, names, limits, cluster, frozenset(placed.values()))
-        ranks = _matched(ask, open_ranks, choice.best(len(open_ranks)), cluster)
-    return tuple(placed.get(rank, ranks.get(rank, "")) for rank in range(ask.ranks))
+        choice = best_choices(job, names, limits, cluster, frozenset(placed.values()))
+        ranks = _match_ranks(job, open_ranks, choice.choose_nodes(len(open_ranks)), cluster)
+    return tuple(placed.get(rank, ranks.get(rank, "")) for rank in range(job.ranks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choices:
+class NodeChoices:
     """The candidates, and what each saves. Candidates are numbers here: indices in `names`."""
 
     names: Sequence[str]
@@ -80,40 +80,40 @@ class Choices:
     limits: npt.NDArray[np.int64]
     # Parts of shards that each has and the job's nodes lack, and those of the job's nodes: shapes (nodes, SHARDS) and
     # (SHARDS,).
-    held: Held
-    begun: npt.NDArray[np.float32]
+    held: ShardMatrix
+    begun_shards: npt.NDArray[np.float32]
     # Seconds saved if the chosen nodes have the whole snapshot; share of the reads in each shard: (SHARDS,).
     worth: float
     weights: npt.NDArray[np.float32]
     # Seconds saved by a rank on each node, whatever other nodes have: shape (nodes,), at least 0.
-    own: Numbers
+    own_savings: NodeValues
 
-    def best(self, ranks: int) -> list[str]:
+    def choose_nodes(self, ranks: int) -> list[str]:
         """Return a node for each of *ranks* ranks, or for as many as there are slots."""
-        chosen = self._one_by_one(ranks)
-        if len(chosen) <= _EXCHANGED:
-            chosen = self._exchanged(chosen)
+        chosen = self._choose_greedily(ranks)
+        if len(chosen) <= _MAX_EXCHANGED_RANKS:
+            chosen = self._exchange_nodes(chosen)
         return [self.names[node] for node in chosen]
 
-    def saved(self, chosen: Sequence[int]) -> float:
+    def seconds_saved(self, chosen: Sequence[int]) -> float:
         """Return the seconds saved by ranks on these nodes, which may repeat."""
-        together = self._together(chosen)
-        return self.worth * float(np.minimum(together, 1) @ self.weights) + float(self.own[list(chosen)].sum())
+        together = self._combined_shards(chosen)
+        return self.worth * float(np.minimum(together, 1) @ self.weights) + float(self.own_savings[list(chosen)].sum())
 
-    def _one_by_one(self, ranks: int) -> list[int]:
+    def _choose_greedily(self, ranks: int) -> list[int]:
         chosen: list[int] = []
         seated: set[int] = set()
-        left, together = self.limits.copy(), self.begun
+        left, together = self.limits.copy(), self.begun_shards
         # A node's saving decreases as others are chosen. Only nodes whose last figure is the best are therefore
         # computed again, and not all nodes for each of 16,384 ranks (34 s with 5,000 nodes).
         gains = self._gains(together, chosen)
         heap = [(-float(gains[node]), node) for node in np.flatnonzero(left > 0).tolist()]
         heapq.heapify(heap)
         for _ in range(min(ranks, int(left.sum()))):
-            gain, node = self._next(heap, together, seated)
-            if gain - self.own[node] <= _NOTHING * self.worth:
+            gain, node = self._next_best(heap, together, seated)
+            if gain - self.own_savings[node] <= _NEGLIGIBLE_SHARE * self.worth:
                 # The chosen nodes have all data; the rest is chosen by what each saves alone.
-                order = np.argsort(-self.own, kind="stable")
+                order = np.argsort(-self.own_savings, kind="stable")
                 rest: list[int] = np.repeat(order, left[order])[: ranks - len(chosen)].tolist()
                 return chosen + rest
             if node not in seated:
@@ -125,7 +125,7 @@ class Choices:
                 heapq.heappop(heap)
         return chosen
 
-    def _next(
+    def _next_best(
         self, heap: list[tuple[float, int]], together: npt.NDArray[np.float32], seated: Collection[int]
     ) -> tuple[float, int]:
         """Return what the best node saves now, and its number. Moves it to the head of *heap*."""
@@ -135,63 +135,63 @@ class Choices:
             more = 0.0
             if node not in seated:
                 more = self.worth * (float(np.minimum(together + self.held[node], 1) @ self.weights) - before)
-            gain = float(self.own[node]) + more
+            gain = float(self.own_savings[node]) + more
             heapq.heapreplace(heap, (-gain, node))
             if heap[0][1] == node:
                 return gain, node
 
-    def _exchanged(self, chosen: list[int]) -> list[int]:
+    def _exchange_nodes(self, chosen: list[int]) -> list[int]:
         """Return *chosen*, with nodes replaced by others while that saves more."""
         for _ in range(_ROUNDS):
             before = list(chosen)
             for place in range(len(chosen)):
                 others = chosen[:place] + chosen[place + 1 :]
-                gains = self._gains(self._together(others), others)
+                gains = self._gains(self._combined_shards(others), others)
                 gains[np.bincount(others, minlength=len(self.names)) >= self.limits] = -np.inf
                 node = int(gains.argmax())
-                if gains[node] > gains[chosen[place]] + _NOTHING * self.worth:
+                if gains[node] > gains[chosen[place]] + _NEGLIGIBLE_SHARE * self.worth:
                     chosen[place] = node
             if chosen == before:
                 break
         return chosen
 
-    def _together(self, chosen: Sequence[int]) -> npt.NDArray[np.float32]:
-        total: npt.NDArray[np.float32] = self.begun + self.held[sorted(set(chosen))].sum(axis=0)
+    def _combined_shards(self, chosen: Sequence[int]) -> npt.NDArray[np.float32]:
+        total: npt.NDArray[np.float32] = self.begun_shards + self.held[sorted(set(chosen))].sum(axis=0)
         return total
 
-    def _gains(self, together: npt.NDArray[np.float32], chosen: Sequence[int]) -> Numbers:
+    def _gains(self, together: npt.NDArray[np.float32], chosen: Sequence[int]) -> NodeValues:
         """Return the seconds that one more rank on each node would save, beside *chosen* nodes that have *together*:
         shape (nodes,)."""
         before = float(np.minimum(together, 1) @ self.weights)
         more = np.minimum(together + self.held, 1) @ self.weights - before
         more[list(chosen)] = 0.0
-        gains: Numbers = self.own + self.worth * more
+        gains: NodeValues = self.own_savings + self.worth * more
         return gains
 
 
-def choices(
-    ask: JobAsk, names: Sequence[str], limits: npt.NDArray[np.int64], cluster: Cluster, begun: frozenset[str]
-) -> Choices:
+def best_choices(
+    job: JobRequest, names: Sequence[str], limits: npt.NDArray[np.int64], cluster: ClusterFacts, begun: frozenset[str]
+) -> NodeChoices:
     """Return the best candidates among *names*, with at most *limits* ranks on each, for a job that runs on the nodes
     *begun* already."""
-    found = estimates(ask, names, cluster, soon=True)
-    rows, spread = cluster.rows(names), cluster.expected(ask.snapshot)
-    each = max(1.0, spread.size / ask.ranks)
-    inside = float(np.median(each / cluster.rate("peer_rate", rows)))
-    outside = max(float(np.median(found.remote)), inside) + _OWN * inside
+    found = estimates(job, names, cluster, includes_expected=True)
+    rows, spread = cluster.rows(names), cluster.expected_spread(job.snapshot)
+    each = max(1.0, spread.size / job.ranks)
+    inside = float(np.median(each / cluster.rates_of("peer_rate", rows)))
+    outside = max(float(np.median(found.remote)), inside) + _OWN_DATA_BONUS * inside
     part = found.sources[0] / each
     worth = outside - inside
-    takes = cost(found, ask.epochs)
-    own = -np.where(cluster.up(rows), takes, _LAST * (takes.max() + worth)) / ask.ranks
+    takes = total_cost(found, job.epochs)
+    own = -np.where(cluster.are_up(rows), takes, _UNUSABLE_COST * (takes.max() + worth)) / job.ranks
 
     order = np.argsort(-(own + worth * part), kind="stable")
-    enough = int(np.searchsorted(np.cumsum(limits[order]), ask.ranks)) + 1
-    order = order[: max(_CLOSELY, enough)]
+    enough = int(np.searchsorted(np.cumsum(limits[order]), job.ranks)) + 1
+    order = order[: max(_MAX_DETAILED_CANDIDATES, enough)]
     held = spread.matrix_of(rows[order]) * cluster.trust(rows[order]).astype(np.float32)[:, None]
     held[[place for place, node in enumerate(order.tolist()) if names[node] in begun]] = 0.0
     here = spread.matrix_of(cluster.rows(sorted(begun))).sum(axis=0)
-    weights = np.full(SHARDS, 1 / SHARDS) if ask.order is None else ask.order.mean(axis=0)
-    return Choices(
+    weights = np.full(SHARDS, 1 / SHARDS) if job.distribution is None else job.distribution.mean(axis=0)
+    return NodeChoices(
         [names[node] for node in order.tolist()],
         limits[order],
         held,
@@ -202,15 +202,15 @@ def choices(
     )
 
 
-def _matched(ask: JobAsk, ranks: Sequence[int], nodes: Sequence[str], cluster: Cluster) -> dict[int, str]:
+def _match_ranks(job: JobRequest, ranks: Sequence[int], nodes: Sequence[str], cluster: ClusterFacts) -> dict[int, str]:
     """Assign ranks to the chosen nodes. Ranks with orders of their own go where their shards are: two ranks exchange
     nodes while more is read locally then."""
     ranks = ranks[: len(nodes)]
     places = np.arange(len(ranks))
-    if ask.order is not None and len(ranks) <= _MATCHED:
-        held = cluster.expected(ask.snapshot).matrix_of(cluster.rows(nodes))
+    if job.distribution is not None and len(ranks) <= _MAX_MATCHED_RANKS:
+        held = cluster.expected_spread(job.snapshot).matrix_of(cluster.rows(nodes))
         # For each rank and node, the part of the rank's reads that would be local.
-        local = ask.order[list(ranks)] @ held.T
+        local = job.distribution[list(ranks)] @ held.T
         for rank in range(len(ranks)):
             free = places[rank:]
             best = rank + int(local[rank, free].argmax())
@@ -220,7 +220,7 @@ def _matched(ask: JobAsk, ranks: Sequence[int], nodes: Sequence[str], cluster: C
             stay = there.diagonal()
             more = there + there.T - stay[:, None] - stay[None, :]
             one, other = divmod(int(more.argmax()), len(ranks))
-            if more[one, other] <= _NOTHING:
+            if more[one, other] <= _NEGLIGIBLE_SHARE:
                 break
             places[[one, other]] = places[[other, one]]
     return {rank: nodes[place] for rank, place in zip(ranks, places.tolist(), strict=True)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cachefs.planning.scheduling.cluster import GRACE
+from cachefs.planning.scheduling.cluster_facts import GRACE_SECONDS
 from cachefs.planning.scheduling.facts import NodeFacts
 
 
@@ -34,10 +34,10 @@ class Eviction:
     snapshot: str
     bytes: int
     # The reason, as text.
-    why: str
+    reason: str
 
 
-def expired(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tuple[Eviction, ...]:
+def expired_evictions(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tuple[Eviction, ...]:
     """Return the evictions of data unread for longer than their rules allow. rules: by snapshot; "keep" where missing.
 
     A node without a report for longer than the TTL is skipped, as its data may have been read meanwhile. A healthy node
@@ -50,12 +50,12 @@ def expired(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tu
         if (rule := rules.get(snapshot)) is not None
         and rule.kind == "ttl"
         and copy.idle > rule.seconds
-        and node.age <= max(rule.seconds, GRACE)
-        and _free_to_go(node, snapshot)
+        and node.age <= max(rule.seconds, GRACE_SECONDS)
+        and _is_evictable(node, snapshot)
     )
 
 
-def making_room(
+def evictions_for_room(
     node: NodeFacts, wanted: int, rules: Mapping[str, CleaningRule], keep: str = ""
 ) -> tuple[Eviction, ...]:
     """Return evictions that make *wanted* bytes fit on the node: "lru" and "ttl" data, least recently read first, and
@@ -69,12 +69,12 @@ def making_room(
             break
         kind = rules.get(snapshot, CleaningRule()).kind
         size = node.copies[snapshot].bytes
-        if kind in ("lru", "ttl") and size and snapshot != keep and _free_to_go(node, snapshot):
+        if kind in ("lru", "ttl") and size and snapshot != keep and _is_evictable(node, snapshot):
             why = f"read least recently ({node.copies[snapshot].idle:,.0f} s ago), and room is needed"
             found.append(Eviction(node.name, snapshot, size, why))
             lacking -= size
     return tuple(found) if lacking <= 0 else ()
 
 
-def _free_to_go(node: NodeFacts, snapshot: str) -> bool:
+def _is_evictable(node: NodeFacts, snapshot: str) -> bool:
     return not node.copies[snapshot].pinned and not node.jobs.get(snapshot)

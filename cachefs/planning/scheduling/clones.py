@@ -6,13 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.planning.scheduling.cluster import Cluster
+from cachefs.planning.scheduling.cluster_facts import ClusterFacts
 from cachefs.planning.scheduling.estimates import estimates
-from cachefs.planning.scheduling.facts import JobAsk
-from cachefs.planning.scheduling.spread import Numbers
+from cachefs.planning.scheduling.facts import JobRequest
+from cachefs.planning.scheduling.spread import NodeValues
 
 # Most nodes of one copy. A snapshot that needs more is not cloned.
-MOST_NODES: Final = 64
+MAX_NODES_OF_COPY: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +24,24 @@ class Clone:
     # Bytes that each will have, including those that it has already.
     bytes: tuple[int, ...]
     # Bytes to transfer, and the seconds that takes.
-    lacking: int
+    missing_bytes: int
     seconds: float
 
 
-def clone_target(ask: JobAsk, candidates: Sequence[str], cluster: Cluster) -> Clone | None:
+def plan_clone(job: JobRequest, candidates: Sequence[str], cluster: ClusterFacts) -> Clone | None:
     """Return the copy that can be made soonest; None where no zone has room.
 
     candidates: nodes that may hold the copy and could run the job, without the nodes of existing copies. One node is
     preferred over several, since all reads are then local; among nodes with room, the one that has the copy first, such
     as one that has a part already, or a fast link to the holders.
     """
-    spread = cluster.spread(ask.snapshot)
+    spread = cluster.spread(job.snapshot)
     names = list(dict.fromkeys(candidates))
     rows = cluster.rows(names)
-    held = spread.held(rows) * spread.size * cluster.trust(rows)
-    room = np.where(cluster.up(rows), np.maximum(cluster.room(rows), held), 0.0)
+    held = spread.held_share(rows) * spread.size * cluster.trust(rows)
+    room = np.where(cluster.are_up(rows), np.maximum(cluster.room(rows), held), 0.0)
     lacking = np.maximum(spread.size - held, 0.0)
-    alone = JobAsk(ask.id, ask.snapshot)
+    alone = JobRequest(job.id, job.snapshot)
     # Seconds to fetch everything missing, for each node alone.
     seconds = estimates(alone, names, cluster).first_load if names else np.zeros(0)
     fitting = np.flatnonzero(room >= spread.size)
@@ -49,19 +49,21 @@ def clone_target(ask: JobAsk, candidates: Sequence[str], cluster: Cluster) -> Cl
         best = int(fitting[np.argmin(seconds[fitting])])
         return Clone((names[best],), (spread.size,), round(float(lacking[best])), float(seconds[best]))
     best_group = None
-    zones = cluster.zone(rows)
+    zones = cluster.zones_of(rows)
     for zone in dict.fromkeys(zones.tolist()):
         group = np.flatnonzero((zones == zone) & (room > 0))
-        group = group[np.argsort(-room[group], kind="stable")][:MOST_NODES]
+        group = group[np.argsort(-room[group], kind="stable")][:MAX_NODES_OF_COPY]
         enough = int(np.searchsorted(np.cumsum(room[group]), spread.size)) + 1
         if enough <= len(group):
-            made = _over(names, group[:enough].tolist(), room, held, seconds, spread.size)
+            made = _clone_over_nodes(names, group[:enough].tolist(), room, held, seconds, spread.size)
             if best_group is None or made.seconds < best_group.seconds:
                 best_group = made
     return best_group
 
 
-def _over(names: Sequence[str], group: list[int], room: Numbers, held: Numbers, seconds: Numbers, size: int) -> Clone:
+def _clone_over_nodes(
+    names: Sequence[str], group: list[int], room: NodeValues, held: NodeValues, seconds: NodeValues, size: int
+) -> Clone:
     """Return a copy over several nodes, each with a part in proportion to its room."""
     parts = room[group] * size / room[group].sum()
     lacking = np.maximum(parts - held[group], 0.0)

@@ -4,11 +4,11 @@ An epoch takes as long as its slowest part, since bytes come from all sources at
 (`rate`), reading the node's SSD, its network link, the rate of its sources, links between zones, and the origin. A rank
 waits for as long as that exceeds the time of computing alone.
 
-- **First epoch**: data on the node are read there; the rest comes from its zone, its region, others, or the origin. -
-**Later epochs**: the part of the snapshot stays that fits into the room of the job's nodes and of the other nodes of
-the cluster. With N nodes, 1 / Q(N) of the reads are local by coordinated copies
-(`cachefs.planning.cluster.scale.local_share`), or as much as fits on one node, if that is more. - **Other readers**: of
-each rate counts what running jobs leave of it, and at least an equal share.
+- **First epoch**: data on the node are read there; the rest comes from its zone, its region, others, or the origin.
+- **Later epochs**: the part of the snapshot stays that fits into the room of the job's nodes and of the other nodes of
+  the cluster. With N nodes, 1 / Q(N) of the reads are local by coordinated copies
+  (`cachefs.planning.cluster.scale.local_share`), or as much as fits on one node, if that is more.
+- **Other readers**: of each rate counts what running jobs leave of it, and at least an equal share.
 
 SiloD (Zhao et al., "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters", EuroSys 2023) estimates a
 job's speed as min(f*, b / (1 - C / F)), with f* the speed at which it computes, b the rate of uncached data, and C of F
@@ -22,61 +22,61 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.cluster.scale import local_share
-from cachefs.planning.scheduling.cluster import Cluster
-from cachefs.planning.scheduling.expected import Expected
-from cachefs.planning.scheduling.facts import Estimate, JobAsk
-from cachefs.planning.scheduling.spread import Numbers, Rows, Spread
+from cachefs.planning.scheduling.cluster_facts import ClusterFacts
+from cachefs.planning.scheduling.expected_spread import ExpectedSpread
+from cachefs.planning.scheduling.facts import Estimate, JobRequest
+from cachefs.planning.scheduling.spread import NodeValues, Rows, Spread
 
 # Bytes by source; see Estimate. Each of shape (candidates,).
-Sources = tuple[Numbers, Numbers, Numbers, Numbers, Numbers]
+Sources = tuple[NodeValues, NodeValues, NodeValues, NodeValues, NodeValues]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
     """`Estimate` for many nodes: arrays of shape (candidates,)."""
 
-    first: Numbers
-    later: Numbers
+    first: NodeValues
+    later: NodeValues
     # Bytes of the first epoch: local, zone, region, elsewhere, origin.
     sources: Sources
-    trust: Numbers
+    trust: NodeValues
     # Seconds to fetch all bytes of a rank from the sources of its non-local bytes.
-    remote: Numbers
+    remote: NodeValues
     # Seconds for which links and sources are busy with the rank's first epoch, and with each later one.
-    first_load: Numbers
-    later_load: Numbers
+    first_load: NodeValues
+    later_load: NodeValues
     # Seconds of an epoch without any waiting; 0 where the job's rate is not known.
     epoch: float
 
-    def one(self, place: int) -> Estimate:
+    def estimate_of(self, index: int) -> Estimate:
         """Return the estimate of one candidate."""
-        local, zone, region, elsewhere, origin = (round(float(part[place])) for part in self.sources)
-        first, later, trust = (float(values[place]) for values in (self.first, self.later, self.trust))
+        local, zone, region, elsewhere, origin = (round(float(part[index])) for part in self.sources)
+        first, later, trust = (float(values[index]) for values in (self.first, self.later, self.trust))
         return Estimate(first, later, local, zone, region, elsewhere, origin, trust)
 
 
-def estimate(ask: JobAsk, rank: int, node: str, cluster: Cluster) -> Estimate:
+def estimate(job: JobRequest, rank: int, node: str, cluster: ClusterFacts) -> Estimate:
     """Estimate one rank of the job on one node, with the other ranks on similar nodes."""
-    return estimates(ask, [node], cluster, rank).one(0)
+    return estimates(job, [node], cluster, rank).estimate_of(0)
 
 
 def estimates(
-    ask: JobAsk, candidates: Sequence[str], cluster: Cluster, rank: int = 0, *, soon: bool = False
+    job: JobRequest, candidates: Sequence[str], cluster: ClusterFacts, rank: int = 0, *, includes_expected: bool = False
 ) -> Estimates:
     """Estimate one rank of the job on each of the candidates. Takes 1 ms for 5,000.
 
-    soon: whether data that running jobs are still fetching count as present.
+    includes_expected: whether data that running jobs are still fetching count as present.
 
     An unknown snapshot counts as one of no bytes: there is nothing to wait for, and all nodes are equal.
     """
-    spread = cluster.expected(ask.snapshot) if soon else cluster.spread(ask.snapshot)
-    view = _View.of(ask, cluster.rows(candidates), cluster, spread)
-    now = _first_epoch(view, None if ask.order is None else ask.order[rank % ask.ranks])
-    network = np.maximum(_network(view, now), _from_holders(view, now))
-    first = np.maximum(network, _from_ssd(view, now[0] * spread.on_ssd(view.rows)))
+    spread = cluster.expected_spread(job.snapshot) if includes_expected else cluster.spread(job.snapshot)
+    view = _EstimateInput.of(job, cluster.rows(candidates), cluster, spread)
+    now = _first_epoch(view, None if job.distribution is None else job.distribution[rank % job.ranks])
+    network = np.maximum(_network_seconds(view, now), _holder_seconds(view, now))
+    first = np.maximum(network, _ssd_seconds(view, now[0] * spread.on_ssd(view.rows)))
     then, on_ssd = _later_epochs(view)
-    later_network = _network(view, then)
-    later = np.maximum(later_network, _from_ssd(view, on_ssd))
+    later_network = _network_seconds(view, then)
+    later = np.maximum(later_network, _ssd_seconds(view, on_ssd))
     part = np.maximum(view.bytes - now[0], 1.0) / max(view.bytes, 1.0)
     return Estimates(
         np.maximum(first - view.epoch, 0.0),
@@ -97,14 +97,14 @@ def silod_rate(rate: float, remote: float, cached: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _View:
+class _EstimateInput:
     """A job and its candidates."""
 
-    ask: JobAsk
+    job: JobRequest
     rows: Rows
-    cluster: Cluster
+    cluster: ClusterFacts
     # Where the snapshot is, or will soon be.
-    spread: Spread | Expected
+    spread: Spread | ExpectedSpread
     # Bytes of the snapshot; bytes that a rank reads per epoch; seconds of that without waiting.
     size: int
     bytes: float
@@ -114,45 +114,47 @@ class _View:
     regions: Rows
 
     @classmethod
-    def of(cls, ask: JobAsk, rows: Rows, cluster: Cluster, spread: Spread | Expected) -> "_View":
-        snapshot = cluster.snapshot(ask.snapshot)
+    def of(
+        cls, job: JobRequest, rows: Rows, cluster: ClusterFacts, spread: Spread | ExpectedSpread
+    ) -> "_EstimateInput":
+        snapshot = cluster.snapshot_facts(job.snapshot)
         size = snapshot.bytes if snapshot else 0
-        zones = cluster.zone(rows)
-        each = size / ask.ranks
+        zones = cluster.zones_of(rows)
+        each = size / job.ranks
         return cls(
-            ask,
+            job,
             rows,
             cluster,
             spread,
             size,
             each,
-            each / ask.rate if ask.rate else 0.0,
+            each / job.rate if job.rate else 0.0,
             zones,
             cluster.region_of[zones],
         )
 
-    def left(self, rate: str, taken: str) -> Numbers:
+    def rate_left(self, rate: str, taken: str) -> NodeValues:
         """Return what running jobs leave of a rate of each candidate, in bytes/s."""
-        return _left(self.cluster, self.rows, rate, taken)
+        return _rate_left(self.cluster, self.rows, rate, taken)
 
-    def by_zone(self, of_zone: Mapping[int, float]) -> Numbers:
+    def by_zone(self, of_zone: Mapping[int, float]) -> NodeValues:
         """Return for each candidate the number of its zone; 0 for zones without one."""
         table = np.zeros(len(self.cluster.region_of))
         table[list(of_zone)] = list(of_zone.values())
         return table[self.zones]
 
 
-def _left(cluster: Cluster, rows: Rows, rate: str, taken: str) -> Numbers:
-    rates = cluster.rate(rate, rows)
-    jobs = cluster.value("jobs", rows)
-    left: Numbers = np.maximum(rates - cluster.value(taken, rows), rates / (jobs + 1))
+def _rate_left(cluster: ClusterFacts, rows: Rows, rate: str, taken: str) -> NodeValues:
+    rates = cluster.rates_of(rate, rows)
+    jobs = cluster.values_of("jobs", rows)
+    left: NodeValues = np.maximum(rates - cluster.values_of(taken, rows), rates / (jobs + 1))
     return left
 
 
-def _first_epoch(view: _View, weights: npt.NDArray[np.float32] | None) -> Sources:
+def _first_epoch(view: _EstimateInput, weights: npt.NDArray[np.float32] | None) -> Sources:
     """Return the bytes by their present source."""
     spread, cluster = view.spread, view.cluster
-    local = spread.held(view.rows, weights) * cluster.trust(view.rows)
+    local = spread.held_share(view.rows, weights) * cluster.trust(view.rows)
     regions: dict[int, list[int]] = {}
     for zone in spread.zones():
         regions.setdefault(int(cluster.region_of[zone]), []).append(zone)
@@ -176,13 +178,13 @@ def _first_epoch(view: _View, weights: npt.NDArray[np.float32] | None) -> Source
     )
 
 
-def _later_epochs(view: _View) -> tuple[Sources, Numbers]:
+def _later_epochs(view: _EstimateInput) -> tuple[Sources, NodeValues]:
     """Return the bytes by source once everything has been read, and how many of the local ones are on SSD."""
-    cluster, ranks, size = view.cluster, view.ask.ranks, max(view.size, 1)
-    spread = cluster.spread(view.ask.snapshot)
+    cluster, ranks, size = view.cluster, view.job.ranks, max(view.size, 1)
+    spread = cluster.spread(view.job.snapshot)
     # Data that other jobs read here anyway need no additional room.
-    held = spread.held(view.rows) * size
-    read_already = np.isin(view.rows, cluster.readers(view.ask.snapshot)) & cluster.up(view.rows)
+    held = spread.held_share(view.rows) * size
+    read_already = np.isin(view.rows, cluster.readers(view.job.snapshot)) & cluster.are_up(view.rows)
     keeps = cluster.room(view.rows) + np.where(read_already, held * cluster.trust(view.rows), 0.0)
     of_one = np.minimum(keeps / size, 1.0)
     of_job = np.minimum(ranks * of_one, 1.0)
@@ -192,7 +194,7 @@ def _later_epochs(view: _View) -> tuple[Sources, Numbers]:
     total = float(rooms.sum())
     anywhere = np.maximum(min(1.0, total / size), of_job)
     # Data that do not fit on the job's nodes are where other nodes have room.
-    zone_rooms = np.bincount(cluster.zone(everyone), rooms, len(cluster.region_of))
+    zone_rooms = np.bincount(cluster.zones_of(everyone), rooms, len(cluster.region_of))
     region_rooms = np.bincount(cluster.region_of, zone_rooms, len(cluster.region_of))
     outside = (anywhere - of_job) / max(total, 1.0)
     zone_room, region_room = zone_rooms[view.zones], region_rooms[view.regions]
@@ -203,50 +205,50 @@ def _later_epochs(view: _View) -> tuple[Sources, Numbers]:
         view.bytes * outside * (total - region_room),
         view.bytes * (1.0 - anywhere),
     )
-    in_memory = np.minimum(cluster.value("memory", view.rows), keeps)
+    in_memory = np.minimum(cluster.values_of("memory", view.rows), keeps)
     on_ssd = np.divide(keeps - in_memory, keeps, out=np.zeros(len(keeps)), where=keeps > 0)
     return sources, sources[0] * on_ssd
 
 
-def _from_ssd(view: _View, bytes_there: Numbers) -> Numbers:
+def _ssd_seconds(view: _EstimateInput, bytes_there: NodeValues) -> NodeValues:
     """Return the seconds to read these bytes from the node's SSD."""
-    return bytes_there / view.left("tier_rate", "demand")
+    return bytes_there / view.rate_left("tier_rate", "demand")
 
 
-def _network(view: _View, sources: Sources) -> Numbers:
+def _network_seconds(view: _EstimateInput, sources: Sources) -> NodeValues:
     """Return the seconds that the slowest link takes in an epoch."""
-    cluster, links, ranks = view.cluster, view.cluster.links, view.ask.ranks
+    cluster, links, ranks = view.cluster, view.cluster.links, view.job.ranks
     local, _, region, elsewhere, origin = sources
     parts = [
-        (view.bytes - local) / view.left("peer_rate", "received"),
-        origin / view.left("origin_rate", "fetched"),
+        (view.bytes - local) / view.rate_left("peer_rate", "received"),
+        origin / view.rate_left("origin_rate", "fetched"),
     ]
     if links.origin:
-        share = links.origin * ranks / (cluster.fetching() + ranks)
+        share = links.origin * ranks / (cluster.fetching_nodes() + ranks)
         parts.append(ranks * origin / max(links.origin - cluster.total("fetched"), share))
     # The nodes of a job are assumed to be in one zone.
     if links.zone:
         parts.append(ranks * (region + elsewhere) / links.zone)
     if links.region:
         parts.append(ranks * elsewhere / links.region)
-    slowest: Numbers = np.maximum.reduce(parts)
+    slowest: NodeValues = np.maximum.reduce(parts)
     return slowest
 
 
-def _from_holders(view: _View, sources: Sources) -> Numbers:
+def _holder_seconds(view: _EstimateInput, sources: Sources) -> NodeValues:
     """Return the seconds that the holders of the snapshot take to serve the job's first epoch: those of each
     candidate's zone, and all. The slowest counts, since a shuffled order needs all holders equally."""
     cluster, spread = view.cluster, view.spread
     rows = spread.rows()
-    held = spread.held(rows) * cluster.trust(rows)
+    held = spread.held_share(rows) * cluster.trust(rows)
     rows, held = rows[held > 0], held[held > 0]
     if not len(rows):
         return np.zeros(len(view.rows))
-    each = held / _left(cluster, rows, "peer_rate", "given")
-    zones = cluster.zone(rows)
+    each = held / _rate_left(cluster, rows, "peer_rate", "given")
+    zones = cluster.zones_of(rows)
     slowest, total = np.zeros(len(cluster.region_of)), np.bincount(zones, held, len(cluster.region_of))
     np.maximum.at(slowest, zones, each)
     of_zone = np.divide(slowest, total, out=np.zeros(len(total)), where=total > 0)
     _, zone, region, elsewhere, _ = sources
     far = (region + elsewhere) * float(each.max() / held.sum())
-    return view.ask.ranks * np.maximum(zone * of_zone[view.zones], far)
+    return view.job.ranks * np.maximum(zone * of_zone[view.zones], far)

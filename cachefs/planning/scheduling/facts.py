@@ -18,20 +18,20 @@ WHOLE: Final = 255
 # Per shard, the part of its bytes that is present: 0 (none) to 255 (all). Shape (SHARDS,), uint8.
 Shards = npt.NDArray[np.uint8]
 # Per rank, the part of its reads in each shard; each row adds up to 1. Shape (ranks, SHARDS), float32.
-Order = npt.NDArray[np.float32]
+ReadDistribution = npt.NDArray[np.float32]
 
 # "up": takes jobs and keeps blocks; "draining": gives its blocks away; "away": its daemon does not answer, or has left.
-State = Literal["up", "draining", "away"]
+NodeCondition = Literal["up", "draining", "away"]
 
 # Limits of one request. Larger ones are refused, so that no request delays others.
-MOST_NODES: Final = 20_000
-MOST_SNAPSHOTS: Final = 2_048
-MOST_RANKS: Final = 16_384
-_MOST_TEXT: Final = 512
+MAX_NODES: Final = 20_000
+MAX_SNAPSHOTS: Final = 2_048
+MAX_RANKS: Final = 16_384
+_MAX_NAME_LENGTH: Final = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Copy:
+class NodeCopy:
     """A node's copy of a snapshot, or of a part of it."""
 
     # Bytes in each of its tiers.
@@ -45,7 +45,7 @@ class Copy:
     pinned: bool = False
 
     def __post_init__(self) -> None:
-        _at_least_zero(memory=self.memory, ssd=self.ssd, idle=self.idle)
+        _check_not_negative(memory=self.memory, ssd=self.ssd, idle=self.idle)
         if self.shards is not None and (self.shards.shape != (SHARDS,) or self.shards.dtype != np.uint8):
             raise ValueError(f"shards are {SHARDS} numbers of type uint8, not {self.shards.shape} {self.shards.dtype}")
 
@@ -62,7 +62,7 @@ class NodeFacts:
     # Location, as named by the scheduler's administrator; "": unknown, which counts as one zone (region) too.
     zone: str = ""
     region: str = ""
-    state: State = "up"
+    state: NodeCondition = "up"
     # Room of its tiers in bytes; the part of it in memory; bytes in use.
     capacity: int = 0
     memory: int = 0
@@ -83,21 +83,23 @@ class NodeFacts:
     # Seconds since the report.
     age: float = 0.0
     # Snapshot id -> data in its tiers.
-    copies: Mapping[str, Copy] = field(default_factory=dict)
+    copies: Mapping[str, NodeCopy] = field(default_factory=dict)
     # Snapshot id -> number of jobs that read it on this node now.
     jobs: Mapping[str, int] = field(default_factory=dict)
     # Snapshot id -> names of these jobs, which are the same on all nodes of a job.
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.name or len(self.name) > _MOST_TEXT:
-            raise ValueError(f"a node's name has 1 to {_MOST_TEXT} characters, not {len(self.name)}")
-        _at_least_zero(capacity=self.capacity, memory=self.memory, used=self.used, needed=self.needed, age=self.age)
-        _at_least_zero(origin_rate=self.origin_rate, peer_rate=self.peer_rate, tier_rate=self.tier_rate)
-        _at_least_zero(demand=self.demand, received=self.received, fetched=self.fetched, given=self.given)
-        if len(self.copies) > MOST_SNAPSHOTS or len(self.jobs) > MOST_SNAPSHOTS:
+        if not self.name or len(self.name) > _MAX_NAME_LENGTH:
+            raise ValueError(f"a node's name has 1 to {_MAX_NAME_LENGTH} characters, not {len(self.name)}")
+        _check_not_negative(
+            capacity=self.capacity, memory=self.memory, used=self.used, needed=self.needed, age=self.age
+        )
+        _check_not_negative(origin_rate=self.origin_rate, peer_rate=self.peer_rate, tier_rate=self.tier_rate)
+        _check_not_negative(demand=self.demand, received=self.received, fetched=self.fetched, given=self.given)
+        if len(self.copies) > MAX_SNAPSHOTS or len(self.jobs) > MAX_SNAPSHOTS:
             raise ValueError(
-                f"node {self.name} names more than {MOST_SNAPSHOTS:,} snapshots; those with most bytes are enough"
+                f"node {self.name} names more than {MAX_SNAPSHOTS:,} snapshots; those with most bytes are enough"
             )
 
 
@@ -110,7 +112,7 @@ class SnapshotFacts:
     blocks: int
 
     def __post_init__(self) -> None:
-        _at_least_zero(bytes=self.bytes, blocks=self.blocks)
+        _check_not_negative(bytes=self.bytes, blocks=self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,11 @@ class Links:
     region: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least_zero(origin=self.origin, zone=self.zone, region=self.region)
+        _check_not_negative(origin=self.origin, zone=self.zone, region=self.region)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JobAsk:
+class JobRequest:
     """A job that is to run."""
 
     id: str
@@ -141,14 +143,16 @@ class JobAsk:
     # Epochs that it will read; 0: unknown.
     epochs: int = 0
     # Distribution of each rank's reads, if known; None: uniform, as with a shuffled sampler.
-    order: Order | None = None
+    distribution: ReadDistribution | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.ranks <= MOST_RANKS:
-            raise ValueError(f"job {self.id} has {self.ranks:,} ranks; 1 to {MOST_RANKS:,} are possible")
-        _at_least_zero(rate=self.rate, epochs=self.epochs)
-        if self.order is not None and self.order.shape != (self.ranks, SHARDS):
-            raise ValueError(f"job {self.id}: its order has the shape {self.order.shape}, not {(self.ranks, SHARDS)}")
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise ValueError(f"job {self.id} has {self.ranks:,} ranks; 1 to {MAX_RANKS:,} are possible")
+        _check_not_negative(rate=self.rate, epochs=self.epochs)
+        if self.distribution is not None and self.distribution.shape != (self.ranks, SHARDS):
+            raise ValueError(
+                f"job {self.id}: its order has the shape {self.distribution.shape}, not {(self.ranks, SHARDS)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,7 @@ def shards_of(blocks: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> Sh
     return found
 
 
-def _at_least_zero(**numbers: float) -> None:
+def _check_not_negative(**numbers: float) -> None:
     for name, value in numbers.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value}; it is a number, 0 or more")

@@ -6,38 +6,38 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.planning.scheduling.cluster import Cluster
+from cachefs.planning.scheduling.cluster_facts import ClusterFacts
 from cachefs.planning.scheduling.estimates import Estimates, estimates
-from cachefs.planning.scheduling.facts import JobAsk
-from cachefs.planning.scheduling.spread import Numbers
+from cachefs.planning.scheduling.facts import JobRequest
+from cachefs.planning.scheduling.spread import NodeValues
 
 # Epochs assumed for a job that has not declared them.
 ASSUMED_EPOCHS: Final = 10
 # Cost to others of a second in which a link or a source is busy with the job, in seconds. Of two nodes where the job
 # never waits, the one with more of its data is therefore better.
-_OTHERS: Final = 0.1
+_LOAD_WEIGHT: Final = 0.1
 # Seconds that count as none, so that a millisecond does not make one node twice as good as another.
-_NOTHING: Final = 0.1
+_NEGLIGIBLE_SECONDS: Final = 0.1
 
 
-def scores(ask: JobAsk, candidates: Sequence[str], cluster: Cluster) -> Numbers:
+def score_nodes(job: JobRequest, candidates: Sequence[str], cluster: ClusterFacts) -> NodeValues:
     """Return the score of each candidate: 0 (avoid) to 1 (best), shape (candidates,), float64. Takes 1 to 3 ms for
     5,000. Nodes that drain, do not answer, or are unknown have 0."""
-    up = cluster.up(cluster.rows(candidates))
-    seconds = cost(estimates(ask, candidates, cluster, soon=True), ask.epochs) + _NOTHING
+    up = cluster.are_up(cluster.rows(candidates))
+    seconds = total_cost(estimates(job, candidates, cluster, includes_expected=True), job.epochs) + _NEGLIGIBLE_SECONDS
     # Excluded nodes do not count for the minimum: compared with a draining node that has everything, all others would
     # get scores near 0.
-    found: Numbers = np.where(up, seconds.min(initial=np.inf, where=up) / seconds, 0.0)
+    found: NodeValues = np.where(up, seconds.min(initial=np.inf, where=up) / seconds, 0.0)
     return found
 
 
-def cost(found: Estimates, epochs: int = 0) -> Numbers:
+def total_cost(found: Estimates, epochs: int = 0) -> NodeValues:
     """Return the seconds that a job takes on each candidate, including its cost to others: shape (candidates,)."""
     load = found.first_load + ((epochs or ASSUMED_EPOCHS) - 1) * found.later_load
-    return completion(found, epochs) + _OTHERS * load
+    return completion_seconds(found, epochs) + _LOAD_WEIGHT * load
 
 
-def completion(found: Estimates, epochs: int = 0) -> Numbers:
+def completion_seconds(found: Estimates, epochs: int = 0) -> NodeValues:
     """Return the seconds that the epochs take on each candidate: shape (candidates,). 0 epochs: unknown."""
     epochs = epochs or ASSUMED_EPOCHS
     return epochs * found.epoch + found.first + (epochs - 1) * found.later

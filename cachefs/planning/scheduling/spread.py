@@ -10,22 +10,22 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.scheduling.facts import SHARDS, WHOLE, Copy
+from cachefs.planning.scheduling.facts import SHARDS, WHOLE, NodeCopy
 
 # Steps of trust: a fresh report counts LEVELS / LEVELS. Integers, so that sums stay exact while nodes come and go.
 LEVELS: Final = 16
 # A whole shard as an integer: fine enough for the part of one of 20,000 nodes.
 _UNIT: Final = WHOLE << 12
-_MOST: Final = _UNIT * LEVELS
+_MAX_SUM: Final = _UNIT * LEVELS
 # Below this part of a snapshot it does not matter which shards it is.
-_SMALL: Final = 1 / SHARDS
+_SMALL_SHARE: Final = 1 / SHARDS
 
 # Rows of the cluster's table, one per node. Shape (n,), int64.
 Rows = npt.NDArray[np.int64]
 # A number per node. Shape (n,), float64.
-Numbers = npt.NDArray[np.float64]
+NodeValues = npt.NDArray[np.float64]
 # A part per shard, 0 to 1. Shape (SHARDS,), float64.
-Parts = npt.NDArray[np.float64]
+ShardParts = npt.NDArray[np.float64]
 _Sums = npt.NDArray[np.int64]
 
 
@@ -35,8 +35,8 @@ class Spread:
     def __init__(self, size: int) -> None:
         """size: bytes of the snapshot."""
         self.size = size
-        self.copies: dict[int, Copy] = {}
-        # Zone -> what its nodes have of each shard, in 1 / _MOST. Only zones that have data.
+        self.copies: dict[int, NodeCopy] = {}
+        # Zone -> what its nodes have of each shard, in 1 / _MAX_SUM. Only zones that have data.
         self._sums: dict[int, _Sums] = {}
         # By row, up to the last used one: part of the snapshot's bytes present, and part of these on SSD.
         self._held = np.zeros(1, np.float32)
@@ -44,7 +44,7 @@ class Spread:
         # Rows with data, and their parts of each shard; computed on demand.
         self._matrix: tuple[Rows, npt.NDArray[np.float32]] | None = None
 
-    def put(self, row: int, zone: int, copy: Copy, level: int) -> None:
+    def add_copy(self, row: int, zone: int, copy: NodeCopy, level: int) -> None:
         """Add the *copy* of a node without one. Its report counts level / LEVELS."""
         self.copies[row] = copy
         self._add(zone, self._parts(copy) * level)
@@ -54,16 +54,16 @@ class Spread:
         self._held[row] = self._share(copy)
         self._on_ssd[row] = copy.ssd / copy.bytes if copy.bytes else 0.0
 
-    def remove(self, row: int, zone: int, level: int) -> None:
+    def remove_copy(self, row: int, zone: int, level: int) -> None:
         """Remove the copy of a node. level: how much its report counted."""
         self._add(zone, -self._parts(self.copies.pop(row)) * level)
         self._held[row] = self._on_ssd[row] = 0.0
 
-    def weigh(self, row: int, zone: int, change: int) -> None:
+    def change_weight(self, row: int, zone: int, change: int) -> None:
         """Change how much the report of a node with a copy counts, by *change* levels."""
         self._add(zone, self._parts(self.copies[row]) * change)
 
-    def held(self, rows: Rows, weights: npt.NDArray[np.float32] | None = None) -> Numbers:
+    def held_share(self, rows: Rows, weights: npt.NDArray[np.float32] | None = None) -> NodeValues:
         """Return the part of the reads whose data each node reported to have: 0 to 1, shape (rows,).
 
         weights: share of the reads in each shard: shape (SHARDS,); None: equal.
@@ -79,7 +79,7 @@ class Spread:
         found[known] = matrix @ weights
         return _looked_up(found, rows)
 
-    def on_ssd(self, rows: Rows) -> Numbers:
+    def on_ssd(self, rows: Rows) -> NodeValues:
         """Return the part of each node's copy that is on its SSD: 0 to 1, shape (rows,)."""
         return _looked_up(self._on_ssd, rows)
 
@@ -91,7 +91,7 @@ class Spread:
             if copy is None:
                 continue
             share = self._share(copy)
-            if copy.shards is None or share < _SMALL:
+            if copy.shards is None or share < _SMALL_SHARE:
                 evenly[place] = round(share * _UNIT) / _UNIT
             else:
                 exact.append(place)
@@ -109,13 +109,13 @@ class Spread:
         """Return the zones with data of it."""
         return self._sums
 
-    def coverage(self, zones: Iterable[int]) -> Parts:
+    def coverage(self, zones: Iterable[int]) -> ShardParts:
         """Return the part of each shard that these zones have together: 0 to 1, shape (SHARDS,)."""
         total = np.zeros(SHARDS, np.int64)
         for zone in zones:
             if zone in self._sums:
                 total += self._sums[zone]
-        return np.minimum(total / _MOST, 1.0)
+        return np.minimum(total / _MAX_SUM, 1.0)
 
     def _add(self, zone: int, parts: _Sums) -> None:
         total = self._sums.get(zone, 0) + parts
@@ -125,16 +125,16 @@ class Spread:
             self._sums.pop(zone, None)
         self._matrix = None
 
-    def _parts(self, copy: Copy) -> _Sums:
+    def _parts(self, copy: NodeCopy) -> _Sums:
         share = self._share(copy)
-        if copy.shards is None or share < _SMALL:
+        if copy.shards is None or share < _SMALL_SHARE:
             return np.full(SHARDS, round(share * _UNIT), np.int64)
         return copy.shards.astype(np.int64) << 12
 
-    def _share(self, copy: Copy) -> float:
+    def _share(self, copy: NodeCopy) -> float:
         return min(1.0, copy.bytes / self.size) if self.size else 1.0
 
 
-def _looked_up(values: npt.NDArray[np.float32], rows: Rows) -> Numbers:
-    found: Numbers = values[np.where(rows < len(values), rows, 0)].astype(np.float64)
+def _looked_up(values: npt.NDArray[np.float32], rows: Rows) -> NodeValues:
+    found: NodeValues = values[np.where(rows < len(values), rows, 0)].astype(np.float64)
     return found

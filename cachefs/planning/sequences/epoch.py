@@ -9,27 +9,27 @@ import numpy.typing as npt
 from cachefs.planning.blocks.space import BlockSpace, Ids
 
 # Stands for an unknown read.
-UNKNOWN: Final = np.iinfo(np.int32).max
+UNKNOWN_READ: Final = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class PlannedEpoch:
     """The reads of an epoch, counted from its start."""
 
     # The block of each read, in order of the reads: shape (reads,), int32.
     blocks: Ids
-    # The first read of each block of the space, or UNKNOWN: shape (blocks of the space,), int32.
+    # The first read of each block of the space, or UNKNOWN_READ: shape (blocks of the space,), int32.
     first: Ids
-    # For each read, the next read of the same block in this epoch, or UNKNOWN: shape (reads,), int32. None where each
-    # block is read at most once.
-    later: Ids | None
+    # For each read, the next read of the same block in this epoch, or UNKNOWN_READ: shape (reads,), int32. None where
+    # each block is read at most once.
+    repeats: Ids | None
     # Number of different blocks that are read.
     distinct: int
     # True where no epoch follows.
-    last: bool
+    is_last: bool
 
     @classmethod
-    def of(cls, blocks: npt.NDArray[np.integer], space: BlockSpace, last: bool) -> "Epoch":
+    def of(cls, blocks: npt.NDArray[np.integer], space: BlockSpace, is_last: bool) -> "PlannedEpoch":
         """Build an epoch. blocks: numbers in *space* in order of the reads, shape (reads,), any integer type.
 
         Raises ValueError for a block outside *space*.
@@ -38,16 +38,16 @@ class Epoch:
         if len(order) and (int(order.min()) < 0 or int(order.max()) >= space.count):
             raise ValueError(f"a sequence names blocks beyond the {space.count} of snapshot {space.snapshot}")
         reads = np.arange(len(order), dtype=np.int32)
-        first = np.full(space.count, UNKNOWN, np.int32)
+        first = np.full(space.count, UNKNOWN_READ, np.int32)
         first[order[::-1]] = reads[::-1]
-        distinct = int(np.count_nonzero(first != UNKNOWN))
+        distinct = int(np.count_nonzero(first != UNKNOWN_READ))
         later = None
         if distinct < len(order):
             by_block = np.argsort(order, kind="stable")
             again = order[by_block[1:]] == order[by_block[:-1]]
-            later = np.full(len(order), UNKNOWN, np.int32)
+            later = np.full(len(order), UNKNOWN_READ, np.int32)
             later[by_block[:-1][again]] = by_block[1:][again]
-        return cls(order, first, later, distinct, last)
+        return cls(order, first, later, distinct, is_last)
 
     @property
     def repetition(self) -> float:
@@ -55,14 +55,14 @@ class Epoch:
         return len(self.blocks) / self.distinct if self.distinct else 1.0
 
     def next_reads_from(self, position: int) -> Ids:
-        """Return the next read of each block from read *position* on, or UNKNOWN: shape (blocks of the space,),
+        """Return the next read of each block from read *position* on, or UNKNOWN_READ: shape (blocks of the space,),
         int32."""
         if position <= len(self.blocks) // 2:
             next_read = self.first.copy()
             # Of several reads of one block, numpy keeps its last assignment, which is the latest read.
-            next_read[self.blocks[:position]] = UNKNOWN if self.later is None else self.later[:position]
+            next_read[self.blocks[:position]] = UNKNOWN_READ if self.repeats is None else self.repeats[:position]
             return next_read
-        next_read = np.full(len(self.first), UNKNOWN, np.int32)
+        next_read = np.full(len(self.first), UNKNOWN_READ, np.int32)
         reads = np.arange(position, len(self.blocks), dtype=np.int32)
         # Of several reads of one block, numpy keeps its last assignment. The reads are assigned backwards, so the
         # first read of the block is kept.

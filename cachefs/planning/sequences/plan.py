@@ -4,7 +4,7 @@ Time is counted in *reads*: a consumer reads one block after the other, `blocks[
 rate. For each block the plan keeps each consumer's next read of it. Divided by the consumer's rate that gives seconds,
 and the minimum over consumers is the block's next use. Beyond the last published epoch there are only expectations.
 
-Only the event loop changes a plan. Policies read it from other threads without a lock. They see one `Future` per
+Only the event loop changes a plan. Policies read it from other threads without a lock. They see one `KnownFuture` per
 consumer, which is replaced as a whole. Only the entries of its array change in place, and each entry is consistent by
 itself, before or after the last progress.
 
@@ -22,18 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import BlockSpace, Ids, Numbers
-from cachefs.planning.sequences.course import Course, Future, Seconds, Window
-from cachefs.planning.sequences.epoch import Epoch
+from cachefs.planning.sequences.epoch import PlannedEpoch
+from cachefs.planning.sequences.timeline import ConsumerTimeline, KnownFuture, ReadWindow, Seconds
 
 # Blocks per part, so that intermediate results stay in a processor's cache: twice as fast as a million at once.
-_IN_CACHE: Final = 1 << 14
+_BLOCKS_PER_PART: Final = 1 << 14
 
 # Most remaining reads of an epoch that are still processed one by one when a consumer is in the next epoch. With 14
 # million that takes 1 s; planning anew takes 0.03 s.
-_LEAP: Final = 1 << 20
+_MAX_LEAP: Final = 1 << 20
 
 # Progress reports that are remembered for policies that poll the plan.
-_REMEMBERED: Final = 1024
+_MAX_CONSUMED: Final = 1024
 
 
 class Plan:
@@ -49,12 +49,12 @@ class Plan:
         self._spaces: dict[str, BlockSpace] = {}
         # (snapshot, other snapshot): number in the other snapshot of each block of the first.
         self._counterparts: dict[tuple[str, str], Ids] = {}
-        self._courses: dict[str, Course] = {}  # by consumer
+        self._timelines: dict[str, ConsumerTimeline] = {}  # by consumer
         # By snapshot: consumers with published epochs that are not suspended.
-        self._active: dict[str, tuple[Course, ...]] = {}
+        self._active: dict[str, tuple[ConsumerTimeline, ...]] = {}
         # (number, snapshot, blocks): recently read blocks.
-        self._consumed: deque[tuple[int, str, Ids]] = deque(maxlen=_REMEMBERED)
-        self._progresses = 0  # next number in `_consumed`
+        self._consumed: deque[tuple[int, str, Ids]] = deque(maxlen=_MAX_CONSUMED)
+        self._progress_count = 0  # next number in `_consumed`
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
@@ -71,92 +71,92 @@ class Plan:
                     counterparts[one.snapshot, two.snapshot] = common
         self._counterparts = counterparts
         self._spaces = {**self._spaces, space.snapshot: space}
-        self._changed()
+        self._update_active()
 
     def remove_space(self, snapshot: str) -> None:
         """Forget the space of *snapshot*, and all consumers that read it."""
         self._spaces = {known: one for known, one in self._spaces.items() if known != snapshot}
         self._counterparts = {pair: common for pair, common in self._counterparts.items() if snapshot not in pair}
-        self._courses = {name: one for name, one in self._courses.items() if one.space.snapshot != snapshot}
-        self._changed()
+        self._timelines = {name: one for name, one in self._timelines.items() if one.space.snapshot != snapshot}
+        self._update_active()
 
     def set_epoch(
-        self, consumer: str, snapshot: str, epoch: int, blocks: npt.NDArray[np.integer], *, last: bool = False
+        self, consumer: str, snapshot: str, epoch: int, blocks: npt.NDArray[np.integer], *, is_last: bool = False
     ) -> None:
         """Set the order in which *consumer* reads blocks in *epoch*: their numbers in the snapshot's space, shape
-        (reads,), any integer type. last: no epoch follows.
+        (reads,), any integer type. is_last: no epoch follows.
 
         Publish the current epoch and the next: each costs 4 bytes per read and per block of the space. A new consumer
         starts with the first epoch that is set.
 
         Raises KeyError for an unknown snapshot, ValueError for blocks it does not have.
         """
-        self.set_prepared(consumer, snapshot, epoch, Epoch.of(blocks, self._spaces[snapshot], last))
+        self.set_prepared_epoch(consumer, snapshot, epoch, PlannedEpoch.of(blocks, self._spaces[snapshot], is_last))
 
-    def set_prepared(self, consumer: str, snapshot: str, epoch: int, published: Epoch) -> None:
-        """Set an epoch as `set_epoch`. published: the result of `Epoch.of`, which takes longest (0.3 s for 14 million
-        reads) and may be called in any thread. Raises KeyError for an unknown snapshot."""
+    def set_prepared_epoch(self, consumer: str, snapshot: str, epoch: int, published: PlannedEpoch) -> None:
+        """Set an epoch as `set_epoch`. published: the result of `PlannedEpoch.of`, which takes longest (0.3 s for 14
+        million reads) and may be called in any thread. Raises KeyError for an unknown snapshot."""
         space = self._spaces[snapshot]
-        course = self._courses.get(consumer)
+        course = self._timelines.get(consumer)
         if course is None or course.space is not space:
-            course = Course.starting(space, epoch)
-            self._courses = {**self._courses, consumer: course}
+            course = ConsumerTimeline.at_epoch(space, epoch)
+            self._timelines = {**self._timelines, consumer: course}
         follows = epoch > max(course.epochs, default=epoch)
         course.epochs = {**course.epochs, epoch: published}
-        if follows and course.here is not None:
-            course.extend()
+        if follows and course.current_epoch is not None:
+            course.extend_future()
         else:
-            course.replan(course.current, course.now.position)
-        self._changed()
+            course.replan(course.epoch_number, course.future.position)
+        self._update_active()
 
     def set_progress(self, consumer: str, epoch: int, position: int, rate: float = 0.0) -> None:
         """Record that *consumer* has done *position* reads of *epoch*, at *rate* reads per second (0: unchanged).
         Reading on costs microseconds; any other change recomputes its future. Unknown consumers are ignored."""
-        course = self._courses.get(consumer)
+        course = self._timelines.get(consumer)
         if course is None:
             return
         course.set_rate(rate)
-        if epoch == course.current and course.here is not None and position >= course.now.position:
-            self._consume(course, course.read_on(position))
+        if epoch == course.epoch_number and course.current_epoch is not None and position >= course.future.position:
+            self._note_consumed(course, course.advance(position))
         elif (
-            epoch == course.current + 1
+            epoch == course.epoch_number + 1
             and epoch in course.epochs
-            and course.here is not None
-            and course.now.length - course.now.position <= _LEAP
+            and course.current_epoch is not None
+            and course.future.length - course.future.position <= _MAX_LEAP
         ):
-            self._consume(course, course.read_on(len(course.here.blocks)))
+            self._note_consumed(course, course.advance(len(course.current_epoch.blocks)))
             course.begin_next_epoch()
             self.version += 1
-            self._consume(course, course.read_on(position))
+            self._note_consumed(course, course.advance(position))
         else:
             course.replan(epoch, max(0, position))
-            self._changed()
+            self._update_active()
 
-    def read_early(self, consumer: str, reads: npt.NDArray[np.integer], *, ahead: bool = False) -> None:
+    def note_early_reads(self, consumer: str, reads: npt.NDArray[np.integer], *, is_next_epoch: bool = False) -> None:
         """Record that reads of *consumer*'s current epoch beyond its position are done: shape (n,), any integer type,
-        in ascending order. ahead: reads of its next epoch, which must be repeated once it begins. Unknown consumers and
-        reads are ignored."""
-        course = self._courses.get(consumer)
-        if course is None or course.here is None:
+        in ascending order. is_next_epoch: reads of its next epoch, which must be repeated once it begins. Unknown
+        consumers and reads are ignored."""
+        course = self._timelines.get(consumer)
+        if course is None or course.current_epoch is None:
             return
-        if ahead:
-            self._consume(course, course.done_ahead(reads))
+        if is_next_epoch:
+            self._note_consumed(course, course.mark_done_ahead(reads))
             return
-        now = course.now
-        self._consume(course, course.done(reads[(reads >= now.position) & (reads < now.length)]))
+        now = course.future
+        self._note_consumed(course, course.mark_done(reads[(reads >= now.position) & (reads < now.length)]))
 
-    def suspend(self, consumer: str, suspended: bool) -> None:
+    def suspend(self, consumer: str, is_suspended: bool) -> None:
         """Exclude a consumer from the plan, or take it back."""
-        course = self._courses.get(consumer)
-        if course is not None and course.suspended != suspended:
-            course.suspended = suspended
-            self._changed()
+        course = self._timelines.get(consumer)
+        if course is not None and course.is_suspended != is_suspended:
+            course.is_suspended = is_suspended
+            self._update_active()
 
-    def remove(self, consumer: str) -> None:
+    def remove_consumer(self, consumer: str) -> None:
         """Forget *consumer* and its future. Unknown consumers are ignored."""
-        if consumer in self._courses:
-            self._courses = {name: one for name, one in self._courses.items() if name != consumer}
-            self._changed()
+        if consumer in self._timelines:
+            self._timelines = {name: one for name, one in self._timelines.items() if name != consumer}
+            self._update_active()
 
     # --- what follows from it -----------------------------------------------------------------------------------------
 
@@ -186,13 +186,15 @@ class Plan:
         """Return `next_use` of blocks of one snapshot by their numbers (shape (n,)), by readers of any snapshot: shape
         (n,), float64."""
         soonest = np.full(len(ids), np.inf)
-        for start in range(0, len(ids), _IN_CACHE):
-            part = soonest[start : start + _IN_CACHE]
-            for future, where, theirs in self.futures(snapshot, ids[start : start + _IN_CACHE]):
+        for start in range(0, len(ids), _BLOCKS_PER_PART):
+            part = soonest[start : start + _BLOCKS_PER_PART]
+            for future, where, theirs in self.futures(snapshot, ids[start : start + _BLOCKS_PER_PART]):
                 part[where] = np.minimum(part[where], future.seconds(theirs))
         return soonest
 
-    def futures(self, snapshot: str, ids: Numbers) -> Iterator[tuple[Future, "slice | npt.NDArray[np.int64]", Numbers]]:
+    def futures(
+        self, snapshot: str, ids: Numbers
+    ) -> Iterator[tuple[KnownFuture, "slice | npt.NDArray[np.int64]", Numbers]]:
         """Yield all consumers that may read some of the blocks *ids* (shape (n,)).
 
         For each: its future; which of *ids* it may read, as a slice or as indices into *ids* (shape (m,), int64); and
@@ -209,12 +211,12 @@ class Plan:
                 where = np.flatnonzero(theirs >= 0)
                 theirs = theirs[where]
             for course in courses:
-                yield course.now, where, theirs
+                yield course.future, where, theirs
 
     def consumed_since(self, mark: int) -> tuple[int, list[tuple[str, Ids]] | None]:
         """Return the next mark, and the blocks read since *mark*: a pair (snapshot, blocks) per progress, with block
         numbers of shape (n,), int32. None instead of the list where *mark* is too old."""
-        if self._progresses == mark:
+        if self._progress_count == mark:
             return mark, []
         remembered = list(self._consumed)
         end = remembered[-1][0] + 1 if remembered else mark
@@ -228,55 +230,55 @@ class Plan:
 
     def consumers(self) -> list[str]:
         """Return the names of consumers that are not suspended."""
-        return [name for name, one in self._courses.items() if not one.suspended]
+        return [name for name, one in self._timelines.items() if not one.is_suspended]
 
-    def knows(self, consumer: str) -> bool:
+    def has_consumer(self, consumer: str) -> bool:
         """Return whether anything is known of *consumer*."""
-        return consumer in self._courses
+        return consumer in self._timelines
 
-    def place(self, consumer: str) -> tuple[int, int]:
+    def progress(self, consumer: str) -> tuple[int, int]:
         """Return (epoch, reads of it that are done). Raises KeyError."""
-        course = self._courses[consumer]
-        return course.current, course.now.position
+        course = self._timelines[consumer]
+        return course.epoch_number, course.future.position
 
-    def epoch(self, consumer: str, epoch: int) -> Epoch | None:
+    def epoch(self, consumer: str, epoch: int) -> PlannedEpoch | None:
         """Return an epoch of *consumer* that is not over yet; None where it was not published."""
-        course = self._courses.get(consumer)
+        course = self._timelines.get(consumer)
         return course.epochs.get(epoch) if course is not None else None
 
-    def expected(self, consumer: str, ids: Ids) -> npt.NDArray[np.int64]:
+    def next_reads(self, consumer: str, ids: Ids) -> npt.NDArray[np.int64]:
         """Return the next read of each of the blocks *ids* (shape (n,), int32), counted from the start of the current
         epoch, or UNKNOWN: shape (n,), int64. Raises KeyError."""
-        return self._courses[consumer].now.next_read[ids].astype(np.int64)
+        return self._timelines[consumer].future.next_read[ids].astype(np.int64)
 
-    def window(self, consumer: str, start: int, count: int) -> Window | None:
+    def window(self, consumer: str, start: int, count: int) -> ReadWindow | None:
         """Return at most *count* reads of one epoch from read *start* on, or from the consumer's position if that is
         later; None where no more are known. *start* counts all reads since the consumer was first seen."""
-        course = self._courses.get(consumer)
-        return course.window(start, count) if course is not None and not course.suspended else None
+        course = self._timelines.get(consumer)
+        return course.window(start, count) if course is not None and not course.is_suspended else None
 
     def is_coming(self, consumer: str, reads: npt.NDArray[np.int64], blocks: Ids) -> npt.NDArray[np.bool_]:
         """Return which reads, numbered as in `window`, are still to come: shape (n,), bool. Of the reads beyond the
         position, the loader's workers have done some early. reads: shape (n,), int64; blocks: the block of each, shape
         (n,), int32. Raises KeyError."""
-        return self._courses[consumer].is_coming(reads, blocks)
+        return self._timelines[consumer].is_coming(reads, blocks)
 
     def generation(self, consumer: str) -> tuple[str, int]:
         """Return the consumer's snapshot, and a number that changes when it does anything but read on, which voids
         earlier read positions. Raises KeyError."""
-        course = self._courses[consumer]
+        course = self._timelines[consumer]
         return course.space.snapshot, course.generation
 
-    def _consume(self, course: Course, blocks: Ids) -> None:
+    def _note_consumed(self, timeline: ConsumerTimeline, blocks: Ids) -> None:
         """Record that *blocks* were read."""
         if len(blocks):
-            self._consumed.append((self._progresses, course.space.snapshot, blocks.copy()))
-            self._progresses += 1
+            self._consumed.append((self._progress_count, timeline.space.snapshot, blocks.copy()))
+            self._progress_count += 1
 
-    def _changed(self) -> None:
-        active: dict[str, list[Course]] = {}
-        for course in self._courses.values():
-            if not course.suspended and course.epochs:
+    def _update_active(self) -> None:
+        active: dict[str, list[ConsumerTimeline]] = {}
+        for course in self._timelines.values():
+            if not course.is_suspended and course.epochs:
                 active.setdefault(course.space.snapshot, []).append(course)
         self._active = {snapshot: tuple(courses) for snapshot, courses in active.items()}
         self.version += 1

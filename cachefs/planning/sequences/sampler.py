@@ -19,9 +19,9 @@ from cachefs.errors import ConfigError
 from cachefs.planning.sequences.sampler_spec import KINDS as KINDS
 from cachefs.planning.sequences.sampler_spec import TORCH_LIMIT as TORCH_LIMIT
 from cachefs.planning.sequences.sampler_spec import SamplerSpec as SamplerSpec
-from cachefs.planning.sequences.twister import skip
+from cachefs.planning.sequences.twister import skip_draws
 
-Order = NDArray[numpy.uint32]
+EpochOrder = NDArray[numpy.uint32]
 
 # Outputs that a DataLoader takes from its generator (its workers' base seed) before epoch 0 and before each later one.
 LOADER_DRAWS: Final = {"torch-random": (0, 0), "torch-loader": (2, 2), "torch-loader-persistent": (2, 0)}
@@ -32,25 +32,28 @@ _SAMPLERS_KEPT: Final = 16
 _STATES_KEPT: Final = 64
 
 # Outputs of the generator drawn at once for a numpy shuffle: 4 MB.
-_DRAWN_AT_ONCE: Final = 1 << 20
+_DRAWS_AT_ONCE: Final = 1 << 20
 
 
-def epoch_order(spec: SamplerSpec, epoch: int) -> Order:
+def epoch_order(spec: SamplerSpec, epoch: int) -> EpochOrder:
     """Return the samples that one consumer reads in *epoch* (counted from 0), in order: numbers, shape (reads,),
     uint32.
 
     Kinds, with n = spec.size; where spec.shuffle is false each is in order of sample numbers:
 
-    - `sequential`: 0 to n - 1. - `torch-random`: `RandomSampler(dataset, generator=g)`, where g was seeded with
-    spec.seed once, before epoch 0, and is used by nothing else. One generator continues from epoch to epoch, and each
-    epoch takes two permutations from it: torch computes a second, unused one when the sampler is exhausted. Every epoch
-    before must therefore have been read to its end. (`RandomSampler` without a generator seeds itself from torch's
-    global one as each epoch starts, which cannot be known before.) - `torch-loader`: `DataLoader(dataset, shuffle=True,
-    generator=g)`. As torch-random, but before each epoch the loader takes a base seed for its workers from the same g.
-    - `torch-loader-persistent`: the same with persistent_workers=True, where the loader does so before epoch 0 only. -
-    `torch-distributed`: `DistributedSampler` after `set_epoch(epoch)`: seed + epoch, padded or cut as in torch to give
-    spec.replicas equal shares; the result is the share of spec.rank. - `numpy`: `numpy.random.RandomState(seed +
-    epoch).permutation(n)`, whose results numpy has frozen (NEP 19), unlike those of `default_rng`.
+    - `sequential`: 0 to n - 1.
+    - `torch-random`: `RandomSampler(dataset, generator=g)`, where g was seeded with spec.seed once, before epoch 0, and
+      is used by nothing else. One generator continues from epoch to epoch, and each epoch takes two permutations from
+      it: torch computes a second, unused one when the sampler is exhausted. Every epoch before must therefore have been
+      read to its end. (`RandomSampler` without a generator seeds itself from torch's global one as each epoch starts,
+      which cannot be known before.)
+    - `torch-loader`: `DataLoader(dataset, shuffle=True, generator=g)`. As torch-random, but before each epoch the
+      loader takes a base seed for its workers from the same g.
+    - `torch-loader-persistent`: the same with persistent_workers=True, where the loader does so before epoch 0 only.
+    - `torch-distributed`: `DistributedSampler` after `set_epoch(epoch)`: seed + epoch, padded or cut as in torch to
+      give spec.replicas equal shares; the result is the share of spec.rank.
+    - `numpy`: `numpy.random.RandomState(seed + epoch).permutation(n)`, whose results numpy has frozen (NEP 19), unlike
+      those of `default_rng`.
 
     Raises ConfigError for a kind that is unknown or `explicit`, and for invalid numbers.
     """
@@ -68,11 +71,11 @@ def epoch_order(spec: SamplerSpec, epoch: int) -> Order:
     return order_of(spec, epoch)
 
 
-def _sequential(spec: SamplerSpec, epoch: int) -> Order:
+def _sequential(spec: SamplerSpec, epoch: int) -> EpochOrder:
     return numpy.arange(spec.size, dtype=numpy.uint32)
 
 
-def _numpy(spec: SamplerSpec, epoch: int) -> Order:
+def _numpy(spec: SamplerSpec, epoch: int) -> EpochOrder:
     order = _sequential(spec, epoch)
     if spec.shuffle:
         seed = spec.seed + epoch
@@ -82,16 +85,16 @@ def _numpy(spec: SamplerSpec, epoch: int) -> Order:
     return order
 
 
-def _numpy_shuffle(generator: numpy.random.RandomState, order: Order) -> None:
+def _numpy_shuffle(generator: numpy.random.RandomState, order: EpochOrder) -> None:
     """Shuffle as generator.shuffle(order), which would block all other threads."""
     last = len(order) - 1
     while last > 0:
         # At least half of the outputs are used.
-        draws = generator.randint(0, 2**32, size=min(2 * last, _DRAWN_AT_ONCE), dtype=numpy.uint32)
+        draws = generator.randint(0, 2**32, size=min(2 * last, _DRAWS_AT_ONCE), dtype=numpy.uint32)
         last = _shuffle_masked(order, draws, last)
 
 
-def _torch_distributed(spec: SamplerSpec, epoch: int) -> Order:
+def _torch_distributed(spec: SamplerSpec, epoch: int) -> EpochOrder:
     if spec.shuffle:
         everyone = _torch_permutation(_torch_generator(spec.seed + epoch), spec.size)
     else:
@@ -103,14 +106,14 @@ def _torch_distributed(spec: SamplerSpec, epoch: int) -> Order:
     return numpy.concatenate((own, everyone[padded % max(spec.size, 1)]))
 
 
-def _torch_random(spec: SamplerSpec, epoch: int) -> Order:
+def _torch_random(spec: SamplerSpec, epoch: int) -> EpochOrder:
     if not spec.shuffle:
         return _sequential(spec, epoch)
     generator = _generator_at(spec.kind, spec.seed, spec.size, epoch)
     return _torch_permutation(generator, spec.size)
 
 
-_ORDERS: dict[str, Callable[[SamplerSpec, int], Order]] = {
+_ORDERS: dict[str, Callable[[SamplerSpec, int], EpochOrder]] = {
     "sequential": _sequential,
     **dict.fromkeys(LOADER_DRAWS, _torch_random),
     "torch-distributed": _torch_distributed,
@@ -135,7 +138,7 @@ def _generator_at(kind: str, seed: int, size: int, epoch: int) -> numpy.random.R
     else:
         generator.set_state(states[before])
         draws = 0
-    skip(generator, draws + (epoch - before) * (2 * max(size - 1, 0) + LOADER_DRAWS[kind][1]))
+    skip_draws(generator, draws + (epoch - before) * (2 * max(size - 1, 0) + LOADER_DRAWS[kind][1]))
     states[epoch] = generator.get_state()
     for oldest in list(states)[:-_STATES_KEPT]:
         states.pop(oldest, None)
@@ -148,7 +151,7 @@ def _torch_generator(seed: int) -> numpy.random.RandomState:
     return numpy.random.RandomState(seed % 2**32)
 
 
-def _torch_permutation(generator: numpy.random.RandomState, size: int) -> Order:
+def _torch_permutation(generator: numpy.random.RandomState, size: int) -> EpochOrder:
     if size >= TORCH_LIMIT:
         raise ConfigError(f"torch shuffles from {TORCH_LIMIT} samples on in another way; publish the order explicitly")
     order = numpy.arange(size, dtype=numpy.uint32)
@@ -157,7 +160,7 @@ def _torch_permutation(generator: numpy.random.RandomState, size: int) -> Order:
     return order
 
 
-def _shuffle_in_python(order: Order, draws: Order) -> None:
+def _shuffle_in_python(order: EpochOrder, draws: EpochOrder) -> None:
     chosen = order.tolist()
     places = numpy.arange(len(draws), dtype=numpy.int64)
     others = places + draws % (len(order) - places)
@@ -166,7 +169,7 @@ def _shuffle_in_python(order: Order, draws: Order) -> None:
     order[:] = chosen
 
 
-def _shuffle_masked_in_python(order: Order, draws: Order, last: int) -> int:
+def _shuffle_masked_in_python(order: EpochOrder, draws: EpochOrder, last: int) -> int:
     chosen = order[: last + 1].tolist()
     for draw in draws.tolist():
         if last <= 0:
@@ -179,7 +182,9 @@ def _shuffle_masked_in_python(order: Order, draws: Order, last: int) -> int:
     return last
 
 
-def _fastest_shuffles() -> tuple[Callable[[Order, Order], None], Callable[[Order, Order, int], int]]:
+def _fastest_shuffles() -> tuple[
+    Callable[[EpochOrder, EpochOrder], None], Callable[[EpochOrder, EpochOrder, int], int]
+]:
     """Return two functions that shuffle the numbers of the first array in place, by a generator's outputs in the
     second.
 

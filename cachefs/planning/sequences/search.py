@@ -8,29 +8,29 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.sequences.epoch import UNKNOWN, Epoch
-from cachefs.planning.sequences.visibility import LOWEST_DENSITY, SLACK
+from cachefs.planning.sequences.epoch import UNKNOWN_READ, PlannedEpoch
+from cachefs.planning.sequences.observed_share import MIN_DENSITY, SLACK_READS
 
 # Number of the latest reads on which a verdict is based.
-ENOUGH: Final = 48
+VERDICT_READS: Final = 48
 # A place is found where at least this share of the latest reads lies close together: within a third of the epoch at
 # most, and this many standard deviations more than by chance. With 20 searches a second, lower limits would find places
 # anywhere.
-AGREEMENT: Final = 0.35
+MIN_AGREEMENT: Final = 0.35
 DEVIATIONS: Final = 8
-FEWEST: Final = 8
-WIDEST: Final = 1 / 3
+MIN_CLUSTER_READS: Final = 8
+MAX_CLUSTER_SHARE: Final = 1 / 3
 # Most of the latest reads that are searched for, as a part of the reads of the epoch.
-LOOKED_FOR: Final = 1 / 16
+MAX_SEARCHED_SHARE: Final = 1 / 16
 # Done reads of different blocks per observed read: each is tried in turn.
 SPACINGS: Final = (2, 4, 8, 16, 32)
 # Each wrong search result raises the required agreement by this.
-DISTRUST: Final = 0.1
-MOST_DISTRUST: Final = 0.5
+DISTRUST_STEP: Final = 0.1
+MAX_DISTRUST: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ReadCluster:
     """A place in an epoch around which the latest reads lie close together."""
 
     # Part of the latest reads that lies in it; 0: no such place.
@@ -41,7 +41,7 @@ class Cluster:
     density: float
 
 
-NOWHERE: Final = Cluster(0.0, 0, 1.0)
+NO_CLUSTER: Final = ReadCluster(0.0, 0, 1.0)
 
 
 class Evidence:
@@ -54,9 +54,9 @@ class Evidence:
         self._judged = np.zeros(0, np.int32)
         self._fits = np.zeros(0, np.bool_)
         self._recent = np.zeros(0, np.int32)  # blocks that it has read recently
-        self._kept = 2 * (4 * ENOUGH + reorder_window)  # most of these
-        self._distrust = 0.0  # added to AGREEMENT
-        self._found_at = -ENOUGH * 8  # `matched` at the last successful search
+        self._kept = 2 * (4 * VERDICT_READS + reorder_window)  # most of these
+        self._distrust = 0.0  # added to MIN_AGREEMENT
+        self._found_at = -VERDICT_READS * 8  # `matched` at the last successful search
 
     @property
     def judged(self) -> Ids:
@@ -71,30 +71,30 @@ class Evidence:
     @property
     def is_enough(self) -> bool:
         """True where there are enough reads for a verdict."""
-        return len(self._fits) >= ENOUGH
+        return len(self._fits) >= VERDICT_READS
 
-    def knows(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def are_recent(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Return which of the blocks *ids* (shape (n,), int32) the consumer has read recently: shape (n,), bool. They
         may be read once more, piece by piece."""
         return np.isin(ids, self._recent)
 
-    def add(self, ids: Ids, fits: npt.NDArray[np.bool_]) -> None:
+    def add_reads(self, ids: Ids, fits: npt.NDArray[np.bool_]) -> None:
         """Add reads of the blocks *ids* (shape (n,), int32), in this order. fits: which were at their place in the
         sequence, shape (n,), bool; the others have no consumer."""
         matched = int(np.count_nonzero(fits))
         self.matched += matched
         self.mismatched += len(fits) - matched
-        self._judged = np.concatenate((self._judged, ids))[-ENOUGH:]
-        self._fits = np.concatenate((self._fits, fits))[-ENOUGH:]
+        self._judged = np.concatenate((self._judged, ids))[-VERDICT_READS:]
+        self._fits = np.concatenate((self._fits, fits))[-VERDICT_READS:]
         self._recent = np.concatenate((self._recent, ids[fits]))[-self._kept :]
 
     def clear(self) -> None:
         """Forget the judged reads after a jump of the consumer."""
         self._judged, self._fits = np.zeros(0, np.int32), np.zeros(0, np.bool_)
 
-    def believes(self, cluster: Cluster) -> bool:
+    def is_credible(self, cluster: ReadCluster) -> bool:
         """Return whether the cluster is accepted as the consumer's place."""
-        return cluster.share >= AGREEMENT + self._distrust
+        return cluster.share >= MIN_AGREEMENT + self._distrust
 
     def on_found(self) -> None:
         """Record a successful search."""
@@ -102,32 +102,32 @@ class Evidence:
 
     def on_lost(self) -> None:
         """Record that the consumer is not where it was followed to. A place found just before was then wrong."""
-        if self.matched - self._found_at < 2 * ENOUGH:
-            self._distrust = min(MOST_DISTRUST, self._distrust + DISTRUST)
+        if self.matched - self._found_at < 2 * VERDICT_READS:
+            self._distrust = min(MAX_DISTRUST, self._distrust + DISTRUST_STEP)
 
 
-def densest(epoch: Epoch, ids: Ids, reorder_window: int) -> Cluster:
+def find_densest(epoch: PlannedEpoch, ids: Ids, reorder_window: int) -> ReadCluster:
     """Return the place in the epoch where reads of the blocks *ids* (shape (n,), int32, in order of the reads) are
     densest.
 
     reorder_window: reads by which the loader's workers may differ from the order.
     """
     length = len(epoch.blocks)
-    ids = ids[-max(FEWEST, int(length * LOOKED_FOR)) :]
+    ids = ids[-max(MIN_CLUSTER_READS, int(length * MAX_SEARCHED_SHARE)) :]
     reads = np.sort(epoch.first[ids])
-    reads = reads[reads != UNKNOWN].astype(np.int64)
+    reads = reads[reads != UNKNOWN_READ].astype(np.int64)
     for spacing in SPACINGS:
         width = int(reorder_window + epoch.repetition * spacing * len(ids))
         chance = width / max(1, length)
-        if len(reads) < FEWEST or chance > WIDEST:
+        if len(reads) < MIN_CLUSTER_READS or chance > MAX_CLUSTER_SHARE:
             break
         counts = np.searchsorted(reads, reads + width) - np.arange(len(reads))
         start = int(counts.argmax())
         share = float(counts[start]) / len(ids)
-        if share >= max(AGREEMENT, chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / len(ids))):
+        if share >= max(MIN_AGREEMENT, chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / len(ids))):
             last = start + int(counts[start]) - 1
-            density = max(LOWEST_DENSITY, min(1.0, float(counts[start]) / max(1, reads[last] + 1 - reads[start])))
+            density = max(MIN_DENSITY, min(1.0, float(counts[start]) / max(1, reads[last] + 1 - reads[start])))
             # Where few reads are observed, the width may end in the middle of them.
-            apart = np.diff(reads[last:], append=np.inf) > SLACK / density
-            return Cluster(share, int(reads[last + int(apart.argmax())]) + 1, density)
-    return NOWHERE
+            apart = np.diff(reads[last:], append=np.inf) > SLACK_READS / density
+            return ReadCluster(share, int(reads[last + int(apart.argmax())]) + 1, density)
+    return NO_CLUSTER

@@ -13,7 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 # Outputs from which on the remainder is quicker.
-FAR: Final = 20_000_000
+JUMP_DRAWS: Final = 20_000_000
 
 _WORDS: Final = 624  # of the state
 _DEGREE: Final = 19_937
@@ -33,9 +33,9 @@ _SUM: Final = (
 _BELOW: Final = (1 << _DEGREE) - 1
 
 
-def skip(generator: numpy.random.RandomState, draws: int) -> None:
+def skip_draws(generator: numpy.random.RandomState, draws: int) -> None:
     """Advance the generator by *draws* outputs of 32 bits."""
-    if draws < FAR:
+    if draws < JUMP_DRAWS:
         generator._bit_generator.random_raw(draws, output=False)
         return
     outputs = generator.randint(0, 2**32, size=_DEGREE + _WORDS, dtype=numpy.uint32)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import AccessDenied
-from cachefs.identity import FOR_SOMEBODY
-from cachefs_daemon.api.socket_place import AT_ONCE, BACKLOG, SocketPlace
-from cachefs_daemon.caller import UNKNOWN, Caller
+from cachefs.identity import UNKNOWN_USER_PREFIX
+from cachefs_daemon.api.socket_path import ACCEPT_BACKLOG, BACKLOG, SocketPath
+from cachefs_daemon.caller import UNKNOWN_CALLER, Caller
 from cachefs_daemon.runtime.signing_key import SigningKey
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _MAX_GROUPS: Final = 256  # Python's getsockopt takes no larger buffer
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class CallerRights:
     """Determines a caller's rights from the kernel's credentials."""
 
     # The user that the daemon runs as, who has all rights, as root has.
@@ -45,14 +45,14 @@ class Admission:
     # The group whose members mount; empty for none.
     mount_group: str = ""
 
-    def caller(self, uid: int, groups: Collection[int]) -> Caller:
+    def caller_of(self, uid: int, groups: Collection[int]) -> Caller:
         """Return the caller. groups: ids of all groups of the process."""
-        administers = uid in (0, self.user) or _id(self.admin_group) in groups
-        return Caller(uid, uid == self.user, administers, administers or _id(self.mount_group) in groups)
+        administers = uid in (0, self.user) or _group_id(self.admin_group) in groups
+        return Caller(uid, uid == self.user, administers, administers or _group_id(self.mount_group) in groups)
 
-    def check_mounts(self, caller: Caller) -> None:
+    def require_mount_right(self, caller: Caller) -> None:
         """Raise AccessDenied for a caller that may not mount."""
-        if not caller.mounts:
+        if not caller.may_mount:
             raise AccessDenied(f"{caller} may not mount: it takes {self.mounters}")
 
     @property
@@ -70,7 +70,7 @@ class Admission:
         return f"{users}, or a member of group {group}" if group else f"{users} ({key} can name a group)"
 
 
-def _id(group: str) -> int | None:
+def _group_id(group: str) -> int | None:
     """Return the id of a group; None for an empty or unknown name."""
     try:
         return grp.getgrnam(group).gr_gid if group else None
@@ -81,60 +81,60 @@ def _id(group: str) -> int | None:
 class Identities:
     """Issues identities on a separate socket, and verifies them."""
 
-    def __init__(self, path: Path, admission: Admission) -> None:
-        self.place = SocketPlace(path)
+    def __init__(self, path: Path, admission: CallerRights) -> None:
+        self.socket_path = SocketPath(path)
         self._admission = admission
         self._key = SigningKey(secrets.token_bytes(32))
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen, also where the socket was removed. Raises Busy where another daemon listens, or CachefsError."""
-        listening = self.place.listen()
+        listening = self.socket_path.listen()
         former = self._server
-        self._server = await asyncio.start_unix_server(self._answer, sock=listening, backlog=AT_ONCE)
+        self._server = await asyncio.start_unix_server(self._send_identity, sock=listening, backlog=ACCEPT_BACKLOG)
         listening.listen(BACKLOG)
         if former is not None:
             former.close()
 
     def stop(self) -> None:
-        self.place.leave()
+        self.socket_path.remove()
         if self._server is not None:
             self._server.close()
 
-    def of(self, identity: str) -> Caller | None:
+    def verify(self, identity: str) -> Caller | None:
         """Return the caller with this identity; None where this run of the daemon has not issued it."""
-        if not identity.startswith(FOR_SOMEBODY):
-            return self._signed(identity)
-        mount = self._signed(identity.removeprefix(FOR_SOMEBODY))
-        return UNKNOWN if mount is not None and mount.mounts else None
+        if not identity.startswith(UNKNOWN_USER_PREFIX):
+            return self._verify_signature(identity)
+        mount = self._verify_signature(identity.removeprefix(UNKNOWN_USER_PREFIX))
+        return UNKNOWN_CALLER if mount is not None and mount.may_mount else None
 
-    def _signed(self, identity: str) -> Caller | None:
+    def _verify_signature(self, identity: str) -> Caller | None:
         said, _, signature = identity.rpartition(".")
         if not hmac.compare_digest(self._sign(said).encode(), signature.encode("utf-8", "replace")):
             return None
         uid, *flags = said.split(".")
         return Caller(int(uid), *(flag == "1" for flag in flags))
 
-    def give(self, caller: Caller) -> str:
-        said = f"{caller.uid}.{caller.is_daemon:d}.{caller.administers:d}.{caller.mounts:d}"
+    def issue(self, caller: Caller) -> str:
+        said = f"{caller.uid}.{caller.is_daemon:d}.{caller.is_administrator:d}.{caller.may_mount:d}"
         return f"{said}.{self._sign(said)}"
 
     def _sign(self, said: str) -> str:
         return self._key.sign(said.encode("utf-8", "replace")).hex()
 
-    async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _send_identity(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send an identity, which is small enough that the socket always takes it at once."""
         try:
-            uid, groups = peer(writer.get_extra_info("socket"))
-            writer.write(self.give(self._admission.caller(uid, groups)).encode())
+            uid, groups = peer_credentials(writer.get_extra_info("socket"))
+            writer.write(self.issue(self._admission.caller_of(uid, groups)).encode())
         except (OSError, KeyError) as error:
-            log.warning("%s: cannot tell who a caller is: %s", self.place.path, error)
+            log.warning("%s: cannot tell who a caller is: %s", self.socket_path.path, error)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
 
-def peer(connection: socket.socket) -> tuple[int, set[int]]:
+def peer_credentials(connection: socket.socket) -> tuple[int, set[int]]:
     """Return the user id and all group ids of the connected process."""
     _, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     try:

@@ -17,7 +17,7 @@ from typing import Final, cast
 from aiohttp import web
 
 from cachefs.errors import ConfigError
-from cachefs_daemon.api.socket_place import SocketPlace
+from cachefs_daemon.api.socket_path import SocketPath
 from cachefs_daemon.local_listen import UNIX, split_listen
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # Most connections at once, of which the oldest is closed for one more; and the most seconds of each: a scrape is one
 # connection.
-MOST_CONNECTIONS: Final = 32
+MAX_CONNECTIONS: Final = 32
 CONNECTION_SECONDS: Final = 30.0
 # Seconds for responses in progress when the daemon ends.
 STOP_SECONDS: Final = 1.0
@@ -46,7 +46,7 @@ HEADERS: Final = {
 }
 
 
-class LocalHttp:
+class LocalHttpServer:
     """An HTTP server on one local address. Used on the event loop."""
 
     def __init__(self, listen: str, key: str) -> None:
@@ -55,13 +55,13 @@ class LocalHttp:
         self._key = key
         self._app = web.Application(middlewares=[self._check])
         self._runner = web.AppRunner(
-            self._app, access_log=None, shutdown_timeout=STOP_SECONDS, handle_signals=False, logger=_quiet()
+            self._app, access_log=None, shutdown_timeout=STOP_SECONDS, handle_signals=False, logger=_silent_logger()
         )
-        self._place = SocketPlace(Path(listen.removeprefix(UNIX))) if listen.startswith(UNIX) else None
+        self._socket_path = SocketPath(Path(listen.removeprefix(UNIX))) if listen.startswith(UNIX) else None
         self._server: asyncio.Server | None = None
         self._connections: dict[_Connection, None] = {}  # oldest first
 
-    def add(self, path: str, handler: Handler) -> None:
+    def add_route(self, path: str, handler: Handler) -> None:
         """Answer requests for *path*, in aiohttp's notation, with *handler*. Call before `start`."""
         self._app.router.add_get(path, handler)
 
@@ -75,25 +75,25 @@ class LocalHttp:
         """Listen. Raises CachefsError where that fails."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        if self._place is not None:
-            self._server = await loop.create_unix_server(self._admit, sock=self._place.listen())
+        if self._socket_path is not None:
+            self._server = await loop.create_unix_server(self._make_connection, sock=self._socket_path.listen())
             return
         try:
-            self._server = await loop.create_server(self._admit, *split_listen(self._listen))
+            self._server = await loop.create_server(self._make_connection, *split_listen(self._listen))
         except OSError as error:
             why = error.strerror or "no such address"
             raise ConfigError(f"cannot listen on {self._listen}: {why}; see `{self._key}`") from None
 
     async def stop(self) -> None:
         if self._server is not None:
-            if self._place is not None:
-                self._place.leave()
+            if self._socket_path is not None:
+                self._socket_path.remove()
             self._server.close()
         await self._runner.cleanup()
 
-    def _admit(self) -> asyncio.Protocol:
-        if len(self._connections) >= MOST_CONNECTIONS:
-            next(iter(self._connections)).dismiss()
+    def _make_connection(self) -> asyncio.Protocol:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            next(iter(self._connections)).close_now()
         server = self._runner.server
         assert server is not None
         connection = _Connection(cast(asyncio.Protocol, server()), self._connections)
@@ -102,15 +102,15 @@ class LocalHttp:
 
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._place is None and not _is_here(request.host):
+        if self._socket_path is None and not _is_own_name(request.host):
             answer: web.StreamResponse = web.Response(status=403, text="ask for this machine by a name of loopback\n")
         else:
-            answer = await self._answer(request, handler)
+            answer = await self._handle(request, handler)
         answer.headers.update(HEADERS)
         answer.force_close()
         return answer
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except web.HTTPException as refusal:
@@ -128,12 +128,12 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, inside: asyncio.Protocol, others: "dict[_Connection, None]") -> None:
         """inside: the protocol that serves the connection."""
-        self._inside = inside
+        self._protocol = inside
         self._others = others
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def dismiss(self) -> None:
+    def close_now(self) -> None:
         """Close the connection at once."""
         self._others.pop(self, None)
         if self._transport is not None:
@@ -141,29 +141,29 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._timer = asyncio.get_running_loop().call_later(CONNECTION_SECONDS, self.dismiss)
-        self._inside.connection_made(transport)
+        self._timer = asyncio.get_running_loop().call_later(CONNECTION_SECONDS, self.close_now)
+        self._protocol.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        self._inside.data_received(data)
+        self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self._inside.eof_received()
+        return self._protocol.eof_received()
 
     def pause_writing(self) -> None:
-        self._inside.pause_writing()
+        self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        self._inside.resume_writing()
+        self._protocol.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._others.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
-        self._inside.connection_lost(error)
+        self._protocol.connection_lost(error)
 
 
-def _is_here(host: str) -> bool:
+def _is_own_name(host: str) -> bool:
     """Return whether *host*, with or without a port, is a name of this machine."""
     bare = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
     bare = bare.removeprefix("[").removesuffix("]")
@@ -174,7 +174,7 @@ def _is_here(host: str) -> bool:
     return False
 
 
-def _quiet() -> logging.Logger:
+def _silent_logger() -> logging.Logger:
     """Return a silent logger for requests that aiohttp does not understand: a traceback of each would fill the log."""
     logger = logging.getLogger(f"{__name__}.requests")
     logger.setLevel(logging.CRITICAL)

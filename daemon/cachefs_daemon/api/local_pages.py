@@ -1,8 +1,8 @@
 """The local HTTP pages of the daemon: metrics and the web page, which may share an address."""
 
-from cachefs_daemon.api.local_http import LocalHttp
+from cachefs_daemon.api.local_http import LocalHttpServer
 from cachefs_daemon.local_listen import UNIX
-from cachefs_daemon.metrics.scrape import Scrape
+from cachefs_daemon.metrics.scrape import ScrapeHandler
 from cachefs_daemon.node import Node
 from cachefs_daemon.web.page import WebPage
 
@@ -12,22 +12,22 @@ class LocalPages:
 
     def __init__(self, node: Node) -> None:
         metrics, web = node.config.metrics.listen, node.config.web.listen
-        self._servers: dict[str, LocalHttp] = {}  # by address
+        self._servers: dict[str, LocalHttpServer] = {}  # by address
         self._page: WebPage | None = None
         # The pages and their addresses, for messages.
-        self.places: list[str] = []
+        self.descriptions: list[str] = []
         if metrics:
-            self._at(metrics, "metrics.listen").add("/metrics", Scrape(node).answer)
-            self.places.append(f"metrics on {metrics}")
+            self._server_at(metrics, "metrics.listen").add_route("/metrics", ScrapeHandler(node).handle)
+            self.descriptions.append(f"metrics on {metrics}")
         if web:
             self._page = WebPage(node)
             for path, handler in self._page.handlers.items():
-                self._at(web, "web.listen").add(path, handler)
-            self.places.append(f"web page on {web if web.startswith(UNIX) else f'http://{web}/'}")
+                self._server_at(web, "web.listen").add_route(path, handler)
+            self.descriptions.append(f"web page on {web if web.startswith(UNIX) else f'http://{web}/'}")
 
-    def _at(self, listen: str, key: str) -> LocalHttp:
+    def _server_at(self, listen: str, key: str) -> LocalHttpServer:
         if listen not in self._servers:
-            self._servers[listen] = LocalHttp(listen, key)
+            self._servers[listen] = LocalHttpServer(listen, key)
         return self._servers[listen]
 
     async def start(self) -> None:

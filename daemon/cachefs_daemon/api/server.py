@@ -22,26 +22,26 @@ from cachefs.errors import (
     OriginAccessDenied,
     Unidentified,
 )
-from cachefs.identity import identity_socket
+from cachefs.identity import identity_socket_path
 from cachefs.messages import Message
-from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Method, decoder, encode
-from cachefs_daemon.api.door import Door
-from cachefs_daemon.api.fetch_channel import FetchChannel
-from cachefs_daemon.api.identity import Admission, Identities
+from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Method, encode, response_decoder
+from cachefs_daemon.api.call_authorizer import CallAuthorizer
+from cachefs_daemon.api.fetch_channel import FetchChannelServer
+from cachefs_daemon.api.identity import CallerRights, Identities
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.api.socket_keeper import SocketKeeper
-from cachefs_daemon.api.socket_place import SocketPlace
+from cachefs_daemon.api.socket_path import SocketPath
 
 log = logging.getLogger(__name__)
 
 # gRPC refuses more than 8 KiB of metadata; one line is far less.
 MAX_ERROR_TEXT: Final = 2000
 # Seconds between two checks of the sockets, of two system calls each.
-LOOK_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 2.0
 # Most servers whose socket was removed and that still answer their connected callers; and the seconds for which calls
 # of an older one, such as warm-ups, may go on.
-MOST_FORMER: Final = 8
-FORMER_GRACE: Final = 86400.0
+MAX_FORMER: Final = 8
+FORMER_GRACE_SECONDS: Final = 86400.0
 
 _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -54,21 +54,21 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
 }
 
 
-class Server:
+class RpcServer:
     """Listens on the daemon's socket, and dispatches the calls of cachefs.rpc to a `Service`."""
 
-    def __init__(self, service: Service, path: Path, admission: Admission, channel: FetchChannel) -> None:
+    def __init__(self, service: Service, path: Path, admission: CallerRights, channel: FetchChannelServer) -> None:
         """path: of the socket; that of cachefs.identity is beside it. admission: determines the rights of callers.
         channel: opened and closed with the socket."""
-        self._place = SocketPlace(path)
+        self._socket_path = SocketPath(path)
         self._channel = channel
-        self._identities = Identities(identity_socket(path), admission)
-        door = Door(self._identities, admission)
+        self._identities = Identities(identity_socket_path(path), admission)
+        door = CallAuthorizer(self._identities, admission)
         self._handlers = {method.name: _handler(method, service, door) for method in METHODS}
         self._server: grpc.aio.Server | None = None
         self._stopping = False
-        self._former: set[asyncio.Task[None]] = set()  # tasks that stop servers whose socket was removed
-        self._ending: list[grpc.aio.Server] = []  # such servers
+        self._stop_tasks: set[asyncio.Task[None]] = set()  # tasks that stop servers whose socket was removed
+        self._former_servers: list[grpc.aio.Server] = []  # such servers
 
     async def start(self) -> None:
         """Listen. Raises Busy where another daemon listens on the socket, CachefsError where it cannot be created."""
@@ -78,7 +78,7 @@ class Server:
             await self._channel.start()
         except CachefsError:
             self._identities.stop()
-            self._place.leave()
+            self._socket_path.remove()
             raise
         await self._server.start()
 
@@ -89,26 +89,26 @@ class Server:
         def bind(path: str) -> None:
             made.append(grpc.aio.server(options=CHANNEL_OPTIONS))
             made[0].add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler(SERVICE, self._handlers), _Unknown())
+                (grpc.method_handlers_generic_handler(SERVICE, self._handlers), _UnknownCallHandler())
             )
             made[0].add_insecure_port(f"unix:{path}")
 
-        self._place.take(bind)
+        self._socket_path.claim(bind)
         return made[0]
 
     async def keep_reachable(self) -> None:
         """Create sockets again that other programs have removed. Runs until it is cancelled."""
         keepers = (
-            SocketKeeper(self._place, self._listen_again),
-            SocketKeeper(self._identities.place, self._identities.start),
-            SocketKeeper(self._channel.place, self._channel.start),
+            SocketKeeper(self._socket_path, self._listen_again),
+            SocketKeeper(self._identities.socket_path, self._identities.start),
+            SocketKeeper(self._channel.socket_path, self._channel.start),
         )
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             for keeper in keepers:
                 if self._stopping:
                     return
-                await keeper.look()
+                await keeper.check()
 
     async def _listen_again(self) -> None:
         """Start another server, since gRPC takes no further socket after a server's start. Raises CachefsError."""
@@ -118,26 +118,26 @@ class Server:
             return
         # Connected callers keep the former server. Telling them to reconnect would fail the calls that are just on
         # their way.
-        self._ending.append(former)
-        if len(self._ending) > MOST_FORMER:
-            task = asyncio.create_task(self._end(self._ending[0]))
-            self._former.add(task)
-            task.add_done_callback(self._former.discard)
+        self._former_servers.append(former)
+        if len(self._former_servers) > MAX_FORMER:
+            task = asyncio.create_task(self._stop_former(self._former_servers[0]))
+            self._stop_tasks.add(task)
+            task.add_done_callback(self._stop_tasks.discard)
 
-    async def _end(self, former: grpc.aio.Server) -> None:
-        self._ending.remove(former)
-        await former.stop(FORMER_GRACE)
+    async def _stop_former(self, former: grpc.aio.Server) -> None:
+        self._former_servers.remove(former)
+        await former.stop(FORMER_GRACE_SECONDS)
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and give those in progress *grace* seconds."""
         self._stopping = True
-        self._place.leave()
-        servers = [server for server in (self._server, *self._ending) if server is not None]
+        self._socket_path.remove()
+        servers = [server for server in (self._server, *self._former_servers) if server is not None]
         await asyncio.gather(self._channel.stop(grace), *(server.stop(grace) for server in servers))
         self._identities.stop()
 
 
-class _Unknown(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _UnknownCallHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers calls that this daemon does not know: they come from a mount or a command of another version."""
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
@@ -154,16 +154,16 @@ class _Unknown(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(call)
 
 
-def _handler(method: Method[Any, Any], service: Service, door: Door) -> grpc.RpcMethodHandler:
+def _handler(method: Method[Any, Any], service: Service, authorizer: CallAuthorizer) -> grpc.RpcMethodHandler:
     behaviour = getattr(service, method.function)
-    if method.streams:
-        return grpc.unary_stream_rpc_method_handler(_streaming(method, behaviour, door))
-    return grpc.unary_unary_rpc_method_handler(_unary(method, behaviour, door))
+    if method.is_streaming:
+        return grpc.unary_stream_rpc_method_handler(_streaming(method, behaviour, authorizer))
+    return grpc.unary_unary_rpc_method_handler(_unary(method, behaviour, authorizer))
 
 
 def _decoder(method: Method[Any, Any]) -> Callable[[bytes], Any]:
     """Return a function that decodes a request, and raises CachefsError."""
-    decode = decoder(method.request)
+    decode = response_decoder(method.request)
 
     def read(request: bytes) -> Any:
         try:
@@ -177,13 +177,13 @@ def _decoder(method: Method[Any, Any]) -> Callable[[bytes], Any]:
 
 
 def _unary(
-    method: Method[Any, Any], behaviour: Callable[..., Awaitable[Message]], door: Door
+    method: Method[Any, Any], behaviour: Callable[..., Awaitable[Message]], authorizer: CallAuthorizer
 ) -> Callable[[bytes, Any], Awaitable[bytes]]:
     decode = _decoder(method)
 
     async def call(request: bytes, context: Any) -> bytes:
         try:
-            caller = door.admit(method, context)
+            caller = authorizer.authorize_call(method, context)
             return encode(await behaviour(decode(request), *caller))
         except Exception as error:
             await _fail(context, method.name, error)
@@ -193,13 +193,13 @@ def _unary(
 
 
 def _streaming(
-    method: Method[Any, Any], behaviour: Callable[..., AsyncGenerator[Message, None]], door: Door
+    method: Method[Any, Any], behaviour: Callable[..., AsyncGenerator[Message, None]], authorizer: CallAuthorizer
 ) -> Callable[[bytes, Any], AsyncGenerator[bytes, None]]:
     decode = _decoder(method)
 
     async def call(request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         try:
-            caller = door.admit(method, context)
+            caller = authorizer.authorize_call(method, context)
             # Closed at once when the caller disconnects, so that the listing or warm-up that it began ends.
             async with contextlib.aclosing(behaviour(decode(request), *caller)) as replies:
                 async for reply in replies:

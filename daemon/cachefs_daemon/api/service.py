@@ -1,7 +1,7 @@
 """Answers the calls of mounts, jobs and cachectl.
 
 cachefs.rpc lists the calls, each with the messages that it takes and gives. For each there is a method here of the same
-name: a coroutine, or an async generator where the reply is a stream. Where jobs belong to users (`Right.JOB`) it
+name: a coroutine, or an async generator where the reply is a stream. Where jobs belong to users (`AccessRight.JOB`) it
 receives the caller.
 """
 
@@ -18,78 +18,78 @@ from typing import Final, TypeVar
 import msgspec
 
 from cachefs import __version__
-from cachefs.cluster_messages import ClusterStatus, DrainNode, DrainStatus, ScaleNode, ScaleStatus
+from cachefs.cluster_messages import ClusterStatus, DrainRequest, DrainStatus, ScaleNode, ScaleStatus
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.job_messages import (
     JobEpoch,
     JobList,
     JobName,
     JobProgress,
-    JobProgressReply,
-    JobPublish,
+    JobProgressResponse,
+    JobPublication,
     JobView,
     StallRows,
 )
 from cachefs.messages import (
-    MOST_NAMES,
+    MAX_DATASET_NAMES,
+    CachedDatasets,
     CachedFiles,
-    DatasetAdd,
+    DatasetAddRequest,
     DatasetDetail,
     DatasetLimit,
     DatasetList,
     DatasetName,
     DatasetNames,
-    DatasetReached,
-    DatasetsCached,
-    DatasetSet,
+    DatasetSetRequest,
+    DatasetSetResult,
     DatasetView,
-    Directory,
     DirectoryEntries,
+    DirectoryPath,
     Empty,
+    EvictedAmount,
     EvictForecast,
     FileInfo,
     FilePath,
-    Freed,
     ListingProgress,
     LogLevel,
     MountReport,
     NodeView,
-    Pinned,
-    Problem,
-    Reloaded,
+    PinnedAmount,
+    ReloadResult,
     Selection,
     Status,
     TierStatus,
+    UnusableKey,
     VerifyProgress,
-    Warmup,
     WarmupForecast,
     WarmupId,
     WarmupList,
     WarmupProgress,
+    WarmupRequest,
 )
-from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
-from cachefs.read_messages import MountReads, ReadsAsked, ReadsTold
+from cachefs.push_messages import PushAcknowledgement, PushCommand, PushReport, PushSubscription
+from cachefs.read_messages import MountReadReport, ReadsRequest, ReadsResponse
 from cachefs_daemon.caller import Caller
-from cachefs_daemon.cluster.shown import cluster_brief, cluster_status
+from cachefs_daemon.cluster.status import cluster_brief, cluster_status
 from cachefs_daemon.content import forecast, inventory, verify
 from cachefs_daemon.content.cached_share import cached_share
 from cachefs_daemon.cooperation.scaling import planned_demands, scale_status, scaled_nodes
 from cachefs_daemon.datasets import browsing, selection, trial
-from cachefs_daemon.fetch.guess_views import guess_counts, guess_views
-from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
+from cachefs_daemon.fetch.readahead_views import readahead_counts, readahead_views
+from cachefs_daemon.jobs.owners import check_owner, find_job_name, own_job_name
 from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.mounts.lagging import with_lag
 from cachefs_daemon.node import Node, origin_settings
-from cachefs_daemon.origin import ledger
-from cachefs_daemon.runtime.unbroken import unbroken
+from cachefs_daemon.origin import request_counters
+from cachefs_daemon.runtime.shielded import shielded
 from cachefs_daemon.store.storage import TierUsage
 
 log = logging.getLogger(__name__)
 
-FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
+FromJob = TypeVar("FromJob", JobPublication, JobEpoch, JobProgress)
 
 # Most seconds that a removal waits for the published state of other nodes.
-_CAUGHT_UP_SECONDS: Final = 2.0
+_CATCH_UP_SECONDS: Final = 2.0
 # Seconds within which an unmounted mount ends, including its workers' last reports: as long as `cachectl umount` waits.
 _UNMOUNTED_SECONDS: Final = 10.0
 # A mount that has been detached for longer probably has open files: `cachectl umount --lazy` waits this long.
@@ -111,7 +111,7 @@ class Service:
     # --- mounts -------------------------------------------------------------------------------------------------
 
     async def report(self, report: MountReport) -> NodeView:
-        await self._node.exchange.on_mount_report(report)
+        await self._node.report_dispatcher.on_mount_report(report)
         return await self.node(Empty())
 
     async def node(self, _: Empty) -> NodeView:
@@ -120,75 +120,75 @@ class Service:
             instance=self._node.instance,
             index=str(self._node.storage.index.path),
             tiers=self._tiers,
-            datasets=self._node.catalog.readable(),
+            datasets=self._node.catalog.mountable(),
             capacity=sum(tier.limit for tier in usage),
             used=sum(tier.used for tier in usage),
             read_deadline=self._node.config.daemon.read_deadline,
-            asking=self._node.told_reads.users(time.monotonic()),
+            asking=self._node.process_reads.users_with_helpers(time.monotonic()),
         )
 
-    async def push(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        async with contextlib.aclosing(self._node.pushers.orders(request)) as orders:
+    async def push(self, request: PushSubscription) -> AsyncGenerator[PushCommand, None]:
+        async with contextlib.aclosing(self._node.pushers.commands(request)) as orders:
             async for order in orders:
                 yield order
 
-    async def push_report(self, report: PushDone) -> PushReply:
-        self._node.pushers.report(report)
-        return PushReply()
+    async def push_report(self, report: PushReport) -> PushAcknowledgement:
+        self._node.pushers.handle_report(report)
+        return PushAcknowledgement()
 
-    async def tell_reads(self, told: MountReads) -> Empty:
-        self._node.told_reads.add(told.reads)
+    async def tell_reads(self, told: MountReadReport) -> Empty:
+        self._node.process_reads.add_reads(told.reads)
         return Empty()
 
     # --- jobs ---------------------------------------------------------------------------------------------------
 
-    async def job_publish(self, request: JobPublish, caller: Caller) -> JobView:
-        view = self._node.jobs.publish(_owned(request, caller))
-        self._node.exchange.wake()
+    async def job_publish(self, request: JobPublication, caller: Caller) -> JobView:
+        view = self._node.jobs.publish(_with_full_job_name(request, caller))
+        self._node.report_dispatcher.wake_fetching()
         return view
 
     async def job_epoch(self, request: JobEpoch, caller: Caller) -> Empty:
-        self._node.jobs.epoch(_owned(request, caller))
-        self._node.exchange.wake()
+        self._node.jobs.add_order(_with_full_job_name(request, caller))
+        self._node.report_dispatcher.wake_fetching()
         return Empty()
 
-    async def job_progress(self, request: JobProgress, caller: Caller) -> JobProgressReply:
-        return self._node.exchange.on_job_progress(_owned(request, caller))
+    async def job_progress(self, request: JobProgress, caller: Caller) -> JobProgressResponse:
+        return self._node.report_dispatcher.on_job_progress(_with_full_job_name(request, caller))
 
-    async def ask_reads(self, request: ReadsAsked, caller: Caller) -> ReadsTold:
-        return self._node.told_reads.ask(caller, request, time.monotonic())
+    async def ask_reads(self, request: ReadsRequest, caller: Caller) -> ReadsResponse:
+        return self._node.process_reads.take_reads(caller, request, time.monotonic())
 
     async def job_list(self, _: Empty) -> JobList:
         return JobList(
-            jobs=[self._node.jobs.view(job, self._node.pushers.ahead) for job in self._node.jobs],
-            guessed=guess_views(self._node.guesser.book, self._node.catalog),
+            jobs=[self._node.jobs.job_view(job, self._node.pushers.bytes_ahead) for job in self._node.jobs],
+            guessed=readahead_views(self._node.readahead.book, self._node.catalog),
         )
 
     async def job_show(self, request: JobName, caller: Caller) -> JobView:
-        job = self._node.jobs.get(self._meant(request, caller))
-        return self._node.jobs.view(job, self._node.pushers.ahead)
+        job = self._node.jobs.get(self._full_job_name(request, caller))
+        return self._node.jobs.job_view(job, self._node.pushers.bytes_ahead)
 
     async def job_cancel(self, request: JobName, caller: Caller) -> Empty:
-        name = self._meant(request, caller)
+        name = self._full_job_name(request, caller)
         check_owner(caller, name)
         self._node.jobs.cancel(name)
         return Empty()
 
     async def stall_list(self, request: JobName, caller: Caller) -> StallRows:
-        name = self._meant(request, caller) if request.job else ""
+        name = self._full_job_name(request, caller) if request.job else ""
         if name:
             self._node.jobs.get(name)
         return StallRows(rows=self._node.jobs.stall_rows(name))
 
-    def _meant(self, request: JobName, caller: Caller) -> str:
-        return job_meant(caller, request.job, [job.name for job in self._node.jobs])
+    def _full_job_name(self, request: JobName, caller: Caller) -> str:
+        return find_job_name(caller, request.job, [job.name for job in self._node.jobs])
 
     # --- state of the node --------------------------------------------------------------------------------------
 
     async def status(self, _: Empty) -> Status:
         usage = await self._node.threads.run(self._node.storage.usage)
         counters = self._node.mounts.counters()
-        reads = ledger.total().purpose("read")
+        reads = request_counters.total_counters().counters_for("read")
         blocks, size = self._node.fetcher.in_flight
         return Status(
             instance=self._node.instance,
@@ -203,30 +203,33 @@ class Service:
             fetched_bytes=self._node.fetcher.fetched_bytes,
             origin_requests=sum(one.requests for one in reads),
             origin_errors=sum(one.failed for one in reads),
-            origin_detours=sum(one.detours for one in reads),
+            origin_detours=sum(one.fallback_reads for one in reads),
             in_flight_blocks=blocks,
             in_flight_bytes=size,
             repairs=self._node.storage.blocks.repairs,
-            mounts=[with_lag(self._node.pushers.shown(one), self._newest) for one in self._node.mounts.views()],
+            mounts=[
+                with_lag(self._node.pushers.with_push_counters(one), self._current_snapshot_id)
+                for one in self._node.mounts.views()
+            ],
             warmups=len(self._node.warmups),
             index_blocks=sum(tier.blocks for tier in usage),
             errors=self._node.errors.views(),
             causes=self._node.errors.causes(),
-            passed_blocks=self._node.fetcher.passing.count,
+            passed_blocks=self._node.fetcher.bypass_blocks.count,
             endpoints=self._node.catalog.endpoints(),
-            fetch_processes=self._node.carrying.status(),
+            fetch_processes=self._node.process_fetches.status(),
             peers=self._node.peer_counts(),
-            guessed=guess_counts(self._node.guesser.counts),
+            guessed=readahead_counts(self._node.readahead.counts),
             cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
-            troubles=self._node.troubles.now(),
+            troubles=self._node.troubles.present_troubles(),
         )
 
-    def _newest(self, dataset: str) -> str:
+    def _current_snapshot_id(self, dataset: str) -> str:
         """Return the id of the dataset's current snapshot; "" where there is none."""
         known = self._node.catalog.find(dataset)
         return known.current.id if known is not None and known.current is not None else ""
 
-    async def reload(self, _: Empty) -> Reloaded:
+    async def reload(self, _: Empty) -> ReloadResult:
         return self._settings.reload()
 
     async def log_level(self, request: LogLevel) -> LogLevel:
@@ -236,10 +239,10 @@ class Service:
         node = self._node
         counters = await node.sharing.counters() if node.sharing is not None else {}
         status = cluster_status(node.membership.view, node.config.cluster, node.traffic, counters)
-        claims = node.sharing.shared.claims.remarks(time.monotonic()) if node.sharing is not None else ()
+        claims = node.sharing.shared.identity_conflicts.remarks(time.monotonic()) if node.sharing is not None else ()
         return msgspec.structs.replace(status, remarks=[*status.remarks, *claims])
 
-    async def drain(self, request: DrainNode) -> DrainStatus:
+    async def drain(self, request: DrainRequest) -> DrainStatus:
         if self._node.draining is None:
             raise ConfigError("this node is in no cluster; see [cluster] in its configuration")
         return await self._node.draining.drain(request.node, undo=request.undo)
@@ -248,12 +251,12 @@ class Service:
         node = self._node
         if node.cooperation is not None and node.sharing is not None:
             nodes = scaled_nodes(node.membership.view, await node.sharing.counters())
-            return scale_status(nodes, node.cooperation.demands())
+            return scale_status(nodes, node.cooperation.demands_of_snapshots())
         usage = await node.threads.run(node.storage.usage)
         alone = ScaleNode(
             node.config.cluster.own_name, sum(tier.limit for tier in usage), sum(tier.used for tier in usage)
         )
-        return scale_status([alone], planned_demands(node.storage.foresight.plan))
+        return scale_status([alone], planned_demands(node.storage.planning.plan))
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:
         async for progress in verify.verify(self._node.storage.blocks, self._node.storage.index, self._node.threads):
@@ -273,21 +276,21 @@ class Service:
             options=dataset.record.options,
             cached=await self._node.threads.background(inventory.cached_bytes, self._node.storage.index, snapshot),
             pinned=dataset.record.pins,
-            problems=[Problem(key=key, reason=reason) for key, reason in snapshot.problems()],
+            problems=[UnusableKey(key=key, reason=reason) for key, reason in snapshot.problems()],
             snapshots=[known.id for known in dataset.record.snapshots],
         )
 
-    async def dataset_cached(self, request: DatasetNames) -> DatasetsCached:
-        wanted = (self._node.catalog.find(name) for name in request.names[:MOST_NAMES])
+    async def dataset_cached(self, request: DatasetNames) -> CachedDatasets:
+        wanted = (self._node.catalog.find(name) for name in request.names[:MAX_DATASET_NAMES])
         index = self._node.storage.index
         found = [
             await self._node.threads.background(cached_share, index, one.current, one.record.name)
             for one in wanted
             if one is not None and one.current is not None
         ]
-        return DatasetsCached(datasets=found)
+        return CachedDatasets(datasets=found)
 
-    async def dataset_add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
+    async def dataset_add(self, request: DatasetAddRequest) -> AsyncGenerator[ListingProgress, None]:
         try:
             async with contextlib.aclosing(self._node.catalog.add(request)) as steps:
                 async for progress in steps:
@@ -296,7 +299,7 @@ class Service:
             log.warning("dataset %s is not added: %s", request.name, _without_url(str(error), request.url))
             raise
 
-    async def dataset_try(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
+    async def dataset_try(self, request: DatasetAddRequest) -> AsyncGenerator[ListingProgress, None]:
         self._node.catalog.check_new(request.name, request.url)
         settings, directory = origin_settings(self._node.config), self._node.config.daemon.state_dir
         async with contextlib.aclosing(trial.try_listing(request, settings, directory)) as steps:
@@ -304,7 +307,7 @@ class Service:
                 yield progress
 
     async def dataset_refresh(self, request: DatasetName) -> AsyncGenerator[ListingProgress, None]:
-        await self._node.catalog.until_taken_over(request.name)
+        await self._node.catalog.wait_until_adopted(request.name)
         dataset = self._node.catalog.get(request.name)
         await self._node.catalog.check_files()
         before = followed = dataset.current
@@ -313,34 +316,34 @@ class Service:
                 async for progress in steps:
                     if progress.dataset is not None:
                         followed = dataset.current
-                        await unbroken(self._node.changes.follow(dataset, before))
+                        await shielded(self._node.changes.follow_snapshot(dataset, before))
                         progress = self._with_mounts_behind(progress, progress.dataset)
                     yield progress
         finally:
             # The caller may disconnect after the snapshot has changed, and before it receives the result.
             if followed is not dataset.current:
-                await unbroken(self._node.changes.follow(dataset, before))
+                await shielded(self._node.changes.follow_snapshot(dataset, before))
 
     def _with_mounts_behind(self, last: ListingProgress, view: DatasetView) -> ListingProgress:
         if self._node.sharing is None:
             return last
-        behind = self._node.sharing.used.mounts_behind(view.name, view.snapshot)
-        return msgspec.structs.replace(last, behind_elsewhere=behind[:MOST_NAMES])
+        behind = self._node.sharing.used.outdated_mounts(view.name, view.snapshot)
+        return msgspec.structs.replace(last, behind_elsewhere=behind[:MAX_DATASET_NAMES])
 
-    async def dataset_remove(self, request: DatasetName) -> Freed:
+    async def dataset_remove(self, request: DatasetName) -> EvictedAmount:
         """Remove a dataset. Blocks that other datasets also have stay."""
         if self._node.sharing is not None:  # datasets that were added elsewhere a moment ago are removed too
-            await self._node.sharing.shared.catch_up(_CAUGHT_UP_SECONDS)
-        await self._node.catalog.until_taken_over(request.name)
+            await self._node.sharing.shared.catch_up(_CATCH_UP_SECONDS)
+        await self._node.catalog.wait_until_adopted(request.name)
         await self._check_unmounted(request.name)
         if self._node.sharing is not None:
-            await _wait_unused(self._node.sharing.used.check_unused, request.name)
-        return await unbroken(self._node.changes.remove(request.name))
+            await _wait_unused(self._node.sharing.used.check_not_mounted_elsewhere, request.name)
+        return await shielded(self._node.changes.remove(request.name))
 
     async def _check_unmounted(self, dataset: str) -> None:
         """Raise Busy where *dataset* is mounted. Wait for mounts that start, or were unmounted and end."""
         mounts, deadline = self._node.mounts, time.monotonic() + _UNMOUNTED_SECONDS
-        while (mount := mounts.using(dataset)) is not None:
+        while (mount := mounts.mount_of(dataset)) is not None:
             at = f"{mount.mountpoint} (pid {mount.pid})"
             if mounts.is_mounted(mount.id):
                 raise Busy(f"dataset {dataset} is mounted at {at}; unmount that first")
@@ -348,15 +351,15 @@ class Service:
                 raise Busy(f"dataset {dataset} was mounted at {at}, which has not ended yet; close its files")
             await asyncio.sleep(0.1)
 
-    async def dataset_set(self, request: DatasetSet) -> DatasetReached:
+    async def dataset_set(self, request: DatasetSetRequest) -> DatasetSetResult:
         return await self._node.changes.set_options(request)
 
     async def dataset_limit(self, request: DatasetLimit) -> DatasetView:
-        return await self._node.quotas.change(request)
+        return await self._node.quotas.change_limits(request)
 
     # --- blocks of datasets -------------------------------------------------------------------------------------
 
-    async def warmup(self, request: Warmup) -> AsyncGenerator[WarmupProgress, None]:
+    async def warmup(self, request: WarmupRequest) -> AsyncGenerator[WarmupProgress, None]:
         snapshot = self._node.catalog.snapshot(request.dataset)
         async with contextlib.aclosing(self._node.warmups.run(snapshot, request)) as steps:
             async for progress in steps:
@@ -373,7 +376,7 @@ class Service:
     async def warmup_cancel(self, request: WarmupId) -> WarmupProgress:
         return await self._node.warmups.cancel(request.id)
 
-    async def warmup_forecast(self, request: Warmup) -> WarmupForecast:
+    async def warmup_forecast(self, request: WarmupRequest) -> WarmupForecast:
         snapshot, index = self._node.catalog.snapshot(request.dataset), self._node.storage.index
         usage = await self._node.threads.run(self._node.storage.usage)
         free = sum(max(0, tier.limit - tier.used) for tier in usage)
@@ -387,20 +390,20 @@ class Service:
         index = self._node.storage.index
         return await self._node.threads.background(forecast.evict, snapshot, request.paths, pins, index)
 
-    async def evict(self, request: Selection) -> Freed:
+    async def evict(self, request: Selection) -> EvictedAmount:
         snapshot = self._node.catalog.snapshot(request.dataset)
         files = await self._node.threads.background(selection.files, snapshot, request.paths)
         storage = self._node.storage
         return await self._node.threads.background(inventory.evict, storage.blocks, storage.index, files)
 
-    async def pin(self, request: Selection) -> Pinned:
+    async def pin(self, request: Selection) -> PinnedAmount:
         return await self._node.pins.pin(request)
 
-    async def unpin(self, request: Selection) -> Pinned:
+    async def unpin(self, request: Selection) -> PinnedAmount:
         return await self._node.pins.unpin(request)
 
-    async def directory_list(self, request: Directory) -> AsyncGenerator[DirectoryEntries, None]:
-        pages = browsing.pages(self._node.catalog.snapshot(request.dataset), request.dataset, request.path)
+    async def directory_list(self, request: DirectoryPath) -> AsyncGenerator[DirectoryEntries, None]:
+        pages = browsing.directory_pages(self._node.catalog.snapshot(request.dataset), request.dataset, request.path)
         while (page := await self._node.threads.background(next, pages, None)) is not None:
             yield page
 
@@ -416,7 +419,7 @@ class Service:
         snapshot = self._node.catalog.snapshot(request.dataset)
         pins = self._node.catalog.get(request.dataset).record.pins
         files = await self._node.threads.background(selection.files, snapshot, request.paths)
-        pages = inventory.pages(self._node.storage.index, snapshot, files, pins)
+        pages = inventory.file_pages(self._node.storage.index, snapshot, files, pins)
         while (page := await self._node.threads.background(next, pages, None)) is not None:
             yield page
 
@@ -428,9 +431,9 @@ def _without_url(text: str, url: str) -> str:
     return text.replace("URL the URL", "the URL")
 
 
-def _owned(request: FromJob, caller: Caller) -> FromJob:
+def _with_full_job_name(request: FromJob, caller: Caller) -> FromJob:
     """Return the job's message with the job's full name."""
-    return msgspec.structs.replace(request, job=job_of(caller, request.job))
+    return msgspec.structs.replace(request, job=own_job_name(caller, request.job))
 
 
 def _tier_status(tier: TierUsage, counters: Counter[str]) -> TierStatus:

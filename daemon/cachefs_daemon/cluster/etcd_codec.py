@@ -21,14 +21,14 @@ _MODIFICATION: Final = 2
 _DELETE: Final = 1
 
 
-class Malformed(ValueError):
+class MalformedMessage(ValueError):
     """Bytes that are not a valid message."""
 
 
 # --- the wire format --------------------------------------------------------------------------------------------------
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Encode a number from -2**63 to 2**64 - 1."""
     value %= _WRAP
     out = bytearray()
@@ -39,31 +39,31 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def number(index: int, value: int) -> bytes:
+def encode_number(index: int, value: int) -> bytes:
     """Encode a numeric field. A 0 is left out, which means the same."""
-    return varint(index << 3 | _VARINT) + varint(value) if value else b""
+    return encode_varint(index << 3 | _VARINT) + encode_varint(value) if value else b""
 
 
-def text(index: int, value: bytes) -> bytes:
+def encode_bytes(index: int, value: bytes) -> bytes:
     """Encode a field of bytes, or a nested message."""
-    return varint(index << 3 | _BYTES) + varint(len(value)) + value
+    return encode_varint(index << 3 | _BYTES) + encode_varint(len(value)) + value
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise Malformed("a number that ends in the middle")
+            raise MalformedMessage("a number that ends in the middle")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value % _WRAP, at
-    raise Malformed("a number of more than 64 bits")
+    raise MalformedMessage("a number of more than 64 bits")
 
 
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of each field that is a varint or bytes. Raises Malformed."""
+def decode_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield number and value of each field that is a varint or bytes. Raises MalformedMessage."""
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)
@@ -77,9 +77,9 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (_FIXED64, _FIXED32):
             length = 8 if kind == _FIXED64 else 4
         else:
-            raise Malformed(f"a field of type {kind}")
+            raise MalformedMessage(f"a field of type {kind}")
         if length > len(data) - at:
-            raise Malformed("a field that is longer than its message")
+            raise MalformedMessage("a field that is longer than its message")
         if kind == _BYTES:
             yield key >> 3, data[at : at + length]
         at += length
@@ -89,31 +89,31 @@ class _Fields:
     """The fields of a message by number; of repeated ones, the last."""
 
     def __init__(self, data: bytes) -> None:
-        self._values = dict(fields(data))
+        self._values = dict(decode_fields(data))
 
     def number(self, index: int) -> int:
         """Return a signed number (int64); 0 for a missing field."""
         value = self._values.get(index, 0)
         if not isinstance(value, int):
-            raise Malformed(f"field {index} is no number")
+            raise MalformedMessage(f"field {index} is no number")
         return value - _WRAP if value >= _WRAP >> 1 else value
 
     def bytes(self, index: int) -> bytes:
         value = self._values.get(index, b"")
         if not isinstance(value, bytes):
-            raise Malformed(f"field {index} is no text")
+            raise MalformedMessage(f"field {index} is no text")
         return value
 
     def text(self, index: int) -> str:
         return self.bytes(index).decode("utf-8", "replace")
 
 
-def _parts(data: bytes, index: int) -> Iterator[bytes]:
+def _nested_messages(data: bytes, index: int) -> Iterator[bytes]:
     """Yield each nested message of a repeated field."""
-    for found, value in fields(data):
+    for found, value in decode_fields(data):
         if found == index:
             if not isinstance(value, bytes):
-                raise Malformed(f"field {index} is no message")
+                raise MalformedMessage(f"field {index} is no message")
             yield value
 
 
@@ -127,37 +127,53 @@ def end_of_prefix(prefix: bytes) -> bytes:
 
 def range_request(key: bytes, *, prefix: bool = False, newest: bool = False) -> bytes:
     """Read a key or a prefix. newest: only the last changed key, without its value; the count is of all keys."""
-    request = text(1, key) + (text(2, end_of_prefix(key)) if prefix else b"")
+    request = encode_bytes(1, key) + (encode_bytes(2, end_of_prefix(key)) if prefix else b"")
     if newest:
-        request += number(3, 1) + number(5, _DESCENDING) + number(6, _BY_MODIFICATION) + number(8, 1)
+        request += (
+            encode_number(3, 1)
+            + encode_number(5, _DESCENDING)
+            + encode_number(6, _BY_MODIFICATION)
+            + encode_number(8, 1)
+        )
     return request
 
 
-def put_if(key: bytes, value: bytes, lease: int, revision: int) -> bytes:
+def put_if_request(key: bytes, value: bytes, lease: int, revision: int) -> bytes:
     """Put *value* if the key was last changed at *revision* (0: does not exist). Else return what is there."""
-    compare = number(2, _MODIFICATION) + text(3, key) + varint(6 << 3 | _VARINT) + varint(revision)
-    put = text(1, key) + text(2, value) + number(3, lease)
-    return text(1, compare) + text(2, text(2, put)) + text(3, text(1, range_request(key)))
+    compare = (
+        encode_number(2, _MODIFICATION)
+        + encode_bytes(3, key)
+        + encode_varint(6 << 3 | _VARINT)
+        + encode_varint(revision)
+    )
+    put = encode_bytes(1, key) + encode_bytes(2, value) + encode_number(3, lease)
+    return (
+        encode_bytes(1, compare)
+        + encode_bytes(2, encode_bytes(2, put))
+        + encode_bytes(3, encode_bytes(1, range_request(key)))
+    )
 
 
 def grant_request(seconds: int) -> bytes:
     """Request a new lease."""
-    return number(1, seconds)
+    return encode_number(1, seconds)
 
 
 def lease_request(lease: int) -> bytes:
     """Keep a lease alive, or revoke it."""
-    return number(1, lease)
+    return encode_number(1, lease)
 
 
 def watch_request(prefix: bytes, revision: int) -> bytes:
     """Watch all changes below a prefix from a revision on."""
-    return text(1, text(1, prefix) + text(2, end_of_prefix(prefix)) + number(3, revision))
+    return encode_bytes(
+        1, encode_bytes(1, prefix) + encode_bytes(2, end_of_prefix(prefix)) + encode_number(3, revision)
+    )
 
 
 def authenticate_request(user: str, password: str) -> bytes:
     """Request a token for a user."""
-    return text(1, user.encode()) + text(2, password.encode())
+    return encode_bytes(1, user.encode()) + encode_bytes(2, password.encode())
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
@@ -173,7 +189,7 @@ class KeyValue:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeAnswer:
+class RangeResponse:
     """The content of a range."""
 
     # Revision of the whole store.
@@ -183,23 +199,23 @@ class RangeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class TxnAnswer:
-    """The outcome of `put_if`."""
+class TxnResponse:
+    """The outcome of `put_if_request`."""
 
     revision: int
-    done: bool
+    is_done: bool
     # The existing key, if *value* was not put.
     found: tuple[KeyValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class WatchAnswer:
+class WatchResponse:
     """Some changes, or the end of a watch."""
 
     revision: int
     # The watch has ended, as its revision is compacted (*compacted* is the oldest available one), or for another
     # reason.
-    ended: bool
+    has_ended: bool
     compacted: int
     reason: str
     # More changes of the same revision follow.
@@ -216,34 +232,34 @@ def _key_value(data: bytes) -> KeyValue:
     return KeyValue(parts.bytes(1), parts.bytes(5), parts.number(3))
 
 
-def range_answer(data: bytes) -> RangeAnswer:
-    """Decode a message. Raises Malformed, as all decoders do."""
+def decode_range_response(data: bytes) -> RangeResponse:
+    """Decode a message. Raises MalformedMessage, as all decoders do."""
     parts = _Fields(data)
-    return RangeAnswer(_header_revision(parts), tuple(map(_key_value, _parts(data, 2))), parts.number(4))
+    return RangeResponse(_header_revision(parts), tuple(map(_key_value, _nested_messages(data, 2))), parts.number(4))
 
 
-def txn_answer(data: bytes) -> TxnAnswer:
+def decode_txn_response(data: bytes) -> TxnResponse:
     parts = _Fields(data)
     found: list[KeyValue] = []
-    for response in _parts(data, 3):
-        for each in _parts(response, 1):
-            found.extend(range_answer(each).found)
-    return TxnAnswer(_header_revision(parts), bool(parts.number(2)), tuple(found))
+    for response in _nested_messages(data, 3):
+        for each in _nested_messages(response, 1):
+            found.extend(decode_range_response(each).found)
+    return TxnResponse(_header_revision(parts), bool(parts.number(2)), tuple(found))
 
 
-def lease_answer(data: bytes) -> tuple[int, int]:
+def decode_lease_response(data: bytes) -> tuple[int, int]:
     """Return id and remaining seconds of a lease that was granted or kept alive. 0 seconds: there is no such lease."""
     parts = _Fields(data)
     return parts.number(2), parts.number(3)
 
 
-def watch_answer(data: bytes) -> WatchAnswer:
+def decode_watch_response(data: bytes) -> WatchResponse:
     parts = _Fields(data)
     changes = []
-    for event in _parts(data, 11):
+    for event in _nested_messages(data, 11):
         change = _Fields(event)
         changes.append((change.number(1) == _DELETE, _key_value(change.bytes(2))))
-    return WatchAnswer(
+    return WatchResponse(
         _header_revision(parts),
         bool(parts.number(4)) or parts.number(5) > 0,
         parts.number(5),
@@ -253,5 +269,5 @@ def watch_answer(data: bytes) -> WatchAnswer:
     )
 
 
-def token_answer(data: bytes) -> str:
+def decode_token_response(data: bytes) -> str:
     return _Fields(data).text(2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
-from cachefs_daemon.cluster.secret import ClusterSecret, ProofScope, is_proof
+from cachefs_daemon.cluster.secret import ClusterSecret, ProofScope, proofs_match
 from cachefs_daemon.cluster.view import PROTOCOL, ClusterView, NodeRecord
 
 SECRET_HINT: Final = (
@@ -16,7 +16,7 @@ SECRET_HINT: Final = (
     "from their start on"
 )
 # The purpose of a greeting, as its proof names it.
-BLOCKS: Final = "blocks"
+BLOCKS_SCOPE: Final = "blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Greeting:
 
     def scope(self, addressee: str, port: int) -> ProofScope:
         """Return the scope of the greeting's proof. addressee: id of the addressed node; port: of its data plane."""
-        return ProofScope(self.nonce, self.sender, addressee, self.incarnation, port, BLOCKS)
+        return ProofScope(self.nonce, self.sender, addressee, self.incarnation, port, BLOCKS_SCOPE)
 
 
 class Verdict(StrEnum):
@@ -58,23 +58,23 @@ class Verdict(StrEnum):
     OTHER_CLUSTER = "other-cluster"
     OTHER_PROTOCOL = "other-protocol"
     # The sender is no member.
-    STRANGER = "stranger"
+    NOT_A_MEMBER = "stranger"
     # The sender does not know the cluster's secret.
     UNPROVEN = "unproven"
 
     @property
-    def serves(self) -> bool:
+    def is_accepted(self) -> bool:
         """Whether the request is served."""
         return self in (Verdict.WELCOME, Verdict.NEWER_EPOCH)
 
 
-def judge(view: ClusterView, cluster: str, greeting: Greeting, secret: ClusterSecret | None = None) -> Verdict:
+def judge_greeting(view: ClusterView, cluster: str, greeting: Greeting, secret: ClusterSecret | None = None) -> Verdict:
     """Return the verdict of this node, which has *view* and is in *cluster*, on a request.
 
     An unknown sender may be a node that joined a moment ago: it is served if its epoch is newer than ours, and a
     stranger otherwise.
     """
-    mine = view.mine
+    mine = view.own_record
     if greeting.cluster != cluster or mine is None:
         return Verdict.OTHER_CLUSTER
     if greeting.protocol != PROTOCOL:
@@ -91,23 +91,23 @@ def judge(view: ClusterView, cluster: str, greeting: Greeting, secret: ClusterSe
     if greeting.epoch > view.epoch:
         return Verdict.NEWER_EPOCH
     if view.get(greeting.sender) is None:
-        return Verdict.STRANGER
+        return Verdict.NOT_A_MEMBER
     return Verdict.WELCOME if greeting.epoch == view.epoch else Verdict.OLD_EPOCH
 
 
 def _is_proven(greeting: Greeting, mine: NodeRecord, secret: ClusterSecret) -> bool:
-    return is_proof(greeting.proof, secret.request_proof(greeting.scope(mine.id, mine.data_port)))
+    return proofs_match(greeting.proof, secret.request_proof(greeting.scope(mine.id, mine.data_port)))
 
 
 def _judge_by_list(view: ClusterView, greeting: Greeting) -> Verdict:
     if greeting.epoch != view.epoch:
         return Verdict.OTHER_LIST
-    return Verdict.WELCOME if view.get(greeting.sender) is not None else Verdict.STRANGER
+    return Verdict.WELCOME if view.get(greeting.sender) is not None else Verdict.NOT_A_MEMBER
 
 
-def explain(verdict: Verdict, view: ClusterView, cluster: str, greeting: Greeting) -> str:
+def explain_verdict(verdict: Verdict, view: ClusterView, cluster: str, greeting: Greeting) -> str:
     """Return a line for the logs of the sender and of this node; "" if the request is served."""
-    mine = view.mine
+    mine = view.own_record
     here = f"{mine.name} ({mine.id})" if mine is not None else "a node of no cluster"
     match verdict:
         case Verdict.WELCOME | Verdict.NEWER_EPOCH:
@@ -124,7 +124,7 @@ def explain(verdict: Verdict, view: ClusterView, cluster: str, greeting: Greetin
             return f"{here} is in cluster {cluster!r}, not in {greeting.cluster!r}"
         case Verdict.OTHER_PROTOCOL:
             return f"{here} speaks protocol {PROTOCOL}, not {greeting.protocol}; give both nodes one release"
-        case Verdict.STRANGER:
+        case Verdict.NOT_A_MEMBER:
             return f"{here} knows no member {greeting.sender}"
         case Verdict.UNPROVEN:
             return f"{here} has another secret: {SECRET_HINT}"

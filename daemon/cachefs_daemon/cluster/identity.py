@@ -15,22 +15,22 @@ from cachefs_daemon.cluster.view import NodeRecord, is_id
 from cachefs_daemon.cluster_section import ClusterSection
 
 FILE_NAME: Final = "node"
-_SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class NodeIdentity:
     """A node's id and incarnation, each of 16 hex digits."""
 
     id: str
     incarnation: str
 
 
-def load_identity(state_dir: Path) -> Identity:
+def load_identity(state_dir: Path) -> NodeIdentity:
     """Load the node's id, which a first start makes. Raises ConfigError if the file is damaged or cannot be made."""
     path = state_dir / FILE_NAME
     try:
-        node_id = _read(path) or _make(path)
+        node_id = _read_id(path) or _make_id(path)
     except OSError as error:
         raise ConfigError(f"{path}, the id of this node in its cluster, cannot be used: {error.strerror}") from None
     if not is_id(node_id):
@@ -38,13 +38,13 @@ def load_identity(state_dir: Path) -> Identity:
             f"{path} is damaged: it holds no 16 hex digits. Remove it, and this node has a new id; its cluster then "
             "takes it for another node"
         )
-    return Identity(node_id, secrets.token_hex(8))
+    return NodeIdentity(node_id, secrets.token_hex(8))
 
 
-def _read(path: Path) -> str:
+def _read_id(path: Path) -> str:
     """Return the content of the file; "" without a file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _SAFELY)
+        descriptor = os.open(path, os.O_RDONLY | _SAFE_FLAGS)
     except FileNotFoundError:
         return ""
     try:
@@ -53,12 +53,12 @@ def _read(path: Path) -> str:
         os.close(descriptor)
 
 
-def _make(path: Path) -> str:
+def _make_id(path: Path) -> str:
     """Make a new id, and sync it to disk."""
     node_id = secrets.token_hex(8)
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o640)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, 0o640)
     try:
         os.write(descriptor, node_id.encode() + b"\n")
         os.fsync(descriptor)
@@ -73,14 +73,14 @@ def _make(path: Path) -> str:
     return node_id
 
 
-def own_record(section: ClusterSection, identity: Identity, memory: int, ssd: int) -> NodeRecord:
+def make_own_record(section: ClusterSection, identity: NodeIdentity, memory: int, ssd: int) -> NodeRecord:
     """Return this node's record. memory, ssd: bytes that its tiers may take."""
-    port = section.listens[1]
+    port = section.listen_address[1]
     return NodeRecord(
         identity.id,
         identity.incarnation,
         section.own_name,
-        section.advertised,
+        section.advertised_host,
         port,
         port + 1,
         zone=section.zone,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import aiohttp
 
 from cachefs.errors import CachefsError, ConfigError
-from cachefs.pem_files import FilesState, PemFiles
+from cachefs.pem_files import FileStamps, PemFiles
 
 log = logging.getLogger(__name__)
 
@@ -25,34 +25,34 @@ ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PAGE: Final = 500
 # Seconds after which the server ends a watch. By default it would after half an hour to an hour.
 _WATCH_SECONDS: Final = 280
-_MOST_LINE: Final = 8 << 20
-_MOST_PAGES: Final = 100
+_MAX_LINE: Final = 8 << 20
+_MAX_PAGES: Final = 100
 
 Lease = dict[str, Any]
 
 
-class ApiAway(CachefsError):
+class LeaseApiUnavailable(CachefsError):
     """The API server does not answer, or is overloaded."""
 
 
-class ApiRefuses(CachefsError):
+class LeaseApiRefused(CachefsError):
     """The API server answered, and refused the call."""
 
 
-class Conflict(CachefsError):
+class LeaseConflict(CachefsError):
     """Another client has changed, made or removed the Lease."""
 
 
-class Missing(CachefsError):
+class LeaseNotFound(CachefsError):
     """There is no such Lease."""
 
 
-class Expired(CachefsError):
+class LeaseWatchExpired(CachefsError):
     """A watch cannot continue from its version: all Leases must be listed again."""
 
 
 @dataclass(frozen=True, slots=True)
-class ApiSettings:
+class LeaseApiSettings:
     """The address of the API server, and the pod's account."""
 
     # Such as https://10.96.0.1:443.
@@ -62,7 +62,7 @@ class ApiSettings:
     account: Path = ACCOUNT
 
 
-def pod_settings(namespace: str, account: Path = ACCOUNT) -> ApiSettings:
+def pod_settings(namespace: str, account: Path = ACCOUNT) -> LeaseApiSettings:
     """Return the settings of the pod that this process runs in. namespace: "" for the pod's own.
 
     Raises ConfigError outside of a pod, and in one without a service account.
@@ -81,23 +81,23 @@ def pod_settings(namespace: str, account: Path = ACCOUNT) -> ApiSettings:
             f'cluster.membership = "kubernetes": {error.filename}: {error.strerror}; give the pod a service account '
             "(automountServiceAccountToken)"
         ) from None
-    return ApiSettings(f"https://{f'[{host}]' if ':' in host else host}:{port}", namespace, account)
+    return LeaseApiSettings(f"https://{f'[{host}]' if ':' in host else host}:{port}", namespace, account)
 
 
-class KubernetesApi:
+class LeaseApi:
     """A client of the API server. Used on one event loop."""
 
-    def __init__(self, settings: ApiSettings, timeout: float) -> None:
+    def __init__(self, settings: LeaseApiSettings, timeout: float) -> None:
         """timeout: seconds that a call may take. Raises ConfigError if the certificate of the CA cannot be read."""
         self._settings = settings
         self._timeout = timeout
         self._leases = f"{settings.url}/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
         # The CA of a cluster is replaced while pods run: it is read again when its file changes.
         self._files = PemFiles(ca=settings.account / "ca.crt", names=("", "", "the API server's CA"))
-        self._files_state: FilesState = ()
+        self._files_state: FileStamps = ()
         self._context: ssl.SSLContext | bool = True
         if settings.url.startswith("https://"):
-            self._files_state, self._context = self._files.state, self._files.client_context()
+            self._files_state, self._context = self._files.stamps, self._files.client_context()
         self._session = aiohttp.ClientSession(read_bufsize=1 << 18)
 
     async def get(self, name: str) -> Lease:
@@ -107,31 +107,31 @@ class KubernetesApi:
         return await self._call("POST", "", lease)
 
     async def update(self, lease: Lease) -> Lease:
-        """Replace a Lease. Raises Conflict if its resourceVersion differs from the server's."""
+        """Replace a Lease. Raises LeaseConflict if its resourceVersion differs from the server's."""
         return await self._call("PUT", lease["metadata"]["name"], lease)
 
     async def delete(self, name: str, version: str) -> None:
-        """Delete a Lease. Raises Conflict if its resourceVersion differs from the server's."""
+        """Delete a Lease. Raises LeaseConflict if its resourceVersion differs from the server's."""
         await self._call("DELETE", name, {"preconditions": {"resourceVersion": version}})
 
     async def list(self, selector: str) -> tuple[list[Lease], str]:
         """Return all Leases with a label, and the version from which to watch."""
         found: list[Lease] = []
         query = {"labelSelector": selector, "limit": str(_PAGE)}
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             page = await self._call("GET", "", query=query)
             metadata = page.get("metadata") or {}
             found += page.get("items") or []
             if not (more := metadata.get("continue")):
                 return found, str(metadata.get("resourceVersion", ""))
             query = {**query, "continue": more}
-        raise ApiRefuses(f"the API server lists more than {_MOST_PAGES * _PAGE:,} Leases")
+        raise LeaseApiRefused(f"the API server lists more than {_MAX_PAGES * _PAGE:,} Leases")
 
     async def watch(self, selector: str, version: str, silence: float) -> AsyncIterator[tuple[str, Lease]]:
         """Yield kind (ADDED, MODIFIED, DELETED, BOOKMARK) and Lease of each change.
 
-        Ends when the server ends the watch. silence: seconds without a change after which ApiAway is raised. Raises
-        Expired.
+        Ends when the server ends the watch. silence: seconds without a change after which LeaseApiUnavailable is
+        raised. Raises LeaseWatchExpired.
         """
         query = {
             "labelSelector": selector, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true",
@@ -142,13 +142,13 @@ class KubernetesApi:
             async with self._session.get(
                 self._leases, params=query, headers=self._headers(), timeout=timeout, ssl=self._newest_context()
             ) as answer:
-                await self._check(answer)
-                async for kind, change in _changes(answer.content):
+                await self._check_status(answer)
+                async for kind, change in _read_changes(answer.content):
                     if kind == "ERROR":
                         _raise_status(int(change.get("code") or 0), str(change.get("message", "")))
                     yield kind, change
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiAway(f"the API server has ended a watch ({_reason(error)})") from None
+            raise LeaseApiUnavailable(f"the API server has ended a watch ({_reason(error)})") from None
 
     async def close(self) -> None:
         await self._session.close()
@@ -163,17 +163,19 @@ class KubernetesApi:
                 method, url, params=query, json=body, headers=self._headers(), timeout=timeout,
                 ssl=self._newest_context(),
             ) as answer:  # fmt: skip
-                await self._check(answer)
+                await self._check_status(answer)
                 found = await answer.json(content_type=None)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiAway(f"the API server at {self._settings.url} does not answer ({_reason(error)})") from None
+            raise LeaseApiUnavailable(
+                f"the API server at {self._settings.url} does not answer ({_reason(error)})"
+            ) from None
         except ValueError as error:
-            raise ApiRefuses(f"{self._settings.url} answers as no API server does: {error}") from None
+            raise LeaseApiRefused(f"{self._settings.url} answers as no API server does: {error}") from None
         if not isinstance(found, dict):
-            raise ApiRefuses(f"{self._settings.url} answers as no API server does: no object")
+            raise LeaseApiRefused(f"{self._settings.url} answers as no API server does: no object")
         return found
 
-    async def _check(self, answer: aiohttp.ClientResponse) -> None:
+    async def _check_status(self, answer: aiohttp.ClientResponse) -> None:
         if answer.status >= 400:
             try:
                 status = json.loads(await answer.content.read(1 << 16))
@@ -184,7 +186,7 @@ class KubernetesApi:
 
     def _newest_context(self) -> ssl.SSLContext | bool:
         """Return the context that checks the API server's certificate. An invalid file leaves the former one in use."""
-        if self._files_state and (state := self._files.state) != self._files_state:
+        if self._files_state and (state := self._files.stamps) != self._files_state:
             self._files_state = state
             try:
                 self._context = self._files.client_context()
@@ -196,33 +198,33 @@ class KubernetesApi:
         try:
             token = (self._settings.account / "token").read_text().strip()
         except (OSError, ValueError) as error:
-            raise ApiRefuses(f"{self._settings.account / 'token'} cannot be read: {error}") from None
+            raise LeaseApiRefused(f"{self._settings.account / 'token'} cannot be read: {error}") from None
         return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
 
 
 def _raise_status(code: int, text: str) -> None:
     """Raise the error for a status of the server."""
     if code == 404:
-        raise Missing(text)
+        raise LeaseNotFound(text)
     if code == 409:
-        raise Conflict(text)
+        raise LeaseConflict(text)
     if code == 410:
-        raise Expired(text)
+        raise LeaseWatchExpired(text)
     if code == 429 or code >= 500:
-        raise ApiAway(f"the API server has no time ({code}: {text[:200]})")
+        raise LeaseApiUnavailable(f"the API server has no time ({code}: {text[:200]})")
     way_out = ""
     if code == 403:
         way_out = "; its role needs get, list, watch, create, update and delete for leases of coordination.k8s.io"
-    raise ApiRefuses(f"the API server refuses this pod's service account ({code}: {text[:200]}){way_out}")
+    raise LeaseApiRefused(f"the API server refuses this pod's service account ({code}: {text[:200]}){way_out}")
 
 
-async def _changes(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Lease]]:
+async def _read_changes(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Lease]]:
     """Yield kind and object of each line."""
     rest = b""
     while chunk := await content.readany():
         *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _MOST_LINE:
-            raise ApiRefuses("the API server says of one change more than it may")
+        if len(rest) > _MAX_LINE:
+            raise LeaseApiRefused("the API server says of one change more than it may")
         for line in lines:
             if not line.strip():
                 continue
@@ -230,7 +232,7 @@ async def _changes(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Le
                 change = json.loads(line)
                 yield str(change["type"]), dict(change["object"])
             except (ValueError, KeyError, TypeError):
-                raise ApiRefuses("a watch says what no API server does") from None
+                raise LeaseApiRefused("a watch says what no API server does") from None
 
 
 def _reason(error: BaseException) -> str:

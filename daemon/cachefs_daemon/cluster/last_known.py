@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs_daemon.cluster.ring import MOST_NODES, Ring, ring_nodes
+from cachefs_daemon.cluster.ring import MAX_NODES, Ring, ring_nodes
 from cachefs_daemon.cluster.view import NodeRecord, check_record
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 FILE_NAME: Final = "members.json"
 
 
-class LastKnown(msgspec.Struct, frozen=True):
+class LastKnownCluster(msgspec.Struct, frozen=True):
     """Ring and records of one moment."""
 
     # Id of this node: another node ignores a copied file.
@@ -28,22 +28,22 @@ class LastKnown(msgspec.Struct, frozen=True):
     records: tuple[NodeRecord, ...]
 
 
-def save(state_dir: Path, known: LastKnown) -> None:
+def save_last_known(state_dir: Path, known: LastKnownCluster) -> None:
     """Write the file without fsync: a torn file is ignored. Raises OSError; the old file then stays."""
     fresh = state_dir / f"{FILE_NAME}.new"
     fresh.write_bytes(msgspec.json.encode(known))
     fresh.replace(state_dir / FILE_NAME)
 
 
-def load(state_dir: Path, me: str) -> tuple[Ring, dict[str, NodeRecord]] | None:
+def load_last_known(state_dir: Path, me: str) -> tuple[Ring, dict[str, NodeRecord]] | None:
     """Load the ring, and the records by id; None if there are none."""
     path = state_dir / FILE_NAME
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=LastKnown)
+        known = msgspec.json.decode(path.read_bytes(), type=LastKnownCluster)
         for record in (*known.ring, *known.records):
             check_record(record)
-        if max(len(known.ring), len(known.records)) > MOST_NODES:
-            raise ValueError(f"more than {MOST_NODES:,} nodes")
+        if max(len(known.ring), len(known.records)) > MAX_NODES:
+            raise ValueError(f"more than {MAX_NODES:,} nodes")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

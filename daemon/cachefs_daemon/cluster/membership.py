@@ -15,7 +15,7 @@ class Membership(Protocol):
     def view(self) -> ClusterView:
         """The cluster as it is known now. May be read from any thread."""
 
-    def listen(self, callback: Listener) -> None:
+    def add_listener(self, callback: Listener) -> None:
         """Call *callback*, on the event loop, with each new view."""
 
     async def start(self) -> None:
@@ -31,13 +31,13 @@ class Membership(Protocol):
         """Ask the source for changes, since a peer reported a newer epoch. Takes at most a second, and does nothing if
         the source was asked a moment ago."""
 
-    def heard(self, node_id: str, incarnation: str = "") -> None:
+    def note_answer(self, node_id: str, incarnation: str = "") -> None:
         """Note that a peer answered, with this incarnation. For memberships without another source of liveness."""
 
-    def lost(self, node_id: str) -> None:
+    def note_silence(self, node_id: str) -> None:
         """Note that a peer did not answer. For the same memberships."""
 
-    def learned(self, record: NodeRecord) -> None:
+    def note_record(self, record: NodeRecord) -> None:
         """Note the record that a peer sent of itself. For the same memberships."""
 
     async def leave(self) -> None:
@@ -54,7 +54,7 @@ class NoMembership:
 
     view = ClusterView()
 
-    def listen(self, callback: Listener) -> None: ...
+    def add_listener(self, callback: Listener) -> None: ...
 
     async def start(self) -> None: ...
 
@@ -62,11 +62,11 @@ class NoMembership:
 
     async def refresh(self) -> None: ...
 
-    def heard(self, node_id: str, incarnation: str = "") -> None: ...
+    def note_answer(self, node_id: str, incarnation: str = "") -> None: ...
 
-    def lost(self, node_id: str) -> None: ...
+    def note_silence(self, node_id: str) -> None: ...
 
-    def learned(self, record: NodeRecord) -> None: ...
+    def note_record(self, record: NodeRecord) -> None: ...
 
     async def leave(self) -> None: ...
 

@@ -14,8 +14,8 @@ import msgspec
 
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, check_record
 
-MOST_NODES: Final = 4096
-_MOST_BYTES: Final = 4 << 20
+MAX_NODES: Final = 4096
+_MAX_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Ring:
     # Sorted by id; without incarnations, and all active.
     nodes: tuple[NodeRecord, ...] = ()
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Encode the nodes as JSON. The store keeps the epoch."""
         return msgspec.json.encode(self.nodes)
 
@@ -37,11 +37,11 @@ _NODES: Final = msgspec.json.Decoder(tuple[NodeRecord, ...])
 
 def decode_ring(text: bytes, epoch: int) -> Ring:
     """Decode and check a ring. Raises ValueError, in words, if it is invalid."""
-    if len(text) > _MOST_BYTES:
-        raise ValueError(f"{len(text):,} bytes; a ring has at most {_MOST_BYTES:,}")
+    if len(text) > _MAX_BYTES:
+        raise ValueError(f"{len(text):,} bytes; a ring has at most {_MAX_BYTES:,}")
     nodes = _NODES.decode(text)
-    if len(nodes) > MOST_NODES:
-        raise ValueError(f"{len(nodes):,} nodes; a ring has at most {MOST_NODES:,}")
+    if len(nodes) > MAX_NODES:
+        raise ValueError(f"{len(nodes):,} nodes; a ring has at most {MAX_NODES:,}")
     for node in nodes:
         check_record(node)
     if len({node.id for node in nodes}) < len(nodes):
@@ -55,7 +55,7 @@ def ring_nodes(records: Iterable[NodeRecord]) -> tuple[NodeRecord, ...]:
     return tuple(sorted(nodes, key=lambda node: node.id))
 
 
-class Roster:
+class RingPlanner:
     """The last known records and ring, and since when nodes of the ring are missing.
 
     Times are monotonic seconds.
@@ -68,7 +68,7 @@ class Roster:
         self.records: Mapping[str, NodeRecord] = {}
         self._grace = grace
         # By id of a node of the ring: since when it has no record that is active or draining.
-        self._missing: dict[str, float] = {}
+        self._missing_since: dict[str, float] = {}
 
     def update(self, records: Mapping[str, NodeRecord], ring: Ring | None, now: float) -> None:
         """Take in the content of the store. ring: None if a client has emptied the store; the last ring stays known."""
@@ -76,17 +76,19 @@ class Roster:
         if ring is not None:
             self.ring = ring
         missing = {node.id for node in self.ring.nodes if not self._is_settled(node.id)}
-        self._missing = {each: self._missing.get(each, now) for each in missing}
+        self._missing_since = {each: self._missing_since.get(each, now) for each in missing}
 
     def _is_settled(self, node_id: str) -> bool:
         record = self.records.get(node_id)
         return record is not None and record.state in ("active", "draining")
 
-    def wanted(self, now: float) -> tuple[NodeRecord, ...]:
+    def wanted_nodes(self, now: float) -> tuple[NodeRecord, ...]:
         """Return the nodes that the ring should have: active ones, and those that are away within their grace."""
         nodes = [record for record in self.records.values() if record.state == "active"]
         nodes += [
-            node for node in self.ring.nodes if node.id in self._missing and now - self._missing[node.id] < self._grace
+            node
+            for node in self.ring.nodes
+            if node.id in self._missing_since and now - self._missing_since[node.id] < self._grace
         ]
         return ring_nodes(nodes)
 
@@ -95,12 +97,12 @@ class Roster:
         it."""
         return sum(1 for each, record in self.records.items() if record.state != "away" and each < self.me)
 
-    def next_change(self, now: float) -> float | None:
+    def seconds_to_next_change(self, now: float) -> float | None:
         """Return the seconds until the next grace ends; None if no node is missing."""
-        times = [since + self._grace - now for since in self._missing.values()]
+        times = [since + self._grace - now for since in self._missing_since.values()]
         return max(0.0, min(times)) if times else None
 
-    def view(self, source: str, problem: str) -> ClusterView:
+    def make_view(self, source: str, problem: str) -> ClusterView:
         """Return this node's view of the cluster."""
         members = {node.id: dataclasses.replace(node, state="away") for node in self.ring.nodes}
         in_ring = dict(members)

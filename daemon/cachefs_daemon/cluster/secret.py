@@ -29,10 +29,10 @@ if TYPE_CHECKING:  # processes that serve peers would import pydantic for it
     from cachefs_daemon.cluster_section import ClusterSection
 
 # Random bytes of a secret that a daemon makes; least and most bytes of a file, without its line end.
-_MADE: Final = 24
-_LEAST: Final = 16
-_MOST: Final = 64
-_SAFELY: Final = os.O_NONBLOCK | os.O_CLOEXEC
+_GENERATED_BYTES: Final = 24
+_MIN_BYTES: Final = 16
+_MAX_BYTES: Final = 64
+_SAFE_FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC
 # The default file, below the home directory of the daemon's user.
 _BELOW_HOME: Final = ".local/state/cachefs/cluster-secret"
 
@@ -53,25 +53,25 @@ class ProofScope:
     incarnation: str
     # Port of the addressee.
     port: int
-    what: str
+    purpose: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecret:
-    """A secret of _LEAST to _MOST bytes."""
+    """A secret of _MIN_BYTES to _MAX_BYTES bytes."""
 
     key: bytes
     # The default file; None if the configuration names a file, which its owner keeps.
     file: Path | None = field(default=None, compare=False)
 
-    def keep_file(self) -> None:
+    def restore_file(self) -> None:
         """Make the default file again if it is gone, so that the next daemon has the same secret: logind removes a
         user's files in /dev/shm when the user logs out. Raises ConfigError."""
         if self.file is None or self.file.exists():
             return
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make(self.file, os.O_NOFOLLOW, self.key)
+            _make_key_file(self.file, os.O_NOFOLLOW, self.key)
         except OSError as error:
             raise ConfigError(
                 f"{str(self.file)!r}, the secret of this node's cluster, is gone and cannot be made again: "
@@ -90,9 +90,9 @@ class ClusterSecret:
         return self._proof("served" if serves else "refused", scope, incarnation)
 
     def _proof(self, kind: str, scope: ProofScope, answers: str = "") -> str:
-        # `what` comes last: the other fields have no line ends.
+        # `purpose` comes last: the other fields have no line ends.
         said = f"{kind}\n{scope.nonce}\n{scope.sender}\n{scope.addressee}\n{scope.incarnation}\n{scope.port}\n{answers}"
-        text = f"{said}\n{scope.what}".encode("utf-8", "backslashreplace")
+        text = f"{said}\n{scope.purpose}".encode("utf-8", "backslashreplace")
         return hashlib.blake2b(text, key=self.key, digest_size=32).hexdigest()
 
 
@@ -108,12 +108,12 @@ def make_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def is_proof(said: str, expected: str) -> bool:
+def proofs_match(said: str, expected: str) -> bool:
     """Compare two proofs in constant time."""
     return hmac.compare_digest(said.encode("utf-8", "replace"), expected.encode())
 
 
-def default_file() -> Path:
+def default_secret_file() -> Path:
     """Return the file that all daemons of one user on one machine share, whatever their state directories: below the
     user's home directory, where no other user can make it first, or in /dev/shm without such a directory.
 
@@ -156,44 +156,44 @@ def load_secret(section: "ClusterSection") -> ClusterSecret | None:
     """
     if not section.needs_secret:
         return None
-    path, is_named = section.secret_file or default_file(), section.secret_file is not None
+    path, is_named = section.secret_file or default_secret_file(), section.secret_file is not None
     # A file that the configuration names may be a link, like those of a mounted Kubernetes Secret.
     follow = 0 if is_named else os.O_NOFOLLOW
     try:
         if not is_named:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = _read(path, follow) or _make(path, follow, secrets.token_hex(_MADE).encode())
+        key = _read_key(path, follow) or _make_key_file(path, follow, secrets.token_hex(_GENERATED_BYTES).encode())
         return ClusterSecret(key, None if is_named else path)
     except OSError as error:
         hint = "" if is_named else "; name another file, the same for all daemons of the cluster"
         raise ConfigError(f"cluster.secret_file = {str(path)!r}: {error.strerror}{hint}") from None
 
 
-def _read(path: Path, follow: int) -> bytes:
+def _read_key(path: Path, follow: int) -> bytes:
     """Return the file's content; b"" without a file. follow: O_NOFOLLOW to refuse a link. Raises OSError,
     ConfigError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _SAFELY | follow)
+        descriptor = os.open(path, os.O_RDONLY | _SAFE_FLAGS | follow)
     except FileNotFoundError:
         return b""
     try:
         found = os.fstat(descriptor)
-        if why := _objection(found):
+        if why := _file_problem(found):
             raise ConfigError(f"cluster.secret_file = {str(path)!r}: {why}")
         if found.st_mode & 0o040:
             log.info("cluster.secret_file = %r: members of group %d can act as nodes", str(path), found.st_gid)
-        key = os.read(descriptor, _MOST + 2).strip()
+        key = os.read(descriptor, _MAX_BYTES + 2).strip()
     finally:
         os.close(descriptor)
-    if not _LEAST <= len(key) <= _MOST:
+    if not _MIN_BYTES <= len(key) <= _MAX_BYTES:
         raise ConfigError(
-            f"cluster.secret_file = {str(path)!r}: it has {len(key)} bytes, and a secret {_LEAST} to {_MOST}; remove "
-            "it, and the next daemon that starts makes a new one"
+            f"cluster.secret_file = {str(path)!r}: it has {len(key)} bytes, and a secret {_MIN_BYTES} to {_MAX_BYTES}; "
+            "remove it, and the next daemon that starts makes a new one"
         )
     return key
 
 
-def _objection(found: os.stat_result) -> str:
+def _file_problem(found: os.stat_result) -> str:
     """Return why a file is not a secret of this daemon, or ""."""
     if not stat.S_ISREG(found.st_mode):
         return "it is not a file"
@@ -204,10 +204,10 @@ def _objection(found: os.stat_result) -> str:
     return ""
 
 
-def _make(path: Path, follow: int, key: bytes) -> bytes:
+def _make_key_file(path: Path, follow: int, key: bytes) -> bytes:
     """Make the file, or read the one that another daemon has made meanwhile. Raises OSError, ConfigError."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _SAFELY, 0o600)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _SAFE_FLAGS, 0o600)
     try:
         os.write(descriptor, key + b"\n")
         os.fsync(descriptor)
@@ -216,6 +216,6 @@ def _make(path: Path, follow: int, key: bytes) -> bytes:
     finally:
         os.close(descriptor)
         fresh.unlink()
-    if not (found := _read(path, follow)):
+    if not (found := _read_key(path, follow)):
         raise ConfigError(f"cluster.secret_file = {str(path)!r}: it was removed as it was made; start again")
     return found

@@ -16,7 +16,7 @@ RECORD_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoreContent:
     """The content of a store at one moment."""
 
     # By id of the node.
@@ -30,19 +30,19 @@ class Stored:
 class StoreListener(Protocol):
     """Receives a store's reports, on the event loop."""
 
-    def stored(self, stored: Stored) -> None:
+    def on_content(self, stored: StoreContent) -> None:
         """Receive the store's content."""
 
-    def claimed(self) -> None:
+    def on_claimed(self) -> None:
         """Note that the store has this node's record."""
 
-    def taken(self, record: NodeRecord) -> None:
+    def on_id_taken(self, record: NodeRecord) -> None:
         """Note that another running node has this node's id."""
 
-    def problem(self, text: str) -> None:
+    def on_problem(self, text: str) -> None:
         """Note a problem, as one line; "" once it is over."""
 
-    def fresh(self) -> None:
+    def on_fresh(self) -> None:
         """Note that the last content was still valid a moment ago."""
 
 
@@ -56,11 +56,11 @@ class RecordStore(Protocol):
     def start(self, listener: StoreListener) -> None:
         """Start the store. Raises CachefsError if it can never work."""
 
-    def put(self, record: NodeRecord) -> None:
+    def set_record(self, record: NodeRecord) -> None:
         """Set this node's record, which the store keeps until `stop`."""
 
     def propose(self, ring: Ring, version: object) -> None:
-        """Replace the ring, if its version is still *version*; `stored` reports the outcome. A store with its own
+        """Replace the ring, if its version is still *version*; `on_content` reports the outcome. A store with its own
         revisions uses these as epochs."""
 
     def refresh(self) -> None:

@@ -14,11 +14,11 @@ import msgspec
 # Raised if nodes of two releases would misunderstand each other.
 PROTOCOL: Final = 1
 # Most bytes of a record; one has some 300.
-MOST_RECORD: Final = 4096
+MAX_RECORD: Final = 4096
 _ID: Final = re.compile(r"[0-9a-f]{16}")
 _TEXT: Final = re.compile(r"[\w.:%+@/-]*")  # names, hosts, zones: printable, and safe in log lines
-_MOST_TEXT: Final = 253  # a DNS name
-_MOST_BYTES: Final = 1 << 60
+_MAX_TEXT: Final = 253  # a DNS name
+_MAX_BYTES: Final = 1 << 60
 
 # joining: asks others, and nothing is placed on it yet. draining: is asked, and nothing is placed on it any more. away:
 # unreachable, or without a record; it is not asked, and keeps its place until `[cluster] grace` is over.
@@ -70,8 +70,8 @@ _RECORD: Final = msgspec.json.Decoder(NodeRecord)
 
 def decode_record(text: bytes) -> NodeRecord:
     """Decode and check a record. Raises ValueError, in words: other writers to a store may write anything."""
-    if len(text) > MOST_RECORD:
-        raise ValueError(f"{len(text):,} bytes; a record has at most {MOST_RECORD:,}")
+    if len(text) > MAX_RECORD:
+        raise ValueError(f"{len(text):,} bytes; a record has at most {MAX_RECORD:,}")
     record = _RECORD.decode(text)  # raises msgspec's errors, which are ValueErrors
     check_record(record)
     return record
@@ -86,7 +86,7 @@ def check_record(record: NodeRecord) -> None:
     for what, text in (
         ("name", record.name), ("host", record.host), ("zone", record.zone), ("cluster", record.cluster),
     ):  # fmt: skip
-        if len(text) > _MOST_TEXT or not _TEXT.fullmatch(text):
+        if len(text) > _MAX_TEXT or not _TEXT.fullmatch(text):
             raise ValueError(f"its {what} has characters or a length that no {what} has")
     if not record.name or not record.host:
         raise ValueError("it has no name or no host")
@@ -94,7 +94,7 @@ def check_record(record: NodeRecord) -> None:
         raise ValueError("its ports are not from 1 to 65535")
     if not (math.isfinite(record.weight) and 0 < record.weight <= 1e9):
         raise ValueError("its weight is not above 0 and up to 1e9")
-    if not (0 <= record.memory <= _MOST_BYTES and 0 <= record.ssd <= _MOST_BYTES):
+    if not (0 <= record.memory <= _MAX_BYTES and 0 <= record.ssd <= _MAX_BYTES):
         raise ValueError("its tiers have sizes that nothing has")
 
 
@@ -131,7 +131,7 @@ class ClusterView:
         return self._by_id.get(node_id)
 
     @property
-    def mine(self) -> NodeRecord | None:
+    def own_record(self) -> NodeRecord | None:
         """This node's record."""
         return self._by_id.get(self.me)
 
@@ -146,22 +146,22 @@ class ClusterView:
         return tuple(record for record in self.others if record.state != "away")
 
     @cached_property
-    def placing(self) -> tuple[NodeRecord, ...]:
+    def placed_members(self) -> tuple[NodeRecord, ...]:
         """Members that count for placement, sorted by id. Their zones, weights and sizes are the same in the views of
         all nodes of the same epoch (with a static list: once each node has heard of each)."""
         return tuple(self._by_id[each] for each in self.ring if each in self._by_id)
 
     @cached_property
-    def present(self) -> tuple[NodeRecord, ...]:
+    def available_members(self) -> tuple[NodeRecord, ...]:
         """Members that count for placement and can be asked, sorted by id: those that can hold blocks now. A node that
         cannot ask half of all considers itself cut off, and all as present until they do not count any more."""
-        found = tuple(record for record in self.placing if record.state != "away")
-        return found if 2 * len(found) >= len(self.placing) else self.placing
+        found = tuple(record for record in self.placed_members if record.state != "away")
+        return found if 2 * len(found) >= len(self.placed_members) else self.placed_members
 
-    def shares(self) -> dict[str, float]:
+    def home_shares(self) -> dict[str, float]:
         """Return, by id, the share of all blocks whose home a node is, by weights."""
-        whole = math.fsum(record.weight for record in self.placing)
-        return {record.id: record.weight / whole for record in self.placing}
+        whole = math.fsum(record.weight for record in self.placed_members)
+        return {record.id: record.weight / whole for record in self.placed_members}
 
     def remarks(self) -> Iterator[str]:
         """Yield a line for each state that is possible, but hardly intended."""

@@ -10,15 +10,15 @@ from typing import Final
 
 from cachefs.block import TIER_NAMES, block_count, block_key, block_length
 from cachefs.errors import NotFound
-from cachefs.messages import DatasetCached
+from cachefs.messages import CachedDataset
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.store.index_writer import IndexWriter
 
 # Blocks in the sample: the standard deviation of a share is at most 2 % if files have one size. Takes 5 ms.
-SAMPLE: Final = 600
+SAMPLED_BLOCKS: Final = 600
 
 
-def cached_share(index: IndexWriter, snapshot: Snapshot, name: str, most: int = SAMPLE) -> DatasetCached:
+def cached_share(index: IndexWriter, snapshot: Snapshot, name: str, most: int = SAMPLED_BLOCKS) -> CachedDataset:
     """Return the cached bytes of the dataset *name*, estimated from about *most* blocks, or exact if it has no more.
     The sample is the same each time, so that the result changes only with the cache."""
     lengths: list[int] = []
@@ -33,7 +33,7 @@ def cached_share(index: IndexWriter, snapshot: Snapshot, name: str, most: int = 
     looked_at = sum(lengths)
     scale = snapshot.bytes / looked_at if looked_at else 0.0
     memory, ssd = (round(scale * count) for count in found)
-    return DatasetCached(
+    return CachedDataset(
         name=name, bytes=snapshot.bytes, memory=memory, ssd=ssd, is_estimate=looked_at != snapshot.bytes
     )
 
@@ -47,7 +47,7 @@ def _sample(snapshot: Snapshot, most: int) -> Iterator[tuple[int, bytes]]:
     each = max(1, most // max(1, min(len(numbers), snapshot.files)))
     for number in numbers:
         try:
-            size, content = snapshot.file(number + 1)  # 0 is the root
+            size, content = snapshot.size_and_content(number + 1)  # 0 is the root
         except NotFound:  # a directory
             continue
         for block in _spread(block_count(size, snapshot.block_size), each, dice):

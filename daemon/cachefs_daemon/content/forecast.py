@@ -3,22 +3,22 @@
 from collections.abc import Iterable, Sequence
 
 from cachefs.block import block_count
-from cachefs.messages import EvictForecast, Held, Warmup, WarmupForecast
+from cachefs.messages import DatasetAmount, EvictForecast, WarmupForecast, WarmupRequest
 from cachefs.snapshot import Entry, Snapshot
-from cachefs_daemon.content.inventory import contents
-from cachefs_daemon.content.warmup import plan
+from cachefs_daemon.content.inventory import cached_contents
+from cachefs_daemon.content.warmup import plan_warmup
 from cachefs_daemon.datasets.selection import files, is_below
 from cachefs_daemon.store.index_writer import IndexWriter
 
 
-def warmup(snapshot: Snapshot, request: Warmup, index: IndexWriter, free: int) -> WarmupForecast:
+def warmup(snapshot: Snapshot, request: WarmupRequest, index: IndexWriter, free: int) -> WarmupForecast:
     """Forecast a warmup. free: bytes of free room in the tiers. Raises NotFound, ConfigError."""
-    wanted = plan(snapshot, request)
-    present = contents(index)
+    wanted = plan_warmup(snapshot, request)
+    present = cached_contents(index)
     asked = (snapshot.entry(number) for number in wanted.files)
     here = _held(index, (entry for entry in asked if entry.content in present), snapshot.block_size)
     return WarmupForecast(
-        wanted=Held(files=len(wanted.files), blocks=wanted.blocks, bytes=wanted.bytes), here=here, free=free
+        wanted=DatasetAmount(files=len(wanted.files), blocks=wanted.blocks, bytes=wanted.bytes), here=here, free=free
     )
 
 
@@ -27,7 +27,7 @@ def evict(snapshot: Snapshot, paths: Sequence[bytes], pins: Sequence[bytes], ind
     chosen = files(snapshot, paths)
     everything: list[Entry] = []
     pinned: list[Entry] = []
-    present = contents(index)
+    present = cached_contents(index)
     for entry in chosen:
         if entry.content in present:
             everything.append(entry)
@@ -37,7 +37,7 @@ def evict(snapshot: Snapshot, paths: Sequence[bytes], pins: Sequence[bytes], ind
     return EvictForecast(here=_held(index, everything, size), pinned=_held(index, pinned, size))
 
 
-def _held(index: IndexWriter, entries: Iterable[Entry], block_size: int) -> Held:
+def _held(index: IndexWriter, entries: Iterable[Entry], block_size: int) -> DatasetAmount:
     """Return what is cached of these files. A file that lacks a block does not count as a file."""
     whole = blocks = size = 0
     for entry in entries:
@@ -45,4 +45,4 @@ def _held(index: IndexWriter, entries: Iterable[Entry], block_size: int) -> Held
         whole += bool(found) and len(found) >= block_count(entry.size, block_size)
         blocks += len(found)
         size += sum(found)
-    return Held(files=whole, blocks=blocks, bytes=size)
+    return DatasetAmount(files=whole, blocks=blocks, bytes=size)

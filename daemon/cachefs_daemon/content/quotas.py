@@ -17,14 +17,14 @@ from cachefs.planning.eviction.tiering import Tiering
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog, Dataset
 from cachefs_daemon.runtime.locked import Locked
+from cachefs_daemon.runtime.shielded import shielded
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.transfers import batches
 
 log = logging.getLogger(__name__)
 
-SHORTEST_TTL: Final = 1.0  # seconds
+MIN_TTL: Final = 1.0  # seconds
 # Keys looked up in a snapshot at once.
 _PORTION: Final = 1 << 16
 
@@ -39,15 +39,15 @@ class DatasetQuotas:
         self._threads = threads
         self._changing = asyncio.Lock()
 
-    async def change(self, request: DatasetLimit) -> DatasetView:
+    async def change_limits(self, request: DatasetLimit) -> DatasetView:
         """Change a dataset's quota. Excess blocks are evicted within seconds. Raises NotFound, ConfigError."""
         if request.share is not None and not 0 < request.share <= 1:
             raise ConfigError(f"share {request.share:g}: expected more than 0 and at most 1 (all, which is no limit)")
         if request.most is not None and request.most < 0:
             raise ConfigError(f"{request.most} bytes: expected a number of bytes, or 0 for no limit")
-        if request.ttl is not None and request.ttl != 0 and not SHORTEST_TTL <= request.ttl < math.inf:
-            raise ConfigError(f"ttl {request.ttl:g} s: expected at least {SHORTEST_TTL:g} s, or 0 for no limit")
-        return await unbroken(self._change(request))
+        if request.ttl is not None and request.ttl != 0 and not MIN_TTL <= request.ttl < math.inf:
+            raise ConfigError(f"ttl {request.ttl:g} s: expected at least {MIN_TTL:g} s, or 0 for no limit")
+        return await shielded(self._change(request))
 
     async def _change(self, request: DatasetLimit) -> DatasetView:
         async with self._changing:
@@ -64,17 +64,17 @@ class DatasetQuotas:
             )  # fmt: skip
             return self._catalog.view(dataset)
 
-    async def follow(self, dataset: Dataset) -> None:
+    async def apply_quota(self, dataset: Dataset) -> None:
         """Follow a change of the dataset's snapshot."""
         async with self._changing:
             await self._apply(dataset)
 
-    def removed(self, name: str) -> None:
+    def remove_quota(self, name: str) -> None:
         """Remove the quota of a dataset."""
         with self._tiering as tiering:
-            tiering.quotas.remove(name)
+            tiering.quotas.remove_quota(name)
 
-    async def apply(self) -> None:
+    async def apply_records(self) -> None:
         """Apply the quotas of all records."""
         async with self._changing:
             for dataset in sorted(self._catalog, key=lambda one: one.record.name):
@@ -83,23 +83,23 @@ class DatasetQuotas:
     async def _apply(self, dataset: Dataset) -> None:
         record = dataset.record
         if record.share >= 1 and not record.most and not record.ttl:
-            self.removed(record.name)
+            self.remove_quota(record.name)
             return
         snapshots = self._catalog.generations(dataset)
         known = frozenset(snapshot.id for snapshot in snapshots)
         with self._tiering as tiering:
             quota = Quota(record.name, known, record.share, record.ttl or math.inf, record.most or math.inf)
-            tiering.quotas.set(quota)
+            tiering.quotas.set_quota(quota)
         for snapshot in snapshots:
-            await self._threads.background(_claim, self._tiering, self._index, snapshot)
+            await self._threads.background(_count_towards_quota, self._tiering, self._index, snapshot)
 
 
-def _claim(tiering: Locked[Tiering], index: IndexWriter, snapshot: Snapshot) -> None:
+def _count_towards_quota(tiering: Locked[Tiering], index: IndexWriter, snapshot: Snapshot) -> None:
     """Count the snapshot's blocks on this node towards its quota. Works on whole arrays, as a starting daemon waits for
     it."""
     space = BlockSpace.of(snapshot)
-    for keys in index.portions(_PORTION):
+    for keys in index.key_batches(_PORTION):
         here = np.flatnonzero(space.ids(keys) != NO_BLOCK)
         for batch in batches(keys[number] for number in here.tolist()):
             with tiering as deciding:
-                deciding.claim(batch, snapshot.id, time.monotonic())
+                deciding.claim_blocks(batch, snapshot.id, time.monotonic())

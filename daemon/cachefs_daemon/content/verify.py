@@ -17,7 +17,7 @@ _PORTION: Final = 4096
 
 
 @dataclass(slots=True)
-class _Sweep:
+class _Verification:
     # Keys of blocks left to read.
     keys: Iterator[bytes]
     # Blocks read, or evicted before their turn.
@@ -51,8 +51,8 @@ class _Sweep:
 async def verify(store: BlockStore, index: IndexWriter, threads: Threads) -> AsyncGenerator[VerifyProgress, None]:
     """Read all blocks, and possibly some that arrive meanwhile. Yields progress, and finally a message with done
     set."""
-    total = await threads.background(index.count)
-    sweep = _Sweep(chain.from_iterable(index.portions(_PORTION)))
+    total = await threads.background(index.count_keys)
+    sweep = _Verification(chain.from_iterable(index.key_batches(_PORTION)))
     going = True
     while going:
         going = await threads.background(sweep.advance, store)

@@ -16,7 +16,7 @@ from typing import Final
 
 from cachefs.block import block_count, block_length
 from cachefs.errors import CachefsError, ConfigError, NotFound
-from cachefs.messages import BlockRef, Warmup, WarmupProgress
+from cachefs.messages import BlockRef, WarmupProgress, WarmupRequest
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets import selection
 from cachefs_daemon.fetch.fetcher import Fetcher
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 # origin.max_connections, so that no connection idles behind a slow block. Twice as many workers or blocks made no
 # warmup faster, but every other fetch slower.
 WORKERS: Final = 8
-BATCH: Final = 16
+BLOCKS_PER_REQUEST: Final = 16
 REPORT_SECONDS: Final = 0.2
 # Ended warmups that are still listed.
-MOST_ENDED: Final = 20
+MAX_ENDED: Final = 20
 
 
 class WarmupState(StrEnum):
@@ -57,7 +57,7 @@ class WarmupPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Bringing:
+class WarmupBlocks:
     """Blocks to fetch."""
 
     dataset: str
@@ -74,11 +74,11 @@ class Bringing:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class WarmupRun:
     """One warmup and its progress."""
 
     id: int
-    wanted: Bringing
+    blocks_to_fetch: WarmupBlocks
     state: WarmupState = WarmupState.RUNNING
     # Requested blocks that are on the node now.
     blocks: int = 0
@@ -91,7 +91,7 @@ class Run:
     # Error of the last failed block.
     message: str = ""
     # The request, if the warmup is to continue after a restart.
-    request: Warmup | None = None
+    request: WarmupRequest | None = None
     task: "asyncio.Task[None]" = field(init=False)
 
     def progress(self) -> WarmupProgress:
@@ -99,15 +99,15 @@ class Run:
             id=self.id,
             state=self.state,
             blocks=self.blocks,
-            blocks_total=self.wanted.blocks,
+            blocks_total=self.blocks_to_fetch.blocks,
             bytes=self.bytes,
-            bytes_total=self.wanted.bytes,
+            bytes_total=self.blocks_to_fetch.bytes,
             skipped=self.skipped,
             failed=self.failed,
             message=self.message,
-            dataset=self.wanted.dataset,
-            missing=self.wanted.missing,
-            first_missing=self.wanted.first_missing,
+            dataset=self.blocks_to_fetch.dataset,
+            missing=self.blocks_to_fetch.missing,
+            first_missing=self.blocks_to_fetch.first_missing,
         )
 
 
@@ -118,26 +118,27 @@ class Warmups:
         self._fetcher = fetcher
         self._threads = threads
         self._numbers = itertools.count(1)
-        self._running: dict[int, Run] = {}  # by id
-        self._ended: deque[Run] = deque(maxlen=MOST_ENDED)
-        self.unsaved = False  # `in_background` has changed since it was saved; reset by the code that saves it
+        self._running: dict[int, WarmupRun] = {}  # by id
+        self._ended: deque[WarmupRun] = deque(maxlen=MAX_ENDED)
+        # `background_requests` has changed since it was saved; reset by the code that saves it
+        self.has_unsaved = False
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[WarmupRun]:
         """Iterate over warmups, oldest first."""
         return iter(sorted([*self._ended, *self._running.values()], key=lambda run: run.id))
 
-    def reading(self) -> set[tuple[str, str]]:
+    def read_snapshots(self) -> set[tuple[str, str]]:
         """Return datasets and snapshots of the running warmups."""
-        return {(run.wanted.dataset, run.wanted.snapshot) for run in self._running.values()}
+        return {(run.blocks_to_fetch.dataset, run.blocks_to_fetch.snapshot) for run in self._running.values()}
 
-    def in_background(self) -> list[Warmup]:
+    def background_requests(self) -> list[WarmupRequest]:
         """Return the requests to continue after a restart."""
         return [run.request for run in self._running.values() if run.request is not None]
 
-    async def run(self, snapshot: Snapshot, request: Warmup) -> AsyncGenerator[WarmupProgress, None]:
+    async def run(self, snapshot: Snapshot, request: WarmupRequest) -> AsyncGenerator[WarmupProgress, None]:
         """Start a warmup. Yields progress until its end, or a single message if the request says not to wait.
 
         If a waiting caller goes away, the warmup ends. Raises NotFound, ConfigError.
@@ -147,41 +148,41 @@ class Warmups:
             yield run.progress()
             return
         try:
-            async for progress in _steps(run):
+            async for progress in _progress_until_end(run):
                 yield progress
         finally:
             run.task.cancel()
 
-    async def start(self, snapshot: Snapshot, request: Warmup) -> Run:
+    async def start(self, snapshot: Snapshot, request: WarmupRequest) -> WarmupRun:
         """Start a warmup. Without a waiting caller, it continues after a restart. Raises NotFound, ConfigError."""
-        run = self.begin(await self._threads.background(_bringing, snapshot, request))
+        run = self.start_fetching(await self._threads.background(_blocks_of_request, snapshot, request))
         if not request.wait:
             run.request = request
-            self.unsaved = True
+            self.has_unsaved = True
         return run
 
     async def watch(self, number: int) -> AsyncGenerator[WarmupProgress, None]:
         """Yield the progress of a warmup until its end, which does not depend on the caller. Raises NotFound."""
-        async for progress in _steps(self._get(number)):
+        async for progress in _progress_until_end(self._run_of(number)):
             yield progress
 
     async def cancel(self, number: int) -> WarmupProgress:
         """Cancel a warmup; fetched blocks stay. Raises NotFound."""
-        run = self._get(number)
+        run = self._run_of(number)
         run.task.cancel()
         await asyncio.wait([run.task])
         return run.progress()
 
-    def _get(self, number: int) -> Run:
+    def _run_of(self, number: int) -> WarmupRun:
         run = next((run for run in self if run.id == number), None)
         if run is None:
             raise NotFound(f"there is no warmup {number}; `cachectl warmups` shows those there are")
         return run
 
-    def begin(self, wanted: Bringing) -> Run:
+    def start_fetching(self, wanted: WarmupBlocks) -> WarmupRun:
         """Start to fetch blocks in order. Cancel the task of the returned Run to end it."""
-        run = Run(next(self._numbers), wanted)
-        run.task = asyncio.create_task(self._work(run))
+        run = WarmupRun(next(self._numbers), wanted)
+        run.task = asyncio.create_task(self._run_workers(run))
         self._running[run.id] = run
         return run
 
@@ -192,34 +193,35 @@ class Warmups:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _work(self, run: Run) -> None:
+    async def _run_workers(self, run: WarmupRun) -> None:
         batches = _batches(run)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(WORKERS):
-                    group.create_task(self._fetch(run, batches))
+                    group.create_task(self._fetch_batches(run, batches))
             run.state = WarmupState.FAILED if run.failed else WarmupState.DONE
         except asyncio.CancelledError:
             run.state = WarmupState.CANCELLED
             raise
         except Exception as error:
-            log.exception("warmup %d of %s failed unexpectedly", run.id, run.wanted.dataset)
+            log.exception("warmup %d of %s failed unexpectedly", run.id, run.blocks_to_fetch.dataset)
             run.state, run.message = WarmupState.FAILED, f"internal error ({error!r}); see the daemon's log"
         finally:
             self._running.pop(run.id, None)
             self._ended.append(run)
-            self.unsaved = self.unsaved or run.request is not None
+            self.has_unsaved = self.has_unsaved or run.request is not None
             run.request = None
             # The Run of a cancelled warmup stays referenced, and its list of blocks may take 100 MB.
-            run.wanted = replace(run.wanted, refs=iter(()))
+            run.blocks_to_fetch = replace(run.blocks_to_fetch, refs=iter(()))
             log.info(
                 "warmup %d of %s %s: %d of %d blocks here, %d not admitted, %d failed",
-                run.id, run.wanted.dataset, run.state, run.blocks, run.wanted.blocks, run.skipped, run.failed,
+                run.id, run.blocks_to_fetch.dataset, run.state, run.blocks, run.blocks_to_fetch.blocks, run.skipped,
+                run.failed,
             )  # fmt: skip
 
-    async def _fetch(self, run: Run, batches: Iterator[list[tuple[BlockRef, int]]]) -> None:
+    async def _fetch_batches(self, run: WarmupRun, batches: Iterator[list[tuple[BlockRef, int]]]) -> None:
         for batch in batches:
-            outcomes = await self._fetcher.ahead([ref for ref, _ in batch])
+            outcomes = await self._fetcher.fetch_ahead([ref for ref, _ in batch])
             for (_, length), outcome in zip(batch, outcomes, strict=True):
                 if outcome is None:
                     run.skipped += 1
@@ -231,14 +233,14 @@ class Warmups:
                     run.bytes += length
 
 
-async def _steps(run: Run) -> AsyncGenerator[WarmupProgress, None]:
+async def _progress_until_end(run: WarmupRun) -> AsyncGenerator[WarmupProgress, None]:
     while not run.task.done():
         yield run.progress()
         await asyncio.wait([run.task], timeout=REPORT_SECONDS)
     yield run.progress()
 
 
-def plan(snapshot: Snapshot, request: Warmup) -> WarmupPlan:
+def plan_warmup(snapshot: Snapshot, request: WarmupRequest) -> WarmupPlan:
     """Return the plan of a request. Call in a thread. Takes 8 bytes per file: 8 MB for a million files.
 
     Raises NotFound, ConfigError.
@@ -247,9 +249,9 @@ def plan(snapshot: Snapshot, request: Warmup) -> WarmupPlan:
         raise ConfigError(f"fraction {request.fraction:g}: expected more than 0 and at most 1")
     numbers = array("Q")
     sizes = array("Q")
-    tops, missing = selection.split(snapshot, request.paths)
+    tops, missing = selection.split_existing(snapshot, request.paths)
     if missing and not (tops and request.leave_out_missing):
-        raise selection.not_there(snapshot, missing)
+        raise selection.not_in_snapshot_error(snapshot, missing)
     for entry in selection.walk(snapshot, tops):
         numbers.append(entry.number)
         sizes.append(entry.size)
@@ -260,23 +262,23 @@ def plan(snapshot: Snapshot, request: Warmup) -> WarmupPlan:
     )
 
 
-def _bringing(snapshot: Snapshot, request: Warmup) -> Bringing:
+def _blocks_of_request(snapshot: Snapshot, request: WarmupRequest) -> WarmupBlocks:
     """Return the blocks that a request asks for. Call in a thread."""
-    wanted = plan(snapshot, request)
-    return Bringing(
+    wanted = plan_warmup(snapshot, request)
+    return WarmupBlocks(
         request.dataset, _blocks(snapshot, wanted.files), wanted.blocks, wanted.bytes,
         len(wanted.missing), next(iter(wanted.missing), ""), snapshot.id,
     )  # fmt: skip
 
 
-def _batches(run: Run) -> Iterator[list[tuple[BlockRef, int]]]:
-    while batch := list(itertools.islice(run.wanted.refs, BATCH)):
+def _batches(run: WarmupRun) -> Iterator[list[tuple[BlockRef, int]]]:
+    while batch := list(itertools.islice(run.blocks_to_fetch.refs, BLOCKS_PER_REQUEST)):
         yield batch
 
 
 def _blocks(snapshot: Snapshot, files: "array[int]") -> Iterator[tuple[BlockRef, int]]:
     for file in files:
-        size, _ = snapshot.file(file)
+        size, _ = snapshot.size_and_content(file)
         for number in range(block_count(size, snapshot.block_size)):
             ref = BlockRef(snapshot=snapshot.id, entry=file, number=number)
             yield ref, block_length(size, snapshot.block_size, number)

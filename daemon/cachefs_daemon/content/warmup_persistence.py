@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs.messages import Warmup
+from cachefs.messages import WarmupRequest
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.runtime.autosave import autosave
@@ -41,7 +41,7 @@ class WarmupPersistence:
                 run = await self._warmups.start(self._snapshot(request.dataset), request)
             except CachefsError as error:
                 log.warning("a warmup of %s is not taken up again: %s", request.dataset, error)
-                self._warmups.unsaved = True
+                self._warmups.has_unsaved = True
             else:
                 log.info("warmup %d of %s goes on where the last daemon ended", run.id, request.dataset)
 
@@ -51,18 +51,18 @@ class WarmupPersistence:
 
     async def save(self) -> None:
         """Write the file if anything has changed. Raises OSError; the old file then stays."""
-        if self._warmups.unsaved:
-            self._warmups.unsaved = False
+        if self._warmups.has_unsaved:
+            self._warmups.has_unsaved = False
             try:
-                await self._threads.background(_save, self._path, self._warmups.in_background())
+                await self._threads.background(_save, self._path, self._warmups.background_requests())
             except BaseException:
-                self._warmups.unsaved = True
+                self._warmups.has_unsaved = True
                 raise
 
 
-def _load(path: Path) -> list[Warmup]:
+def _load(path: Path) -> list[WarmupRequest]:
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=list[Warmup])
+        return msgspec.msgpack.decode(path.read_bytes(), type=list[WarmupRequest])
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
@@ -70,7 +70,7 @@ def _load(path: Path) -> list[Warmup]:
         return []
 
 
-def _save(path: Path, requests: list[Warmup]) -> None:
+def _save(path: Path, requests: list[WarmupRequest]) -> None:
     fresh = path.with_suffix(".new")
     fresh.write_bytes(msgspec.msgpack.encode(requests))
     fresh.replace(path)

@@ -7,17 +7,17 @@ from typing import Final
 
 from cachefs.job_messages import MAX_JOB_NAME
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
-from cachefs_daemon.consumer_checks import MOST_OWNER
+from cachefs_daemon.consumer_checks import MAX_OWNER
 from cachefs_daemon.sharing.sections import ConsumerFacts
 
 # Rank, or process id where there is none, at the start of a consumer's name.
-_OWN: Final = re.compile(r"(\d+|pid-\d+)")
+_RANK_PREFIX: Final = re.compile(r"(\d+|pid-\d+)")
 # Job, snapshot, loader, sample map (empty if each consumer has its own) and sampler.
-Key = tuple[str, str, str, str, SamplerSpec | None]
+GroupKey = tuple[str, str, str, str, SamplerSpec | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """One consumer of a group."""
 
     # Id of its node.
@@ -26,7 +26,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ConsumerGroup:
     """Consumers that go through their epochs together: their samplers differ only in the rank, or each publishes its
     orders epoch by epoch."""
 
@@ -40,23 +40,23 @@ class Group:
     # members: a rank that began later may count more.
     spec: SamplerSpec | None
     # Ordered by rank, node and name.
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
     @property
-    def key(self) -> Key:
+    def key(self) -> GroupKey:
         """Identity of the group while consumers come and go."""
         sampler = replace(self.spec, epochs=1) if self.spec is not None else None
         return self.job, self.snapshot, self.loader, "" if sampler is None else self.members[0].facts.map, sampler
 
     @property
-    def loads(self) -> tuple[str, str, str]:
+    def loader_key(self) -> tuple[str, str, str]:
         """Identity of the loader and of the snapshot it reads, whatever its sampler."""
         return self.job, self.snapshot, self.loader
 
     @property
     def name(self) -> str:
         """Name of the job and loader, as published and stored: at most 160 characters."""
-        return f"{self.job}{self.loader}"[: MAX_JOB_NAME + MOST_OWNER]
+        return f"{self.job}{self.loader}"[: MAX_JOB_NAME + MAX_OWNER]
 
     @property
     def nodes(self) -> set[str]:
@@ -69,7 +69,7 @@ class Group:
         return tuple(sorted({member.facts.map for member in self.members}))
 
     @property
-    def readers(self) -> tuple[tuple[str, str, int], ...]:
+    def reader_ids(self) -> tuple[tuple[str, str, int], ...]:
         """Node, consumer and rank of each member, without the orders, which come and go."""
         return tuple((member.node, member.facts.consumer, _rank(member.facts)) for member in self.members)
 
@@ -86,22 +86,22 @@ class Group:
         return len(ranks) == shares and sorted(ranks) == list(range(len(ranks)))
 
 
-def groups_of(facts: Mapping[str, Iterable[ConsumerFacts]]) -> list[Group]:
+def groups_of(facts: Mapping[str, Iterable[ConsumerFacts]]) -> list[ConsumerGroup]:
     """Return the groups of consumers, in the same order on all nodes with the same facts. facts: by node id."""
-    found: dict[Key, list[Member]] = {}
+    found: dict[GroupKey, list[GroupMember]] = {}
     for node, consumers in facts.items():
         for one in consumers:
-            found.setdefault(_key(one), []).append(Member(node, one))
+            found.setdefault(_key_of(one), []).append(GroupMember(node, one))
     groups = []
     for (job, snapshot, loader, _, sampler), members in found.items():
         epochs = min((one.facts.spec.epochs for one in members if one.facts.spec is not None), default=0)
         spec = replace(sampler, epochs=epochs) if sampler is not None else None
-        groups.append(Group(job, snapshot, loader, spec, tuple(sorted(members, key=_order))))
+        groups.append(ConsumerGroup(job, snapshot, loader, spec, tuple(sorted(members, key=_member_order))))
     return sorted(groups, key=lambda group: (*group.key[:4], repr(group.spec)))
 
 
-def _key(facts: ConsumerFacts) -> Key:
-    named = _OWN.match(facts.consumer)
+def _key_of(facts: ConsumerFacts) -> GroupKey:
+    named = _RANK_PREFIX.match(facts.consumer)
     loader = facts.consumer[named.end() :] if named else ""
     if facts.spec is None or facts.spec.kind == "explicit":
         return facts.job, facts.snapshot, loader, "", None
@@ -112,5 +112,5 @@ def _rank(facts: ConsumerFacts) -> int:
     return facts.spec.rank if facts.spec is not None and facts.spec.kind != "explicit" else facts.rank
 
 
-def _order(member: Member) -> tuple[int, str, str]:
+def _member_order(member: GroupMember) -> tuple[int, str, str]:
     return _rank(member.facts), member.node, member.facts.consumer

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cachefs.cluster_messages import NodeCounters, ScaleNode, ScaleOutcome, ScaleStatus
-from cachefs.planning.cluster.scale import Demand, Outcome, scale_hint
-from cachefs.planning.sequences.epoch import UNKNOWN
+from cachefs.planning.cluster.scale import ScaleForecast, SnapshotDemand, scale_hint
+from cachefs.planning.sequences.epoch import UNKNOWN_READ
 from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.cluster.view import ClusterView
 
 
-def scale_status(nodes: Sequence[ScaleNode], demands: Sequence[Demand]) -> ScaleStatus:
+def scale_status(nodes: Sequence[ScaleNode], demands: Sequence[SnapshotDemand]) -> ScaleStatus:
     """Return the scale status of these nodes. A node of unknown capacity counts as average."""
     known = [node.capacity for node in nodes if node.capacity]
     average = sum(known) // len(known) if known else 0
@@ -22,16 +22,16 @@ def scale_status(nodes: Sequence[ScaleNode], demands: Sequence[Demand]) -> Scale
         needed=hint.needed,
         snapshots=sum(1 for demand in demands if demand.bytes),
         nodes_needed=hint.nodes_needed,
-        now=_told(hint.now),
-        one_more=_told(hint.one_more),
-        one_fewer=_told(hint.one_fewer) if hint.one_fewer is not None else None,
+        now=_outcome_message(hint.now),
+        one_more=_outcome_message(hint.one_more),
+        one_fewer=_outcome_message(hint.one_fewer) if hint.one_fewer is not None else None,
     )
 
 
 def scaled_nodes(view: ClusterView, counters: Mapping[str, NodeCounters]) -> list[ScaleNode]:
     """Return the nodes that count for placement, ordered by name. counters: by id, of the nodes that responded."""
     found = []
-    for record in sorted(view.placing, key=lambda record: (record.name, record.id)):
+    for record in sorted(view.placed_members, key=lambda record: (record.name, record.id)):
         said = counters.get(record.id, NodeCounters(problem="it was not asked"))
         found.append(
             ScaleNode(
@@ -44,27 +44,29 @@ def scaled_nodes(view: ClusterView, counters: Mapping[str, NodeCounters]) -> lis
     return found
 
 
-def planned_demands(plan: Plan) -> list[Demand]:
+def planned_demands(plan: Plan) -> list[SnapshotDemand]:
     """Return the demands of this node's consumers, one per snapshot, for an unknown number of epochs."""
     read: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
     seconds: dict[str, float] = {}
     for consumer in plan.consumers():
         snapshot, _ = plan.generation(consumer)
-        epoch, window = plan.epoch(consumer, plan.place(consumer)[0]), plan.window(consumer, 0, 1)
+        epoch, window = plan.epoch(consumer, plan.progress(consumer)[0]), plan.window(consumer, 0, 1)
         space = plan.spaces.get(snapshot)
         if epoch is None or space is None:
             continue
         marks = read.setdefault(snapshot, np.zeros(space.count, np.bool_))
-        marks |= epoch.first != UNKNOWN
+        marks |= epoch.first != UNKNOWN_READ
         if window is not None:
             seconds[snapshot] = min(seconds.get(snapshot, math.inf), window.period * len(epoch.blocks))
     return [
-        Demand(int(plan.spaces[snapshot].sizes[marks].sum(dtype=np.int64)), math.inf, seconds.get(snapshot, 0.0))
+        SnapshotDemand(
+            int(plan.spaces[snapshot].sizes[marks].sum(dtype=np.int64)), math.inf, seconds.get(snapshot, 0.0)
+        )
         for snapshot, marks in read.items()
     ]
 
 
-def _told(outcome: Outcome) -> ScaleOutcome:
+def _outcome_message(outcome: ScaleForecast) -> ScaleOutcome:
     return ScaleOutcome(
         nodes=outcome.nodes,
         capacity=outcome.capacity,

@@ -12,27 +12,27 @@ from typing import Final
 Settled = tuple[int, int]
 NOTHING_SETTLED: Final[Settled] = (-1, -1)
 # Position in an epoch, from 0 to 1, up to which the announcing node has to know the orders; and up to which all others
-# have to receive the announcement. Blocks read before LATE stay where they are.
-IN_TIME: Final = 0.05
-LATE: Final = 0.1
+# have to receive the announcement. Blocks read before ANNOUNCED_UNTIL stay where they are.
+KNOWN_UNTIL: Final = 0.05
+ANNOUNCED_UNTIL: Final = 0.1
 
 
-def extended(said: Settled, number: int) -> Settled:
-    """Return *said*, extended by epoch *number*."""
-    first, last = said
+def extend_settled(announced: Settled, number: int) -> Settled:
+    """Return *announced*, extended by epoch *number*."""
+    first, last = announced
     return (first if first >= 0 and last == number - 1 else number), number
 
 
 def own_verdict(number: int, place: tuple[int, float]) -> bool:
     """Return whether the announcing node, at *place* (epoch, fraction), may let copies change hands in epoch *number*,
     if the orders are known now."""
-    return place <= (number, IN_TIME)
+    return place <= (number, KNOWN_UNTIL)
 
 
-def verdict_of(number: int, said: Settled, place: tuple[int, float]) -> bool | None:
-    """Return the verdict on any other node; None if the announcing node may still announce it. said: its announcement;
-    place: of the slowest reader."""
-    first, last = said
+def verdict_of(number: int, announced: Settled, place: tuple[int, float]) -> bool | None:
+    """Return the verdict on any other node; None if the announcing node may still announce it. announced: its
+    announcement; place: of the slowest reader."""
+    first, last = announced
     if first <= number <= last:
         return True
-    return False if number < last or place > (number, LATE) else None
+    return False if number < last or place > (number, ANNOUNCED_UNTIL) else None

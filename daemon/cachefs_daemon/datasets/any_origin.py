@@ -5,10 +5,10 @@ from typing import Protocol, cast, runtime_checkable
 
 from cachefs.errors import ConfigError, OriginAccessDenied
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import Data, ObjectRange, Origin, PreparedOrigin, RangeOrigin, Report
+from cachefs_daemon.origin.base import Data, ObjectRange, Origin, PreconnectingOrigin, RangeOrigin, ReportProblem
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.order import Order, OrderingOrigin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.prepared_get import PreparedGet, PreparedGetOrigin
 
 
 class AnyOrigin:
@@ -35,8 +35,8 @@ class AnyOrigin:
         return sum(origin.errors for origin in self._origins)
 
     @property
-    def detours(self) -> int:
-        return sum(origin.detours for origin in self._origins)
+    def fallback_reads(self) -> int:
+        return sum(origin.fallback_reads for origin in self._origins)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -45,30 +45,30 @@ class AnyOrigin:
     def identity(self, key: bytes) -> bytes:
         return self._origins[0].identity(key)
 
-    def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+    def list(self, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         return self._origins[0].list(report)
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
-        rest, refused = patience.rest, None
+    async def read(self, wanted: ObjectRange, deadline: Deadline) -> Data:
+        rest, refused = deadline.pause, None
 
         async def rest_unless_refused(seconds: float) -> None:
             """Fail on denied access: expired credentials may be renewed, but another origin's may be good already."""
-            if isinstance(patience.trouble, OriginAccessDenied):
-                raise patience.trouble
+            if isinstance(deadline.last_error, OriginAccessDenied):
+                raise deadline.last_error
             await rest(seconds)
 
-        patience.rest = rest_unless_refused
+        deadline.pause = rest_unless_refused
         for origin in list(self._origins):
             try:
-                return await origin.read(wanted, patience)
+                return await origin.read(wanted, deadline)
             except (OriginAccessDenied, ConfigError) as error:
                 refused = refused or error
                 # From now on the other origins are tried first.
                 self._origins.remove(origin)
                 self._origins.append(origin)
-        patience.rest = rest
-        if patience.trouble is not None:
-            return await self._origins[0].read(wanted, patience)
+        deadline.pause = rest
+        if deadline.last_error is not None:
+            return await self._origins[0].read(wanted, deadline)
         assert refused is not None
         raise refused
 
@@ -77,47 +77,47 @@ class AnyOrigin:
 
 
 @runtime_checkable
-class _Able(RangeOrigin, OrderingOrigin, PreparedOrigin, Protocol):
+class _FastOrigin(RangeOrigin, PreparedGetOrigin, PreconnectingOrigin, Protocol):
     """The optional abilities of origins for fast fetches."""
 
 
-class AnyAbleOrigin(AnyOrigin):
+class AnyFastOrigin(AnyOrigin):
     """AnyOrigin of origins that all read ranges, take orders and can be prepared.
 
     The first origin is used. Where it refuses, `read` reads the blocks, and puts another origin first.
     """
 
     @property
-    def _first(self) -> _Able:
-        return cast(_Able, self._origins[0])
+    def _first(self) -> _FastOrigin:
+        return cast(_FastOrigin, self._origins[0])
 
     @property
-    def reads_ranges(self) -> bool:
-        return self._first.reads_ranges
+    def can_read_ranges(self) -> bool:
+        return self._first.can_read_ranges
 
     async def read_parts(
-        self, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, Data], None]
+        self, wanted: ObjectRange, lengths: Sequence[int], on_part: Callable[[int, Data], None]
     ) -> None:
-        await self._first.read_parts(wanted, lengths, arrived)
+        await self._first.read_parts(wanted, lengths, on_part)
 
-    async def prepare(self) -> None:
-        await self._first.prepare()
+    async def preconnect(self) -> None:
+        await self._first.preconnect()
 
-    def order(self, wanted: ObjectRange) -> Order | None:
-        return self._first.order(wanted)
+    def prepare_get(self, wanted: ObjectRange) -> PreparedGet | None:
+        return self._first.prepare_get(wanted)
 
-    def brought(self, wanted: ObjectRange, seconds: float) -> None:
-        self._first.brought(wanted, seconds)
+    def note_success(self, wanted: ObjectRange, seconds: float) -> None:
+        self._first.note_success(wanted, seconds)
 
-    def not_brought(self, reason: str, *, throttled: bool) -> None:
-        self._first.not_brought(reason, throttled=throttled)
+    def note_failure(self, reason: str, *, throttled: bool) -> None:
+        self._first.note_failure(reason, throttled=throttled)
 
-    def hedged(self, sent: int, won: int) -> None:
-        self._first.hedged(sent, won)
+    def count_hedges(self, sent: int, won: int) -> None:
+        self._first.count_hedges(sent, won)
 
 
-def any_of(origins: Sequence[Origin]) -> Origin:
+def combine_origins(origins: Sequence[Origin]) -> Origin:
     """Return an origin that reads from any of *origins* and can do what all of them can; a single one itself."""
     if len(origins) == 1:
         return origins[0]
-    return AnyAbleOrigin(origins) if all(isinstance(one, _Able) for one in origins) else AnyOrigin(origins)
+    return AnyFastOrigin(origins) if all(isinstance(one, _FastOrigin) for one in origins) else AnyOrigin(origins)

@@ -20,30 +20,30 @@ import msgspec
 from cachefs import snapshot as snapshots
 from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged
 from cachefs.messages import (
-    DatasetAdd,
+    DatasetAddRequest,
     DatasetView,
     EndpointStatus,
     ListingPhase,
     ListingProgress,
     OriginOptions,
 )
-from cachefs.secrets_in_text import without_secrets
+from cachefs.secrets_in_text import remove_secrets
 from cachefs.snapshot import Snapshot
-from cachefs.snapshot_diff import compare
-from cachefs_daemon.datasets import reaching, records
-from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs.snapshot_diff import compare_snapshots
+from cachefs_daemon.datasets import origin_access, records
 from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
 from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
+from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
+from cachefs_daemon.datasets.origin_access import OriginAccess
 from cachefs_daemon.datasets.origin_upkeep import OriginUpkeep
-from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, Registry, RemovedRecord, SnapshotRecord
-from cachefs_daemon.datasets.stamps import NO_STAMP, Elsewhere, Removals, Stamp, is_floor
+from cachefs_daemon.datasets.stamps import NO_STAMP, AdditionsElsewhere, ChangeStamp, Removals, is_floor
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.endpoint import told_apart
+from cachefs_daemon.origin.endpoint import with_distinct_names
 from cachefs_daemon.origin.unusable import UnusableOrigin
 from cachefs_daemon.runtime import boot_clock
+from cachefs_daemon.runtime.shielded import shielded
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.runtime.unbroken import unbroken
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,11 @@ _RESERVED: Final = frozenset({"all"})
 # Snapshots that each dataset keeps, even unused.
 KEPT_GENERATIONS: Final = 2
 # The time of replacement of an old snapshot from another node: before any mount of this node started.
-_LONG_AGO: Final = 0.001
+_REPLACED_LONG_AGO: Final = 0.001
 # Most seconds that a user's change waits for one from another node, which puts a snapshot in place.
-TAKING_OVER_SECONDS: Final = 10.0
+ADOPTION_WAIT_SECONDS: Final = 10.0
 # Snapshots for which the dataset's name is cached.
-_NAMES: Final = 4096
+_MAX_CACHED_NAMES: Final = 4096
 
 
 @dataclass(slots=True)
@@ -75,14 +75,14 @@ class Dataset:
 class Catalog:
     """All datasets of the node. Used on the event loop; their snapshots may be used in any thread."""
 
-    def __init__(self, state_dir: Path, held: HeldSnapshots, settings: OriginSettings, threads: Threads) -> None:
+    def __init__(self, state_dir: Path, held: OpenSnapshots, settings: OriginSettings, threads: Threads) -> None:
         """held: receives the snapshots of all datasets. Raises CachefsError where the registry cannot be read."""
         self._state_dir = state_dir
         self._held = held
         self._settings = settings
         self._threads = threads
         self._datasets: dict[str, Dataset] = {}  # by name
-        self._departed: list[Dataset] = []  # removed, with snapshots that other nodes read
+        self._removed_datasets: list[Dataset] = []  # removed, with snapshots that other nodes read
         self._upkeep = OriginUpkeep()
         # Names of datasets that are being listed or removed, or taken over from another node; the latter with an event
         # that is set at the end.
@@ -91,24 +91,26 @@ class Catalog:
         self._names: dict[str, str] = {}  # by id of a snapshot: see `dataset_of`
         # In a cluster: returns the stamp of a change that is made on this node; and receives the name of each changed
         # dataset, whichever node changed it.
-        self.stamp: Callable[[], Stamp] = lambda: NO_STAMP
+        self.stamp: Callable[[], ChangeStamp] = lambda: NO_STAMP
         self.on_change: Callable[[str], None] = lambda name: None
-        self.elsewhere: Elsewhere = lambda: ()
+        self.additions_elsewhere: AdditionsElsewhere = lambda: ()
         # stamps of the same dataset on other nodes
-        self.added_elsewhere: Callable[[str], Iterable[Stamp]] = lambda name: ()
+        self.stamps_elsewhere: Callable[[str], Iterable[ChangeStamp]] = lambda name: ()
         known = records.load(state_dir)
         self.removals = Removals({one.name: one.added for one in known.removed}, known.forgotten, known.spared)
         for record in known.datasets:
-            self._load(record)
-        self._departed = [Dataset(record, self._opened_or_unusable(record), None) for record in known.departed]
+            self._load_dataset(record)
+        self._removed_datasets = [
+            Dataset(record, self._open_origin_or_unusable(record), None) for record in known.departed
+        ]
         # Older snapshots are opened last: where descriptors are short, each dataset then has its current snapshot.
         for dataset in self:
             for old in dataset.record.snapshots[1:]:
-                self._held_or_none(dataset.record.name, old, dataset.origin)
-        for dataset in self._departed:
+                self._open_snapshot_or_none(dataset.record.name, old, dataset.origin)
+        for dataset in self._removed_datasets:
             for old in dataset.record.snapshots:
-                self._held_or_none(dataset.record.name, old, dataset.origin)
-        self._tidy()
+                self._open_snapshot_or_none(dataset.record.name, old, dataset.origin)
+        self._remove_unused()
 
     def __iter__(self) -> Iterator[Dataset]:
         return iter(list(self._datasets.values()))
@@ -154,7 +156,7 @@ class Catalog:
         record, snapshot = dataset.record, dataset.current
         return DatasetView(
             name=record.name,
-            url=without_secrets(record.url),
+            url=remove_secrets(record.url),
             snapshot=snapshot.id if snapshot else "",
             path=str(self._held.path(snapshot.id)) if snapshot else "",
             files=snapshot.files if snapshot else 0,
@@ -167,10 +169,10 @@ class Catalog:
             ttl=record.ttl,
             most=record.most,
             others=[known.id for known in record.snapshots if snapshot is None or known.id != snapshot.id],
-            reached=reaching.in_few_words(record.options),
+            reached=origin_access.describe_options(record.options),
         )
 
-    def readable(self) -> list[DatasetView]:
+    def mountable(self) -> list[DatasetView]:
         """Return the datasets that a mount can show."""
         return [self.view(dataset) for dataset in self if dataset.current is not None]
 
@@ -183,14 +185,14 @@ class Catalog:
             )
         known = self._datasets.get(name)
         if known is not None:
-            raise AlreadyExists(_taken(known.record, url))
+            raise AlreadyExists(_name_taken_text(known.record, url))
 
-    async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
+    async def add(self, request: DatasetAddRequest) -> AsyncGenerator[ListingProgress, None]:
         """List a new dataset. Yields progress, and last a message with the dataset. Raises AlreadyExists, Busy,
         ConfigError, and the errors of the origin."""
         name = request.name
         self.check_new(name, request.url)
-        reaching.check_lengths(request.url, request.options)
+        origin_access.check_lengths(request.url, request.options)
         origin = open_origin(request.url, request.options, self._settings)
         resumed = 0
         stamp = self.stamp()
@@ -198,7 +200,7 @@ class Catalog:
         dataset = Dataset(DatasetRecord(name, origin.url, request.options, [], added=added), origin, None)
         try:
             with self._changing_name(name):
-                async with contextlib.aclosing(self._list(dataset)) as steps:
+                async with contextlib.aclosing(self._list_origin(dataset)) as steps:
                     async for progress in steps:
                         resumed = progress.resumed
                         yield progress
@@ -215,7 +217,7 @@ class Catalog:
         before = dataset.current
         resumed = 0
         with self._changing_name(name):
-            async with contextlib.aclosing(self._list(dataset)) as steps:
+            async with contextlib.aclosing(self._list_origin(dataset)) as steps:
                 async for progress in steps:
                     resumed = progress.resumed
                     yield progress
@@ -224,7 +226,7 @@ class Catalog:
             # The listing has written the same snapshot again, or its file was damaged meanwhile: see `check_files`.
             before = dataset.current if dataset.current is not None and dataset.current.id == before.id else None
         if before is not None and dataset.current is not None:
-            diff = await self._threads.background(compare, before, dataset.current)
+            diff = await self._threads.background(compare_snapshots, before, dataset.current)
             last = msgspec.structs.replace(last, diff=diff)
             log.info(
                 "dataset %s refreshed: %d files added, %d changed, %d removed",
@@ -237,20 +239,20 @@ class Catalog:
         blocks stay. Raises NotFound, Busy."""
         dataset = self.get(name)
         with self._changing_name(name):
-            added = {*dataset.record.added, *self.added_elsewhere(name)}
-            removals, departed = self.removals, self._departed
+            added = {*dataset.record.added, *self.stamps_elsewhere(name)}
+            removals, departed = self.removals, self._removed_datasets
             del self._datasets[name]
             if read := [one for one in dataset.record.snapshots if is_read_elsewhere(one.id)]:
                 record = msgspec.structs.replace(dataset.record, snapshots=read)
-                self._departed = [*departed, Dataset(record, dataset.origin, None)]
+                self._removed_datasets = [*departed, Dataset(record, dataset.origin, None)]
             if self.stamp() != NO_STAMP:  # outside of a cluster it concerns this node only
-                self.removals = removals.adding(name, added, self.elsewhere)
+                self.removals = removals.with_removal(name, added, self.additions_elsewhere)
             else:
-                self.removals = removals.sparing(added)
+                self.removals = removals.with_spared(added)
             try:
                 await self._save()
             except CachefsError:
-                self._datasets[name], self.removals, self._departed = dataset, removals, departed
+                self._datasets[name], self.removals, self._removed_datasets = dataset, removals, departed
                 raise
         log.info("dataset %s removed", name)
         self.on_change(name)
@@ -265,19 +267,21 @@ class Catalog:
         await self._change(self.get(name), share=share, most=most, ttl=ttl, limited=self.stamp())
         self.on_change(name)
 
-    def opened(self, name: str, options: OriginOptions) -> Origin:
+    def open_origin_of(self, name: str, options: OriginOptions) -> Origin:
         """Return an origin of the dataset with other options, which the caller owns. Raises NotFound, ConfigError."""
         return open_origin(self.get(name).record.url, options, self._settings)
 
-    async def reach(self, name: str, way: OriginWay, origin: Origin) -> None:
+    async def set_origin(self, name: str, way: OriginAccess, origin: Origin) -> None:
         """Use another *origin* and other options for a dataset; reads that wait for the old origin take the new one.
         Raises NotFound, CachefsError; then the caller still owns *origin*."""
         dataset = self.get(name)
         await self._change(dataset, options=way.options, named=way.named, reached=way.reached)
         self._upkeep.retire(dataset.origin)
         dataset.origin = origin
-        self._tidy()
-        log.info("dataset %s is reached in another way: %s", name, reaching.in_few_words(way.options) or "defaults")
+        self._remove_unused()
+        log.info(
+            "dataset %s is reached in another way: %s", name, origin_access.describe_options(way.options) or "defaults"
+        )
         self.on_change(name)
 
     async def _change(self, dataset: Dataset, **fields: object) -> None:
@@ -291,9 +295,9 @@ class Catalog:
 
     # --- in a cluster -----------------------------------------------------------------------------------------------
 
-    async def note_removed(self, name: str, added: list[Stamp]) -> None:
+    async def note_removed(self, name: str, added: list[ChangeStamp]) -> None:
         """Record that datasets of that name, added then, were removed on another node. Raises CachefsError."""
-        self.removals = self.removals.adding(name, added, self.elsewhere)
+        self.removals = self.removals.with_removal(name, added, self.additions_elsewhere)
         await self._save()
 
     def find_added(self, wanted: DatasetRecord) -> Dataset | None:
@@ -301,12 +305,12 @@ class Catalog:
         known = self._datasets.get(wanted.name)
         alike = [
             *([known] if known is not None else []),
-            *(one for one in self._departed if one.record.name == wanted.name),
+            *(one for one in self._removed_datasets if one.record.name == wanted.name),
         ]
         added = {stamp for stamp in wanted.added if not is_floor(stamp)}
         return next((one for one in alike if not added.isdisjoint(one.record.added)), None)
 
-    async def keep(self, snapshot_id: str, wanted: DatasetRecord, received: Path) -> Dataset:
+    async def keep_older_snapshot(self, snapshot_id: str, wanted: DatasetRecord, received: Path) -> Dataset:
         """Keep an older snapshot of a dataset, which other nodes read. received: the file of the snapshot. Raises Busy
         while the dataset is listed or removed, CachefsError."""
         with self._changing_name(wanted.name, ends=asyncio.Event()):
@@ -317,44 +321,44 @@ class Catalog:
                 None,
             )
             try:
-                await self._threads.background(self._held.put, received, snapshot_id)
-                self._held.hold(snapshot_id, dataset.origin)
+                await self._threads.background(self._held.install_file, received, snapshot_id)
+                self._held.open_snapshot(snapshot_id, dataset.origin)
                 if known is None:
-                    self._departed.append(dataset)
+                    self._removed_datasets.append(dataset)
                 before = dataset.record.snapshots
                 if all(one.id != snapshot_id for one in before):
-                    old = SnapshotRecord(snapshot_id, _LONG_AGO, boot_clock.now().boot)
+                    old = SnapshotRecord(snapshot_id, _REPLACED_LONG_AGO, boot_clock.now().boot)
                     dataset.record = msgspec.structs.replace(dataset.record, snapshots=[*before, old])
                 await self._save()
             except BaseException:
                 if known is None:
-                    self._departed = [one for one in self._departed if one is not dataset]
+                    self._removed_datasets = [one for one in self._removed_datasets if one is not dataset]
                     await dataset.origin.close()
                 raise
         return dataset
 
-    def reaches_by(self, origin: Origin) -> bool:
+    def is_origin_used(self, origin: Origin) -> bool:
         """Return whether *origin* is in use by a dataset, or by kept snapshots of a removed one."""
-        return any(one.origin is origin for one in [*self, *self._departed])
+        return any(one.origin is origin for one in [*self, *self._removed_datasets])
 
     def kept_bytes(self) -> int:
         """Return the bytes of the files of all snapshots that are kept only for their readers."""
         older = (one.record.snapshots[KEPT_GENERATIONS:] for one in self)
-        gone = (one.record.snapshots for one in self._departed)
+        gone = (one.record.snapshots for one in self._removed_datasets)
         ids = {record.id for snapshots in (*older, *gone) for record in snapshots}
         return sum(self._held.file_size(one) for one in ids)
 
     def read_snapshots(self, is_read: Callable[[str], bool]) -> list[Snapshot]:
         """Return the current snapshots of all datasets, and older ones for whose id *is_read* returns true."""
         found = {one.current.id: one.current for one in self if one.current is not None}
-        for dataset in [*self, *self._departed]:
+        for dataset in [*self, *self._removed_datasets]:
             for record in dataset.record.snapshots:
                 snapshot = self._held.get(record.id)
                 if snapshot is not None and record.id not in found and is_read(record.id):
                     found[record.id] = snapshot
         return list(found.values())
 
-    async def check(self, wanted: DatasetRecord) -> None:
+    async def check_origin(self, wanted: DatasetRecord) -> None:
         """Raise CachefsError where this node cannot have such a dataset."""
         if wanted.name not in self._datasets:
             await open_origin(wanted.url, wanted.options, self._settings).close()
@@ -374,14 +378,14 @@ class Catalog:
         """Change only stamps and limits of a dataset. Raises NotFound, CachefsError."""
         await self._change(self.get(name), **fields)
 
-    async def adopt(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
+    async def adopt_dataset(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
         """Take over a dataset that another node has listed, with the only snapshot that *wanted* names. The dataset may
         exist here with another snapshot. received: the file of the snapshot; None where it is in its place. Raises Busy
         while the dataset is listed or removed, CachefsError."""
         with self._changing_name(wanted.name, ends=asyncio.Event()):
-            return await self._adopt_from(wanted, received)
+            return await self._adopt_remote(wanted, received)
 
-    async def _adopt_from(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
+    async def _adopt_remote(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
         known = self._datasets.get(wanted.name)
         origin = known.origin if known is not None else open_origin(wanted.url, wanted.options, self._settings)
         (current,) = wanted.snapshots
@@ -399,8 +403,8 @@ class Catalog:
         dataset.record = record
         try:
             if received is not None:
-                await self._threads.background(self._held.put, received, current.id)
-            await self._adopt(dataset, self._held.path(current.id), wanted.listed)
+                await self._threads.background(self._held.install_file, received, current.id)
+            await self._make_current(dataset, self._held.path(current.id), wanted.listed)
         except BaseException:
             if known is None:
                 await origin.close()
@@ -409,7 +413,7 @@ class Catalog:
             raise
         return dataset
 
-    async def prune(self, in_use: Callable[[SnapshotRecord], bool]) -> None:
+    async def forget_unused(self, in_use: Callable[[SnapshotRecord], bool]) -> None:
         """Forget unused snapshots that are older than the last KEPT_GENERATIONS, and listings that were interrupted a
         while ago.
 
@@ -425,19 +429,20 @@ class Catalog:
                 snapshots_left = dataset.record.snapshots[:KEPT_GENERATIONS] + kept
                 dataset.record = msgspec.structs.replace(dataset.record, snapshots=snapshots_left)
                 changed = True
-        for dataset in list(self._departed):
+        for dataset in list(self._removed_datasets):
             if dataset.record.name in self._changing:
-                continue  # `keep` may be putting a snapshot in its place that the record does not name yet
+                # `keep_older_snapshot` may be putting a snapshot in its place that the record does not name yet
+                continue
             kept = [snapshot for snapshot in dataset.record.snapshots if in_use(snapshot)]
             if kept != dataset.record.snapshots:
                 dataset.record = msgspec.structs.replace(dataset.record, snapshots=kept)
                 changed = True
             if not kept:
-                self._departed.remove(dataset)
+                self._removed_datasets.remove(dataset)
                 self._upkeep.retire(dataset.origin)
         if changed:
             await self._save()
-            self._tidy()
+            self._remove_unused()
 
     async def check_files(self) -> list[str]:
         """Reopen snapshot files that have changed since they were opened, and drop damaged ones.
@@ -445,18 +450,18 @@ class Catalog:
         Call every few seconds: see `Snapshot.is_replaced`. Returns the errors. A damaged snapshot that other nodes have
         is then fetched from one of them.
         """
-        replaced = await self._threads.upkeep(self._held.replaced)
+        replaced = await self._threads.upkeep(self._held.find_replaced)
         if not replaced:
             return []
-        problems = self._held.reopen(replaced)
+        problems = self._held.reopen_replaced(replaced)
         held = [dataset for dataset in self if dataset.current is not None]
-        self._show_held()
+        self._update_current()
         for dataset in held:
             if dataset.current is None:
                 self.on_change(dataset.record.name)
         return problems
 
-    def _show_held(self) -> None:
+    def _update_current(self) -> None:
         """Update each dataset's current snapshot. Several datasets may have the same one."""
         for dataset in self:
             if dataset.current is not None:
@@ -466,9 +471,9 @@ class Catalog:
         """Return the name of a dataset that has the snapshot with that id; "" where none has it."""
         known = self._datasets.get(self._names.get(snapshot, ""))
         if known is None or all(one.id != snapshot for one in known.record.snapshots):
-            datasets = [*self, *self._departed]
+            datasets = [*self, *self._removed_datasets]
             found = (one.record.name for one in datasets if any(each.id == snapshot for each in one.record.snapshots))
-            if len(self._names) >= _NAMES:
+            if len(self._names) >= _MAX_CACHED_NAMES:
                 self._names.clear()
             self._names[snapshot] = next(found, "")
         return self._names[snapshot]
@@ -476,19 +481,19 @@ class Catalog:
     def endpoints(self) -> list[EndpointStatus]:
         """Return the status of the servers of all present datasets."""
         found = {id(dataset.origin.endpoint): dataset for dataset in self}
-        return told_apart([(one.origin.endpoint.status(), one.record.options) for one in found.values()])
+        return with_distinct_names([(one.origin.endpoint.status(), one.record.options) for one in found.values()])
 
-    def prepare(self, is_shown: Callable[[str], bool]) -> None:
+    def prepare_origins(self, is_shown: Callable[[str], bool]) -> None:
         """Open, ahead of their first reads, the origins of the datasets for whose names *is_shown* returns true."""
         self._upkeep.prepare(dataset.origin for dataset in self if is_shown(dataset.record.name))
 
     async def close(self) -> None:
         """Close all origins."""
         await self._upkeep.close()
-        for dataset in [*self, *self._departed]:
+        for dataset in [*self, *self._removed_datasets]:
             await dataset.origin.close()
 
-    async def _list(self, dataset: Dataset) -> AsyncGenerator[ListingProgress, None]:
+    async def _list_origin(self, dataset: Dataset) -> AsyncGenerator[ListingProgress, None]:
         """List the dataset's origin, and make the result its current snapshot."""
         record = dataset.record
         expected = dataset.current.files if dataset.current is not None else 0
@@ -506,28 +511,28 @@ class Catalog:
                 if isinstance(step, ListingProgress):
                     yield msgspec.structs.replace(step, expected=expected)
                 else:
-                    await unbroken(self._adopt(dataset, step, self.stamp()))
+                    await shielded(self._make_current(dataset, step, self.stamp()))
 
-    async def _adopt(self, dataset: Dataset, path: Path, listed: Stamp) -> None:
+    async def _make_current(self, dataset: Dataset, path: Path, listed: ChangeStamp) -> None:
         """Make the snapshot at *path*, which was made at *listed*, the current one of *dataset*, which may be new."""
         record = dataset.record
         before = record.snapshots
         fresh = path.stem
         if before and before[0].id == fresh and dataset.current is not None:
-            self._held.hold(fresh, dataset.origin)  # the file at *path* is another one than before
-            self._show_held()
+            self._held.open_snapshot(fresh, dataset.origin)  # the file at *path* is another one than before
+            self._update_current()
             await self._save()
             return
         moment = boot_clock.now()
         retired = [SnapshotRecord(before[0].id, moment.seconds, moment.boot), *before[1:]] if before else []
         kept = [SnapshotRecord(fresh), *(snapshot for snapshot in retired if snapshot.id != fresh)]
-        snapshot = self._held.hold(fresh, dataset.origin)
+        snapshot = self._held.open_snapshot(fresh, dataset.origin)
         was_current = dataset.current
         dataset.record = msgspec.structs.replace(record, snapshots=kept, listed=listed)
         dataset.current = snapshot
         is_new = record.name not in self._datasets
         self._datasets[record.name] = dataset
-        self._show_held()
+        self._update_current()
         try:
             await self._save()
         except CachefsError:
@@ -543,39 +548,39 @@ class Catalog:
             phase=ListingPhase.BUILDING, objects=view.files, bytes=view.bytes, resumed=resumed, dataset=view
         )
 
-    def _load(self, record: DatasetRecord) -> None:
+    def _load_dataset(self, record: DatasetRecord) -> None:
         """Load a dataset of an earlier run. Its errors are logged and concern no other dataset."""
-        origin = self._opened_or_unusable(record)
-        current = self._held_or_none(record.name, record.snapshots[0], origin) if record.snapshots else None
+        origin = self._open_origin_or_unusable(record)
+        current = self._open_snapshot_or_none(record.name, record.snapshots[0], origin) if record.snapshots else None
         self._datasets[record.name] = Dataset(record, origin, current)
 
-    def _opened_or_unusable(self, record: DatasetRecord) -> Origin:
+    def _open_origin_or_unusable(self, record: DatasetRecord) -> Origin:
         try:
             return open_origin(record.url, record.options, self._settings)
         except CachefsError as error:
             log.error("dataset %s: %s", record.name, error)
             return UnusableOrigin(record.url, error)
 
-    def _held_or_none(self, name: str, record: SnapshotRecord, origin: Origin) -> Snapshot | None:
+    def _open_snapshot_or_none(self, name: str, record: SnapshotRecord, origin: Origin) -> Snapshot | None:
         try:
             snapshots.verify(self._held.path(record.id))
-            return self._held.hold(record.id, origin)
+            return self._held.open_snapshot(record.id, origin)
         except CachefsError as error:
             log.error("dataset %s: %s", name, error)
         except OSError as error:
             log.error("dataset %s: snapshot %s cannot be read: %s", name, record.id, error.strerror)
         return None
 
-    def _tidy(self) -> None:
+    def _remove_unused(self) -> None:
         """Release the snapshots to which no dataset refers, and remove their files and those of broken listings.
 
         No file is removed while a listing is in progress: no dataset refers to its file yet.
         """
         wanted: dict[str, list[Origin]] = {}
-        for dataset in [*self, *self._departed]:
+        for dataset in [*self, *self._removed_datasets]:
             for record in dataset.record.snapshots:
                 wanted.setdefault(record.id, []).append(dataset.origin)
-        self._held.keep(wanted)
+        self._held.keep_only(wanted)
         if not self._changing:
             self._held.remove_files(wanted)
 
@@ -592,7 +597,7 @@ class Catalog:
                 [RemovedRecord(name, added) for name, added in removals.names.items()],
                 removals.forgotten,
                 removals.spared,
-                [dataset.record for dataset in self._departed],
+                [dataset.record for dataset in self._removed_datasets],
             )
             records.save(self._state_dir, registry)
 
@@ -601,13 +606,13 @@ class Catalog:
         if name in self._changing:
             raise Busy(f"dataset {name} is being listed or removed right now; try again when that is done")
 
-    async def until_taken_over(self, name: str) -> None:
+    async def wait_until_adopted(self, name: str) -> None:
         """Wait until the taking over of a dataset from another node, which no user has begun, is on this node's disk.
 
         Call it first where a user changes the dataset, since the dataset has another snapshot afterwards.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TAKING_OVER_SECONDS):
+            async with asyncio.timeout(ADOPTION_WAIT_SECONDS):
                 while ends := self._changing.get(name):
                     await ends.wait()
 
@@ -621,10 +626,10 @@ class Catalog:
             del self._changing[name]
             if ends is not None:
                 ends.set()
-            self._tidy()
+            self._remove_unused()
 
 
-def _taken(record: DatasetRecord, url: str) -> str:
+def _name_taken_text(record: DatasetRecord, url: str) -> str:
     """Return the reason for which a dataset of *url* cannot be added under a name that is in use."""
     if record.url == url.rstrip("/"):
         return f"dataset {record.name} is {record.url} already; `cachectl dataset refresh {record.name}` lists it anew"

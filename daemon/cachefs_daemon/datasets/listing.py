@@ -25,13 +25,13 @@ from cachefs.snapshot_builder import SnapshotBuilder
 from cachefs.spill_file import SpillFile
 from cachefs_daemon.datasets.listing_journal import ListingJournal
 from cachefs_daemon.origin.base import Origin, OriginSettings, ResumableOrigin, open_origin
-from cachefs_daemon.origin.key_ranges import ListingPlace
-from cachefs_daemon.origin.ledger import HERE, ChildBook
+from cachefs_daemon.origin.key_ranges import ListingCheckpoint
+from cachefs_daemon.origin.request_counters import OWN_COUNTERS, ChildCounterSet
 
 # Seconds after which a silent child is given up. A working child reports twice a second; only a hung disk keeps it
 # silent for long, when it syncs the file.
-_SILENCE: Final = 120.0
-_INTERVAL: Final = 0.5  # seconds between two reports
+_MAX_SILENCE_SECONDS: Final = 120.0
+_REPORT_SECONDS: Final = 0.5  # seconds between two reports
 
 
 class ListingRequest(Message, frozen=True):
@@ -73,7 +73,7 @@ class _Progress(Message, frozen=True, tag=True):
     resumed: int = 0
 
 
-_LINE: Final = msgspec.json.Decoder(_Built | _Failed | _Progress)
+_LINE_DECODER: Final = msgspec.json.Decoder(_Built | _Failed | _Progress)
 
 
 async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgress | Path, None]:
@@ -81,7 +81,7 @@ async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgr
 
     Closing the iterator ends the child. Raises the child's CachefsError, OriginUnavailable where it died or hung.
     """
-    book = ChildBook()
+    book = ChildCounterSet()
     try:
         child = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -99,8 +99,8 @@ async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgr
     assert child.stdout is not None
     try:
         child.stdin.write(msgspec.json.encode(request) + b"\n")
-        while line := await asyncio.wait_for(child.stdout.readline(), _SILENCE):
-            match _LINE.decode(line):
+        while line := await asyncio.wait_for(child.stdout.readline(), _MAX_SILENCE_SECONDS):
+            match _LINE_DECODER.decode(line):
                 case _Progress(phase=phase, objects=objects, bytes=size, resumed=resumed):
                     yield ListingProgress(phase=phase, objects=objects, bytes=size, resumed=resumed)
                 case _Built(path=path):
@@ -111,7 +111,9 @@ async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgr
         status = await child.wait()
         raise OriginUnavailable(f"the listing of {request.url} ended early (status {status}); see the daemon's log")
     except TimeoutError:
-        raise OriginUnavailable(f"the listing of {request.url} made no progress for {_SILENCE:.0f} s") from None
+        raise OriginUnavailable(
+            f"the listing of {request.url} made no progress for {_MAX_SILENCE_SECONDS:.0f} s"
+        ) from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
@@ -124,15 +126,15 @@ async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgr
 
 def main() -> int:
     """Run in the child. Return its exit status: 0 where it built the snapshot, else 1."""
-    HERE.use(int(sys.argv[1]))
+    OWN_COUNTERS.use_shared_memory(int(sys.argv[1]))
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ListingRequest)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         path = _build(request)
     except CachefsError as error:
-        _say(_Failed(error=type(error).__name__, message=str(error)))
+        _write_message(_Failed(error=type(error).__name__, message=str(error)))
     else:
-        _say(_Built(path=str(path)))
+        _write_message(_Built(path=str(path)))
         return 0
     return 1
 
@@ -154,19 +156,19 @@ def _build(request: ListingRequest) -> Path:
             asyncio.run(listing.run())
         except OSError as error:
             raise OriginUnavailable(f"the listing of {request.url} failed: {error}") from None
-        left_out = listing.builder.left_out()
+        left_out = listing.builder.exclusion_reason()
         if left_out or not listing.builder.objects:
             if journal is not None:
-                journal.forget()
+                journal.remove()
             if left_out:
                 raise NotFound(f"nothing at {request.url} can be a file of a dataset: {left_out}")
             raise NotFound(f"there is nothing at {request.url}; check the URL (a prefix is a whole directory name)")
         try:
-            path = listing.builder.write(Path(request.directory), listing.report_building)
+            path = listing.builder.write_snapshot(Path(request.directory), listing.report_building)
         except (OSError, lmdb.Error) as error:
             raise CachefsError(f"cannot write a snapshot into {request.directory}: {error}") from None
         if journal is not None:
-            journal.forget()
+            journal.remove()
         return path
 
 
@@ -198,50 +200,50 @@ class _Listing:
             if self._journal is not None and isinstance(self._origin, ResumableOrigin):
                 await self._run_with(self._origin, self._journal)
             else:
-                async for batch in self._origin.list(self.builder.report):
-                    self.builder.add(batch)
+                async for batch in self._origin.list(self.builder.report_problem):
+                    self.builder.add_objects(batch)
         finally:
             reporting.cancel()
             await self._origin.close()
 
     async def _run_with(self, origin: ResumableOrigin, journal: ListingJournal) -> None:
         """Resume an earlier listing, and save progress for the next one."""
-        place = journal.restore(self.builder) or ListingPlace()
+        place = journal.restore(self.builder) or ListingCheckpoint()
         self._resumed = self.builder.objects
         self._next_save = time.monotonic() + self._save_seconds
         try:
-            async for batch in origin.list_from(self.builder.report, place):
-                if place.left is None:
-                    journal.give_up()
-                self.builder.add(batch)
+            async for batch in origin.list_from(self.builder.report_problem, place):
+                if place.remaining_ranges is None:
+                    journal.make_unresumable()
+                self.builder.add_objects(batch)
                 if time.monotonic() >= self._next_save:
                     self._save(journal, place)
         except CachefsError:
-            if place.left is None:
-                journal.give_up()
+            if place.remaining_ranges is None:
+                journal.make_unresumable()
             self._save(journal, place)
             raise
         self._save(journal, place)
 
-    def _save(self, journal: ListingJournal, place: ListingPlace) -> None:
-        if place.left is not None and self.builder.objects:
-            journal.save(self.builder, place.left, place.seams)
+    def _save(self, journal: ListingJournal, place: ListingCheckpoint) -> None:
+        if place.remaining_ranges is not None and self.builder.objects:
+            journal.save(self.builder, place.remaining_ranges, place.unverified_cuts)
         self._next_save = time.monotonic() + self._save_seconds
 
     def report_building(self, phase: str, objects: int, size: int) -> None:
-        """Report progress, as cachefs.snapshot_builder.Progress."""
+        """Report progress, as cachefs.snapshot_builder.BuildProgress."""
         if time.monotonic() >= self._next_report:
-            self._next_report = time.monotonic() + _INTERVAL
-            _say(_Progress(phase=ListingPhase(phase), objects=objects, bytes=size, resumed=self._resumed))
+            self._next_report = time.monotonic() + _REPORT_SECONDS
+            _write_message(_Progress(phase=ListingPhase(phase), objects=objects, bytes=size, resumed=self._resumed))
 
     async def _report_listing(self) -> None:
         while True:
             objects, size = self.builder.objects, self.builder.bytes
-            _say(_Progress(phase=ListingPhase.LISTING, objects=objects, bytes=size, resumed=self._resumed))
-            await asyncio.sleep(_INTERVAL)
+            _write_message(_Progress(phase=ListingPhase.LISTING, objects=objects, bytes=size, resumed=self._resumed))
+            await asyncio.sleep(_REPORT_SECONDS)
 
 
-def _say(message: _Progress | _Built | _Failed) -> None:
+def _write_message(message: _Progress | _Built | _Failed) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -22,23 +22,23 @@ from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import BuilderState, SnapshotBuilder
 from cachefs.spill_file import SpillFile
-from cachefs_daemon.origin.key_ranges import KeyRange, ListingPlace, Seam
+from cachefs_daemon.origin.key_ranges import KeyRange, ListingCheckpoint, RangeCut
 
 # Seconds after its last save for which a listing is resumed. A user who lists later wants to see new objects.
-FRESH: Final = 900.0
+RESUMABLE_SECONDS: Final = 900.0
 _VERSION: Final = 3
 _PLACE: Final = "place"
 _ROWS: Final = "rows"
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _JournalPosition(msgspec.Struct, frozen=True):
     """The content of the file `place`."""
 
     version: int
     # Unix time when the listing began.
     began: float
     left: list[KeyRange]
-    seams: list[Seam]
+    seams: list[RangeCut]
     built: BuilderState
 
 
@@ -58,37 +58,39 @@ class ListingJournal:
             raise
         self._began = time.time()
 
-    def restore(self, builder: SnapshotBuilder) -> ListingPlace | None:
+    def restore(self, builder: SnapshotBuilder) -> ListingCheckpoint | None:
         """Restore the objects of an earlier listing into *builder*, and return its position. None where there is none
         to resume; the builder is then empty."""
-        place = _read(self._directory)
+        place = _read_position(self._directory)
         if place is not None:
             try:
-                builder.restore(place.built)
+                builder.restore_state(place.built)
             except CachefsError:
                 place = None
         if place is None:
-            builder.restore(BuilderState())
+            builder.restore_state(BuilderState())
             return None
         self._began = place.began
-        return ListingPlace(place.left, place.seams)
+        return ListingCheckpoint(place.left, place.seams)
 
     @property
     def began(self) -> float:
         """Unix time when the listing began, in its first process."""
         return self._began
 
-    def save(self, builder: SnapshotBuilder, left: list[KeyRange], seams: list[Seam]) -> None:
+    def save(self, builder: SnapshotBuilder, left: list[KeyRange], seams: list[RangeCut]) -> None:
         """Write the position. Raises OSError."""
         draft = self._directory / f"{_PLACE}-draft"
-        draft.write_bytes(msgspec.msgpack.encode(_Place(_VERSION, self._began, left, seams, builder.state())))
+        draft.write_bytes(
+            msgspec.msgpack.encode(_JournalPosition(_VERSION, self._began, left, seams, builder.export_state()))
+        )
         draft.replace(self._directory / _PLACE)
 
-    def give_up(self) -> None:
+    def make_unresumable(self) -> None:
         """Make the listing not resumable: the server lists in no order. Raises OSError."""
         (self._directory / _PLACE).unlink(missing_ok=True)
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the journal of a listing that has ended."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -111,7 +113,7 @@ def remove_stale(state_dir: Path) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # A new one may not be locked yet by the process that has created it.
-                if not _is_fresh(directory):
+                if not _is_resumable(directory):
                     shutil.rmtree(directory)
             finally:
                 os.close(lock)
@@ -126,19 +128,19 @@ def _journals(state_dir: Path) -> Iterator[Path]:
         yield from _listings(state_dir).iterdir()
 
 
-def _is_fresh(path: Path) -> bool:
+def _is_resumable(path: Path) -> bool:
     try:
-        return abs(time.time() - path.stat().st_mtime) < FRESH
+        return abs(time.time() - path.stat().st_mtime) < RESUMABLE_SECONDS
     except OSError:
         return False
 
 
-def _read(directory: Path) -> _Place | None:
+def _read_position(directory: Path) -> _JournalPosition | None:
     """Return the position of a listing that ended a short while ago, or None."""
-    if not _is_fresh(directory / _PLACE):
+    if not _is_resumable(directory / _PLACE):
         return None
     try:
-        place = msgspec.msgpack.decode((directory / _PLACE).read_bytes(), type=_Place)
+        place = msgspec.msgpack.decode((directory / _PLACE).read_bytes(), type=_JournalPosition)
     except (OSError, msgspec.MsgspecError):
         return None
     return place if place.version == _VERSION else None

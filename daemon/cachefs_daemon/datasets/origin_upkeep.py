@@ -5,12 +5,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from cachefs_daemon.origin.base import Origin, PreparedOrigin
+from cachefs_daemon.origin.base import Origin, PreconnectingOrigin
 
 log = logging.getLogger(__name__)
 
 # Most origins of one mount that are prepared: of a mount of thousands of datasets most are not read soon.
-MOST_PREPARED: Final = 8
+MAX_PREPARED: Final = 8
 # Seconds after which no read uses a replaced origin any more: longer than any read takes.
 RETIRED_SECONDS: Final = 600.0
 
@@ -24,8 +24,8 @@ class OriginUpkeep:
 
     def prepare(self, origins: Iterable[Origin]) -> None:
         """Open, in the background, what the first reads of these origins would wait for."""
-        able = [origin for origin in origins if isinstance(origin, PreparedOrigin)]
-        task = asyncio.create_task(_prepare(able[:MOST_PREPARED]))
+        able = [origin for origin in origins if isinstance(origin, PreconnectingOrigin)]
+        task = asyncio.create_task(_prepare(able[:MAX_PREPARED]))
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
 
@@ -48,10 +48,10 @@ class OriginUpkeep:
         await self.close_retired(0)
 
 
-async def _prepare(origins: Sequence[PreparedOrigin]) -> None:
+async def _prepare(origins: Sequence[PreconnectingOrigin]) -> None:
     """Prepare origins one after the other. Errors appear again when the origin is read."""
     for origin in origins:
         try:
-            await origin.prepare()
+            await origin.preconnect()
         except Exception as error:
             log.info("an origin cannot be opened before it is read: %s", error)

@@ -8,8 +8,8 @@ import msgspec
 
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
-from cachefs_daemon.datasets.stamps import NO_STAMP, Stamp
-from cachefs_daemon.runtime.boot_clock import Moment
+from cachefs_daemon.datasets.stamps import NO_STAMP, ChangeStamp
+from cachefs_daemon.runtime.boot_clock import BootMoment
 
 FILE_NAME: Final = "datasets.json"
 
@@ -25,7 +25,7 @@ class SnapshotRecord(msgspec.Struct, frozen=True):
     # "": `replaced` is unix time, from an older version of the daemon.
     boot: str = ""
 
-    def replaced_before(self, moment: Moment, unknown: bool) -> bool:
+    def replaced_before(self, moment: BootMoment, unknown: bool) -> bool:
         """Return whether another snapshot was current before *moment*, which is not of an earlier start of the machine.
         unknown: the result where that cannot be determined."""
         if not self.replaced:
@@ -53,14 +53,14 @@ class DatasetRecord(msgspec.Struct, frozen=True):
     most: int = 0
     # In a cluster: when it was added (several stamps where several nodes have added the same), in order; when its
     # current snapshot was made; when its limits were set. Else empty.
-    added: list[Stamp] = []
-    listed: Stamp = NO_STAMP
-    limited: Stamp = NO_STAMP
+    added: list[ChangeStamp] = []
+    listed: ChangeStamp = NO_STAMP
+    limited: ChangeStamp = NO_STAMP
     # The prefix of its objects' names, where the options would give another one now: see
-    # cachefs_daemon.datasets.reaching.
+    # cachefs_daemon.datasets.origin_access.
     named: bytes = b""
     # When the options were last changed, in a cluster.
-    reached: Stamp = NO_STAMP
+    reached: ChangeStamp = NO_STAMP
 
 
 class RemovedRecord(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class RemovedRecord(msgspec.Struct, frozen=True):
 
     name: str
     # When they were added: see cachefs_daemon.datasets.stamps.compact.
-    added: list[Stamp]
+    added: list[ChangeStamp]
 
 
 class Registry(msgspec.Struct, frozen=True):
@@ -77,8 +77,8 @@ class Registry(msgspec.Struct, frozen=True):
     datasets: list[DatasetRecord] = []
     removed: list[RemovedRecord] = []
     # See cachefs_daemon.datasets.stamps.Removals.
-    forgotten: list[Stamp] = []
-    spared: list[Stamp] = []
+    forgotten: list[ChangeStamp] = []
+    spared: list[ChangeStamp] = []
     # Datasets that were removed, with those of their snapshots that other nodes still read.
     departed: list[DatasetRecord] = []
 

@@ -27,12 +27,12 @@ def is_below(path: bytes, top: bytes) -> bool:
     return not top or path == top or path.startswith(top + b"/")
 
 
-def split(snapshot: Snapshot, paths: Sequence[bytes]) -> tuple[list[Entry], list[bytes]]:
+def split_existing(snapshot: Snapshot, paths: Sequence[bytes]) -> tuple[list[Entry], list[bytes]]:
     """Return the entries at *paths*, none of them below another, and the paths that are not in the snapshot."""
     tops: list[Entry] = []
     missing: list[bytes] = []
     for path in distinct(paths or [b""]):
-        entry = snapshot.find(path)
+        entry = snapshot.find_path(path)
         if entry is None:
             missing.append(path)
         else:
@@ -43,18 +43,18 @@ def split(snapshot: Snapshot, paths: Sequence[bytes]) -> tuple[list[Entry], list
 def files(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:
     """Return an iterator over the files at or below *paths*, or all files without paths. Raises NotFound, before
     anything is selected, where a path is not in the snapshot."""
-    tops, missing = split(snapshot, paths)
+    tops, missing = split_existing(snapshot, paths)
     if missing:
-        raise not_there(snapshot, missing)
+        raise not_in_snapshot_error(snapshot, missing)
     return walk(snapshot, tops)
 
 
 def walk(snapshot: Snapshot, tops: Sequence[Entry]) -> Iterator[Entry]:
     """Return an iterator over the files at or below *tops*."""
-    return (entry for top in tops for entry in snapshot.walk(top))
+    return (entry for top in tops for entry in snapshot.walk_files(top))
 
 
-def not_there(snapshot: Snapshot, missing: Sequence[bytes]) -> NotFound:
+def not_in_snapshot_error(snapshot: Snapshot, missing: Sequence[bytes]) -> NotFound:
     """Return the error for paths that are not in the snapshot."""
     first = missing[0].decode(errors="backslashreplace")
     more = f" (and {len(missing) - 1:,} more of the paths are not there)" if len(missing) > 1 else ""

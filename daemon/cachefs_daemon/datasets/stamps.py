@@ -9,18 +9,18 @@ from typing import Final
 
 import msgspec
 
-MOST_CLOCK: Final = 1 << 53
+MAX_CLOCK: Final = 1 << 53
 _NONCE_BITS: Final = 32
 # Names of removed datasets that are kept.
-MOST_REMOVED: Final = 4096
+MAX_REMOVED: Final = 4096
 # Runs of nodes, and datasets that only this node lacks, that are kept for all other names.
-MOST_RUNS: Final = 4096
+MAX_RUNS: Final = 4096
 # Limits for one name: stamps of adds that became one dataset, and of removed adds.
-MOST_ADDS: Final = 32
-MOST_REMOVALS: Final = 64
+MAX_ADDS: Final = 32
+MAX_REMOVALS: Final = 64
 
 
-class Stamp(msgspec.Struct, frozen=True, array_like=True, order=True):
+class ChangeStamp(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Identifies a change. Every change has another stamp; the larger one is the later change."""
 
     # One more than the largest clock that the node had seen.
@@ -32,7 +32,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True, order=True):
     nonce: int = 0
 
 
-NO_STAMP: Final = Stamp()
+NO_STAMP: Final = ChangeStamp()
 
 
 class StampClock:
@@ -44,21 +44,21 @@ class StampClock:
         self._nonce = secrets.randbits(_NONCE_BITS)
         self._latest = 0
 
-    def see(self, stamps: Iterable[Stamp]) -> None:
+    def see(self, stamps: Iterable[ChangeStamp]) -> None:
         """Make all stamps from now on later than these."""
-        self._latest = min(max(self._latest, max((stamp.clock for stamp in stamps), default=0)), MOST_CLOCK - 1)
+        self._latest = min(max(self._latest, max((stamp.clock for stamp in stamps), default=0)), MAX_CLOCK - 1)
 
-    def tick(self) -> Stamp:
+    def tick(self) -> ChangeStamp:
         self._latest += 1
-        return Stamp(self._latest, self._node, self._nonce)
+        return ChangeStamp(self._latest, self._node, self._nonce)
 
 
-def is_floor(stamp: Stamp) -> bool:
+def is_floor(stamp: ChangeStamp) -> bool:
     """Return whether the stamp stands for all adds up to its clock, whichever node made them."""
     return not stamp.node
 
 
-def covers(gone: Iterable[Stamp], stamp: Stamp) -> bool:
+def is_removed_by(gone: Iterable[ChangeStamp], stamp: ChangeStamp) -> bool:
     """Return whether the dataset added at *stamp* is among the removed *gone* (see `compact`)."""
     return any(
         stamp.clock <= one.clock and (is_floor(one) or (one.node, one.nonce) == (stamp.node, stamp.nonce))
@@ -66,93 +66,95 @@ def covers(gone: Iterable[Stamp], stamp: Stamp) -> bool:
     )
 
 
-def compact(stamps: Iterable[Stamp]) -> list[Stamp]:
+def compact(stamps: Iterable[ChangeStamp]) -> list[ChangeStamp]:
     """Return removed adds of one name, compacted, in order.
 
-    Where there are more than MOST_REMOVALS, the latest one of each run of a node stands for the earlier ones, since a
+    Where there are more than MAX_REMOVALS, the latest one of each run of a node stands for the earlier ones, since a
     node adds a name again only after what it had under that name was removed. Where there are more of these too, a
     stamp without a node stands for all adds up to its clock.
     """
     known = set(stamps)
-    if len(known) <= MOST_REMOVALS:
+    if len(known) <= MAX_REMOVALS:
         return sorted(known)
     floor = max((one.clock for one in known if is_floor(one)), default=0)
     above = [one for one in _latest_of_runs(known) if one.clock > floor]
-    if len(above) >= MOST_REMOVALS:
-        floor = above[-MOST_REMOVALS].clock
-    return [*([Stamp(floor)] if floor else []), *(one for one in above if one.clock > floor)]
+    if len(above) >= MAX_REMOVALS:
+        floor = above[-MAX_REMOVALS].clock
+    return [*([ChangeStamp(floor)] if floor else []), *(one for one in above if one.clock > floor)]
 
 
-def _latest_of_runs(stamps: Iterable[Stamp]) -> list[Stamp]:
+def _latest_of_runs(stamps: Iterable[ChangeStamp]) -> list[ChangeStamp]:
     """Return the latest stamp of each run of a node, in order."""
-    latest: dict[tuple[str, int], Stamp] = {}
+    latest: dict[tuple[str, int], ChangeStamp] = {}
     for stamp in stamps:
         run = stamp.node, stamp.nonce
         latest[run] = max(stamp, latest.get(run, stamp))
     return sorted(latest.values())
 
 
-def with_removed(removed: Mapping[str, list[Stamp]], name: str, added: Iterable[Stamp]) -> dict[str, list[Stamp]]:
+def with_removed(
+    removed: Mapping[str, list[ChangeStamp]], name: str, added: Iterable[ChangeStamp]
+) -> dict[str, list[ChangeStamp]]:
     """Return *removed* with the datasets of that name that were added then. The name comes last."""
     others = {one: gone for one, gone in removed.items() if one != name}
     return {**others, name: compact([*removed.get(name, ()), *added])}
 
 
-def joined_adds(adds: Iterable[Stamp]) -> list[Stamp]:
-    """Return adds that have become one dataset, in order: the earliest MOST_ADDS; the last of these stands for all adds
+def joined_adds(adds: Iterable[ChangeStamp]) -> list[ChangeStamp]:
+    """Return adds that have become one dataset, in order: the earliest MAX_ADDS; the last of these stands for all adds
     up to its clock where there are more."""
     known = set(adds)
     made = sorted(one for one in known if not is_floor(one))
-    if len(known) <= MOST_ADDS:
+    if len(known) <= MAX_ADDS:
         return sorted(known)
-    return sorted({*made[: MOST_ADDS - 1], Stamp(max(one.clock for one in known))})
+    return sorted({*made[: MAX_ADDS - 1], ChangeStamp(max(one.clock for one in known))})
 
 
 # Returns name and stamp of the datasets that other nodes have and this one does not.
-Elsewhere = Callable[[], Iterable[tuple[str, Stamp]]]
+AdditionsElsewhere = Callable[[], Iterable[tuple[str, ChangeStamp]]]
 
 
 class Removals(msgspec.Struct, frozen=True):
     """The removals in a cluster, which keep a node that was away from bringing a dataset back."""
 
     # By name, the removed adds (see `compact`): of the names that were removed last.
-    names: dict[str, list[Stamp]] = {}
+    names: dict[str, list[ChangeStamp]] = {}
     # The removed adds of all other names, by run of a node (see `compact`). A node receives all adds of the others, so
     # a dataset that it does not have and that this covers was removed, unless it is in `spared`.
-    forgotten: list[Stamp] = []
+    forgotten: list[ChangeStamp] = []
     # Datasets that this node knew, and could not have, or dropped alone.
-    spared: list[Stamp] = []
+    spared: list[ChangeStamp] = []
 
-    def is_removed(self, name: str, added: Iterable[Stamp]) -> bool:
+    def is_removed(self, name: str, added: Iterable[ChangeStamp]) -> bool:
         """Return whether the dataset of that name that was added then was removed."""
         gone = self.names.get(name, ())
-        return any(covers(gone, stamp) for stamp in added if not is_floor(stamp))
+        return any(is_removed_by(gone, stamp) for stamp in added if not is_floor(stamp))
 
-    def is_forgotten(self, stamp: Stamp) -> bool:
+    def is_forgotten(self, stamp: ChangeStamp) -> bool:
         """Return whether a dataset that was added then and that this node does not have was removed."""
-        return stamp not in self.spared and covers(self.forgotten, stamp)
+        return stamp not in self.spared and is_removed_by(self.forgotten, stamp)
 
-    def adding(self, name: str, added: Iterable[Stamp], elsewhere: Elsewhere) -> "Removals":
+    def with_removal(self, name: str, added: Iterable[ChangeStamp], elsewhere: AdditionsElsewhere) -> "Removals":
         """Return these removals with the datasets of that name that were added then. elsewhere: called where a name has
         to be forgotten."""
         removed = list(added)
         names = with_removed(self.names, name, removed)
         spared = [one for one in self.spared if one not in removed]
-        if len(names) <= MOST_REMOVED:
+        if len(names) <= MAX_REMOVED:
             return Removals(names, self.forgotten, spared)
         oldest = next(iter(names))
         unknown = {
             one
             for known, one in elsewhere()
-            if not (is_floor(one) or self.is_forgotten(one) or covers(names.get(known, ()), one))
+            if not (is_floor(one) or self.is_forgotten(one) or is_removed_by(names.get(known, ()), one))
         }
         # A floor belongs to one name only.
         gone = [one for one in names.pop(oldest) if not is_floor(one)]
         spared = sorted(unknown.union(spared).difference(removed, gone))
         forgotten = _latest_of_runs([*self.forgotten, *gone])
-        return Removals(names, forgotten[-MOST_RUNS:], spared[-MOST_RUNS:])
+        return Removals(names, forgotten[-MAX_RUNS:], spared[-MAX_RUNS:])
 
-    def sparing(self, added: Iterable[Stamp]) -> "Removals":
+    def with_spared(self, added: Iterable[ChangeStamp]) -> "Removals":
         """Return these removals, with the datasets that this node alone has dropped."""
         spared = {*self.spared, *(one for one in added if not is_floor(one))}
-        return Removals(self.names, self.forgotten, sorted(spared)[-MOST_RUNS:])
+        return Removals(self.names, self.forgotten, sorted(spared)[-MAX_RUNS:])

@@ -6,14 +6,14 @@ import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from cachefs.messages import DatasetAdd, DatasetView, ListingPhase, ListingProgress
+from cachefs.messages import DatasetAddRequest, DatasetView, ListingPhase, ListingProgress
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
 from cachefs_daemon.origin.base import OriginSettings
 
 
 async def try_listing(
-    request: DatasetAdd, settings: OriginSettings, directory: Path
+    request: DatasetAddRequest, settings: OriginSettings, directory: Path
 ) -> AsyncGenerator[ListingProgress, None]:
     """List the origin in *request*. Yields progress, and last a message with the dataset as it would be.
 
@@ -32,7 +32,7 @@ async def try_listing(
                 yield step if isinstance(step, ListingProgress) else _found(request, step)
 
 
-def _found(request: DatasetAdd, path: Path) -> ListingProgress:
+def _found(request: DatasetAddRequest, path: Path) -> ListingProgress:
     with contextlib.closing(Snapshot(path)) as snapshot:
         view = DatasetView(
             name=request.name,

@@ -15,21 +15,21 @@ from typing import Final
 # Seconds after the first request for a snapshot during which requests wait: if the snapshot is on its way (a file of a
 # million entries is validated in about 3 s), and if this node has not heard of it (news takes 0.1 s).
 AWAITED_SECONDS: Final = 4.0
-NEWS_SECONDS: Final = 0.3
+UNKNOWN_SECONDS: Final = 0.3
 # Snapshots remembered, and blocks waiting, at most: requests beyond these do not wait.
-MOST_SNAPSHOTS: Final = 1024
-MOST_WAITING: Final = 6144
+MAX_SNAPSHOTS: Final = 1024
+MAX_WAITING: Final = 6144
 
 # Continues a request, whether or not the snapshot has arrived.
-GoOn = Callable[[], None]
+Continuation = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Wait:
-    go_on: GoOn
+class _WaitingRequest:
+    resume: Continuation
     # Loop times: of the first request for the snapshot, and of this request's deadline.
-    since: float
-    until: float
+    first_request_at: float
+    deadline: float
     timer: asyncio.TimerHandle = field(init=False)
 
 
@@ -40,55 +40,57 @@ class AwaitedSnapshots:
         """is_coming: returns whether this node is fetching a snapshot."""
         self.is_here = is_here
         self._is_coming = is_coming
-        self._since: dict[str, float] = {}  # by snapshot: loop time of the first request
-        self._waiting: dict[str, set[_Wait]] = {}  # by snapshot
+        self._first_requests: dict[str, float] = {}  # by snapshot: loop time of the first request
+        self._waiting: dict[str, set[_WaitingRequest]] = {}  # by snapshot
         self._count = 0
 
-    def wait(self, snapshot: str, until: float, go_on: GoOn) -> bool:
-        """Call *go_on* once: when the snapshot has arrived, at *until* (loop time), or after the wait for the snapshot
-        is over. Returns False, and never calls *go_on*, if the request need not wait, or may not any more."""
+    def delay_request(self, snapshot: str, until: float, resume: Continuation) -> bool:
+        """Call *resume* once: when the snapshot has arrived, at *until* (loop time), or after the wait for the snapshot
+        is over. Returns False, and never calls *resume*, if the request need not wait, or may not any more."""
         if self.is_here(snapshot):
             return False
         now = asyncio.get_running_loop().time()
-        one = _Wait(go_on, self._first_asked(snapshot, now), until)
-        if self._end(snapshot, one) <= now or self._count >= MOST_WAITING:
+        one = _WaitingRequest(resume, self._first_request_at(snapshot, now), until)
+        if self._wait_end(snapshot, one) <= now or self._count >= MAX_WAITING:
             return False
         self._waiting.setdefault(snapshot, set()).add(one)
         self._count += 1
-        self._wait_on(snapshot, one, now)
+        self._schedule_check(snapshot, one, now)
         return True
 
-    def came(self, snapshot: str) -> None:
+    def resume_requests(self, snapshot: str) -> None:
         """Continue the requests for a snapshot that has arrived."""
-        self._since.pop(snapshot, None)
+        self._first_requests.pop(snapshot, None)
         waiting = self._waiting.pop(snapshot, set())
         self._count -= len(waiting)
         for one in waiting:
             one.timer.cancel()
-            asyncio.get_running_loop().call_soon(one.go_on)
+            asyncio.get_running_loop().call_soon(one.resume)
 
-    def _first_asked(self, snapshot: str, now: float) -> float:
-        if len(self._since) >= MOST_SNAPSHOTS and snapshot not in self._since:
-            del self._since[next(iter(self._since))]
-        return self._since.setdefault(snapshot, now)
+    def _first_request_at(self, snapshot: str, now: float) -> float:
+        if len(self._first_requests) >= MAX_SNAPSHOTS and snapshot not in self._first_requests:
+            del self._first_requests[next(iter(self._first_requests))]
+        return self._first_requests.setdefault(snapshot, now)
 
-    def _end(self, snapshot: str, one: _Wait) -> float:
+    def _wait_end(self, snapshot: str, one: _WaitingRequest) -> float:
         """Return the loop time at which the request stops waiting, as things are now."""
-        return min(one.until, one.since + (AWAITED_SECONDS if self._is_coming(snapshot) else NEWS_SECONDS))
+        return min(
+            one.deadline, one.first_request_at + (AWAITED_SECONDS if self._is_coming(snapshot) else UNKNOWN_SECONDS)
+        )
 
-    def _wait_on(self, snapshot: str, one: _Wait, now: float) -> None:
+    def _schedule_check(self, snapshot: str, one: _WaitingRequest, now: float) -> None:
         """Check again later, as the snapshot may be on its way by then, or no longer."""
-        when = min(self._end(snapshot, one), now + NEWS_SECONDS)
-        one.timer = asyncio.get_running_loop().call_at(when, self._look, snapshot, one)
+        when = min(self._wait_end(snapshot, one), now + UNKNOWN_SECONDS)
+        one.timer = asyncio.get_running_loop().call_at(when, self._check_again, snapshot, one)
 
-    def _look(self, snapshot: str, one: _Wait) -> None:
+    def _check_again(self, snapshot: str, one: _WaitingRequest) -> None:
         now = asyncio.get_running_loop().time()
-        if now < self._end(snapshot, one):
-            self._wait_on(snapshot, one, now)
+        if now < self._wait_end(snapshot, one):
+            self._schedule_check(snapshot, one, now)
             return
         waiting = self._waiting[snapshot]
         waiting.discard(one)
         self._count -= 1
         if not waiting:
             del self._waiting[snapshot]
-        one.go_on()
+        one.resume()

@@ -11,20 +11,20 @@ from functools import partial
 from typing import Final
 
 from cachefs.errors import CachefsError, OriginUnavailable
-from cachefs.messages import BlockRef, Fetch
-from cachefs.planning.prefetch.latency import Latency
+from cachefs.messages import BlockRef, FetchRequest
+from cachefs.planning.prefetch.latency import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import flights
+from cachefs_daemon.fetch import block_fetch
 from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
-from cachefs_daemon.fetch.bringing import Bringing
-from cachefs_daemon.fetch.flights import Answer, Flight, Outcome, Waiting
-from cachefs_daemon.fetch.lookups import LookUps
-from cachefs_daemon.fetch.part_reads import PartReads
-from cachefs_daemon.fetch.passing import Passing, PassingBlock
-from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome, BlockResult, FetchWaiter
+from cachefs_daemon.fetch.block_lookups import BlockLookups
+from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.in_flight import InFlightFetches
+from cachefs_daemon.fetch.random_reads import RandomReads
 from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
-from cachefs_daemon.peers.answers import LACKS_SNAPSHOT, TAKE_IT, LacksSnapshot, TakeIt
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.peers.peer_requests import FETCH_YOURSELF, SNAPSHOT_NOT_FOUND, FetchYourself, SnapshotNotFound
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 
@@ -33,16 +33,16 @@ MAX_AHEAD: Final = 8192
 
 # Assumed seconds until a peer needs a block that it requests without hurry: as soon as planned blocks of this node's
 # own readers (see cachefs_daemon.fetch.prefetcher).
-NEEDED_BY_PEER: Final = 0.1
+PEER_NEEDS_BLOCK_IN: Final = 0.1
 
 # Largest block, in bytes, whose readers get its bytes before it is stored. A larger one takes as long to copy through a
 # socket as to store, and its readers take it in parts.
-MOST_EARLY: Final = 256 << 10
+MAX_EARLY_BYTES: Final = 256 << 10
 
-# Called with the outcomes, and the source of a block that has just arrived: see `Flight.via`.
-Tell = Callable[[list[Answer], str], None]
+# Called with the outcomes, and the source of a block that has just arrived: see `BlockFetch.source_peer`.
+ResultCallback = Callable[[list[BlockResult], str], None]
 # Called with the response to another node, one entry per block.
-PeerTell = Callable[[Sequence[Answer | TakeIt | LacksSnapshot]], None]
+PeerResultCallback = Callable[[Sequence[BlockResult | FetchYourself | SnapshotNotFound]], None]
 
 
 class Fetcher:
@@ -53,176 +53,194 @@ class Fetcher:
         store: BlockStore,
         resolve: Callable[[BlockRef], BlockSource],
         threads: Threads,
-        slots: FetchSlots,
+        slots: ConcurrencyLimiter,
         errors: ErrorLog,
         read_deadline: float,
     ) -> None:
         """resolve: returns the source of a block, or raises CachefsError; called in any thread. read_deadline: longest
         time in seconds that a reader waits for an origin."""
-        self._look_ups = LookUps(store, resolve)
+        self._lookups = BlockLookups(store, resolve)
         self._threads = threads
-        self._slots = slots
+        self._limiter = slots
         self._errors = errors
-        self.bringing = Bringing(store, threads, slots, errors, read_deadline)
-        self._asking: set[asyncio.Task[None]] = set()  # running `ask` tasks
+        self.in_flight_fetches = InFlightFetches(store, threads, slots, errors, read_deadline)
+        self._request_tasks: set[asyncio.Task[None]] = set()  # running tasks of `request_on_demand`
         # Called for each block that a reader waits for, with its bytes and key; 0 and empty if it is on the node.
-        self.on_ask: Callable[[BlockRef, int, bytes], None] = _ignore
-        self.awaited: AwaitedSnapshots | None = None  # None: there are no other nodes
+        self.on_demand: Callable[[BlockRef, int, bytes], None] = _ignore
+        self.awaited_snapshots: AwaitedSnapshots | None = None  # None: there are no other nodes
         # Reads parts of blocks for random readers. None: every block is fetched as a whole.
-        self.part_reads: PartReads | None = None
+        self.random_reads: RandomReads | None = None
 
     @property
     def in_flight(self) -> tuple[int, int]:
         """Blocks requested from origins right now, and their bytes."""
-        return self._slots.in_use, self._slots.bytes_in_use
+        return self._limiter.in_use, self._limiter.bytes_in_use
 
     @property
     def fetched_blocks(self) -> int:
         """Blocks fetched from origins since the daemon started."""
-        return self.bringing.fetched_blocks
+        return self.in_flight_fetches.fetched_blocks
 
     @property
     def fetched_bytes(self) -> int:
         """Bytes fetched from origins since the daemon started."""
-        return self.bringing.fetched_bytes
+        return self.in_flight_fetches.fetched_bytes
 
     @property
-    def latency(self) -> Latency:
+    def latency(self) -> FetchLatency:
         """Time of a fetch, from its slot until its block is in a tier."""
-        return self.bringing.latency
+        return self.in_flight_fetches.latency
 
     @property
-    def passing(self) -> Passing:
+    def bypass_blocks(self) -> BypassBlocks:
         """Bypass blocks."""
-        return self.bringing.passing
+        return self.in_flight_fetches.bypass_blocks
 
     @property
-    def ahead_slots(self) -> int:
+    def ahead_permits(self) -> int:
         """Slots that reads ahead may take."""
-        return self._slots.ahead_slots
+        return self._limiter.ahead_permits
 
     @property
-    def is_waited_for(self) -> bool:
+    def has_waiting_reader(self) -> bool:
         """Whether a reader waits for an origin."""
-        return self._slots.is_waited_for
+        return self._limiter.has_waiting_reader
 
     @property
-    def has_queue(self) -> bool:
+    def has_queued_ahead(self) -> bool:
         """Whether reads ahead wait for slots."""
         return self._ahead_queued > 0
 
     @property
     def failures(self) -> ReadFailures:
         """Failures to get blocks."""
-        return self.bringing.failures
+        return self.in_flight_fetches.failures
 
     def waiting_reads(self, since: float) -> list[WaitingRead]:
         """Return the blocks, and parts of blocks, that reads have waited for since *since* (loop time) or longer."""
-        parts = self.part_reads.waiting_reads(since) if self.part_reads is not None else []
-        return self.bringing.waiting_reads(since) + parts
+        parts = self.random_reads.waiting_reads(since) if self.random_reads is not None else []
+        return self.in_flight_fetches.waiting_reads(since) + parts
 
-    def ask(self, refs: Sequence[BlockRef], patience: float, answer: Tell, *, early: bool = False) -> None:
-        """Fetch blocks as `demand` does, and call *answer* with the outcomes: immediately if known. early: pass on
-        bytes as soon as they arrive, for a small block that is wanted whole, or for a part of a large one.
+    def request_on_demand(
+        self, refs: Sequence[BlockRef], seconds: float, on_result: ResultCallback, *, may_be_early: bool = False
+    ) -> None:
+        """Fetch blocks as `fetch_on_demand` does, and call *on_result* with the outcomes: immediately if known.
+        may_be_early: pass on bytes as soon as they arrive, for a small block that is wanted whole, or for a part of a
+        large one.
 
         Uses a thread and a task only for several blocks, or if a look-up may block.
         """
-        until = asyncio.get_running_loop().time() + patience
-        found = self._at_once(refs, until, answer, for_peer=False)
+        until = asyncio.get_running_loop().time() + seconds
+        found = self._result_or_source(refs, until, on_result, for_peer=False)
         if isinstance(found, BlockSource):
-            if early and self.part_reads is not None and self.part_reads.takes(refs[0], found):
-                self.part_reads.ask(refs[0], found, until, partial(self._pass_part, refs, found, until, answer))
+            if may_be_early and self.random_reads is not None and self.random_reads.can_read_part(refs[0], found):
+                self.random_reads.read_part(
+                    refs[0], found, until, partial(self._return_part, refs, found, until, on_result)
+                )
             else:
-                self._wait_for(refs, found, until, answer, early=early)
+                self._wait_for_fetch(refs, found, until, on_result, early=may_be_early)
             # Guessing takes 20 to 45 us, so it runs after the answer, and after the task that sends the request.
-            asyncio.get_running_loop().call_soon(self.on_ask, refs[0], found.length, found.key)
+            asyncio.get_running_loop().call_soon(self.on_demand, refs[0], found.length, found.key)
         elif found is not None and not isinstance(found, CachefsError):
-            self.on_ask(refs[0], 0, b"")
+            self.on_demand(refs[0], 0, b"")
 
-    def _wait_for(
-        self, refs: Sequence[BlockRef], source: BlockSource, until: float, answer: Tell, *, early: bool
+    def _wait_for_fetch(
+        self, refs: Sequence[BlockRef], source: BlockSource, until: float, answer: ResultCallback, *, early: bool
     ) -> None:
         takes_all = refs[0].start == 0 and refs[0].size >= source.length
-        pass_on = partial(self._pass_on, refs, until, answer, for_peer=False)
-        early = early and takes_all and source.length <= MOST_EARLY
-        Waiting(self.bringing.join(source, ahead=False), until, pass_on, early=early)
+        pass_on = partial(self._return_result, refs, until, answer, for_peer=False)
+        early = early and takes_all and source.length <= MAX_EARLY_BYTES
+        FetchWaiter(self.in_flight_fetches.join_or_start_fetch(source, ahead=False), until, pass_on, early=early)
 
-    def _pass_part(
-        self, refs: Sequence[BlockRef], source: BlockSource, until: float, answer: Tell, part: PassingBlock | None
+    def _return_part(
+        self,
+        refs: Sequence[BlockRef],
+        source: BlockSource,
+        until: float,
+        answer: ResultCallback,
+        part: BypassBlock | None,
     ) -> None:
         if part is not None:
             answer([part], "")
         else:
-            self._wait_for(refs, source, until, answer, early=False)
+            self._wait_for_fetch(refs, source, until, answer, early=False)
 
-    def read_in_parts(self) -> None:
+    def enable_random_reads(self) -> None:
         """Serve random reads in large blocks before the rest of the block, from now on."""
-        self.part_reads = PartReads(self.bringing, self._slots)
+        self.random_reads = RandomReads(self.in_flight_fetches, self._limiter)
 
-    def ask_for_peer(self, fetch: Fetch, patience: float, answer: PeerTell) -> None:
+    def request_for_peer(self, fetch: FetchRequest, seconds: float, on_result: PeerResultCallback) -> None:
         """Fetch blocks for another node, from the origin and not from a third node. The response may instead hand the
-        fetch back to the other node, if this one is overloaded (see `Bringing.give`), or tell it to ask the next node,
-        if this one lacks the snapshot."""
-        until = asyncio.get_running_loop().time() + patience
-        snapshots = self.awaited if fetch.await_snapshot else None
-        ask = partial(self._ask_for_peer, fetch, until, answer)
-        if snapshots is None or not snapshots.wait(fetch.blocks[0].snapshot, until, ask):
+        fetch back to the other node, if this one is overloaded (see `InFlightFetches.delegate_fetch`), or tell it to
+        ask the next node, if this one lacks the snapshot."""
+        until = asyncio.get_running_loop().time() + seconds
+        snapshots = self.awaited_snapshots if fetch.await_snapshot else None
+        ask = partial(self._fetch_for_peer, fetch, until, on_result)
+        if snapshots is None or not snapshots.delay_request(fetch.blocks[0].snapshot, until, ask):
             ask()
 
-    def _ask_for_peer(self, fetch: Fetch, until: float, answer: PeerTell) -> None:
+    def _fetch_for_peer(self, fetch: FetchRequest, until: float, answer: PeerResultCallback) -> None:
         refs = fetch.blocks
-        if self.awaited is not None and not self.awaited.is_here(refs[0].snapshot):
-            if self.bringing.elsewhere is not None:
-                self.bringing.elsewhere.note_reader(refs[0].snapshot, fetch.peer)
-            answer([LACKS_SNAPSHOT] * len(refs))
+        if self.awaited_snapshots is not None and not self.awaited_snapshots.is_here(refs[0].snapshot):
+            if self.in_flight_fetches.peer_source is not None:
+                self.in_flight_fetches.peer_source.note_reader(refs[0].snapshot, fetch.peer)
+            answer([SNAPSHOT_NOT_FOUND] * len(refs))
             return
 
-        def tell(answers: list[Answer], _: str) -> None:
+        def tell(answers: list[BlockResult], _: str) -> None:
             answer(answers)
 
-        source = self._at_once(refs, until, tell, for_peer=True)
+        source = self._result_or_source(refs, until, tell, for_peer=True)
         if not isinstance(source, BlockSource):
             return
-        if (refusal := self.bringing.refusal(source)) is not None:
+        if (refusal := self.in_flight_fetches.origin_refusal(source)) is not None:
             answer([refusal])
             return
-        if fetch.may_take and self.bringing.give(source, fetch.peer, ahead=fetch.unhurried):
-            answer([TAKE_IT])
+        if fetch.may_take and self.in_flight_fetches.delegate_fetch(source, fetch.peer, ahead=fetch.unhurried):
+            answer([FETCH_YOURSELF])
             return
-        needed = asyncio.get_running_loop().time() + NEEDED_BY_PEER if fetch.unhurried else math.inf
-        flight = self.bringing.join(source, ahead=fetch.unhurried, needed=needed, transient=True, for_peer=True)
-        pass_on = partial(self._pass_on, refs, until, tell, for_peer=True)
-        Waiting(flight, until, pass_on, early=source.length <= MOST_EARLY)
+        needed = asyncio.get_running_loop().time() + PEER_NEEDS_BLOCK_IN if fetch.unhurried else math.inf
+        peer_fetch = self.in_flight_fetches.join_or_start_fetch(
+            source, ahead=fetch.unhurried, needed_at=needed, may_be_transient=True, for_peer=True
+        )
+        pass_on = partial(self._return_result, refs, until, tell, for_peer=True)
+        FetchWaiter(peer_fetch, until, pass_on, early=source.length <= MAX_EARLY_BYTES)
 
-    def _at_once(
-        self, refs: Sequence[BlockRef], until: float, answer: Tell, *, for_peer: bool
-    ) -> BlockSource | Outcome:
+    def _result_or_source(
+        self, refs: Sequence[BlockRef], until: float, answer: ResultCallback, *, for_peer: bool
+    ) -> BlockSource | BlockFetchOutcome:
         """Return the source of a block that has to be fetched. Otherwise *answer* is called: now, with the returned
         outcome, or later, and None is returned."""
         looked = asyncio.get_running_loop().time()
-        found = self._look_ups.at_once(refs[0]) if len(refs) == 1 else None
+        found = self._lookups.look_up_now(refs[0]) if len(refs) == 1 else None
         if found is None:
-            self._ask_in_task(refs, until, answer, for_peer=for_peer)
+            self._fetch_in_task(refs, until, answer, for_peer=for_peer)
             return None
-        one = self.bringing.known(found, looked, for_peer=for_peer) if isinstance(found, BlockSource) else found
+        one = (
+            self.in_flight_fetches.recent_outcome_or_source(found, looked, for_peer=for_peer)
+            if isinstance(found, BlockSource)
+            else found
+        )
         if not isinstance(one, BlockSource):
-            one = one or _gone_again()
+            one = one or _evicted_before_read()
             answer([one], "")
         return one
 
-    def _pass_on(self, refs: Sequence[BlockRef], until: float, answer: Tell, flight: Flight, *, for_peer: bool) -> None:
+    def _return_result(
+        self, refs: Sequence[BlockRef], until: float, answer: ResultCallback, fetch: BlockFetch, *, for_peer: bool
+    ) -> None:
         """Pass on the result: the flight has landed, is stuck or out of time, or has bytes for an early reader."""
-        outcome = flight.early if flight.is_being_stored else self.bringing.result(flight)
+        outcome = fetch.early_block if fetch.is_being_stored else self.in_flight_fetches.outcome_of(fetch)
         if outcome is None:
-            self._ask_in_task(refs, until, answer, for_peer=for_peer)  # see `demand`
+            self._fetch_in_task(refs, until, answer, for_peer=for_peer)  # see `fetch_on_demand`
         else:
-            answer([outcome], flight.via)
+            answer([outcome], fetch.source_peer)
 
-    def _ask_in_task(self, refs: Sequence[BlockRef], until: float, answer: Tell, *, for_peer: bool) -> None:
+    def _fetch_in_task(self, refs: Sequence[BlockRef], until: float, answer: ResultCallback, *, for_peer: bool) -> None:
         async def ask() -> None:
-            answers: list[Answer]
+            answers: list[BlockResult]
             try:
-                answers = await self.demand(refs, until - asyncio.get_running_loop().time(), for_peer=for_peer)
+                answers = await self.fetch_on_demand(refs, until - asyncio.get_running_loop().time(), for_peer=for_peer)
             except Exception as error:
                 # The caller counts open requests, and would wait for a missing answer until its deadline.
                 text = f"internal error ({error!r}); see the daemon's log"
@@ -231,112 +249,132 @@ class Fetcher:
             answer(answers, "")
 
         task = asyncio.create_task(ask())
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._request_tasks.add(task)
+        task.add_done_callback(self._request_tasks.discard)
 
-    async def demand(self, refs: Sequence[BlockRef], patience: float, *, for_peer: bool = False) -> list[Answer]:
-        """Fetch blocks that a reader waits for, for at most *patience* seconds. Returns one outcome per block, in
-        order. for_peer: see `Bringing.join`."""
-        until = asyncio.get_running_loop().time() + patience
-        outcomes = await self._outcomes(refs, ahead=False, until=until, for_peer=for_peer)
+    async def fetch_on_demand(
+        self, refs: Sequence[BlockRef], seconds: float, *, for_peer: bool = False
+    ) -> list[BlockResult]:
+        """Fetch blocks that a reader waits for, for at most *seconds* seconds. Returns one outcome per block, in
+        order. for_peer: see `InFlightFetches.join_or_start_fetch`."""
+        until = asyncio.get_running_loop().time() + seconds
+        outcomes = await self._fetch_outcomes(refs, ahead=False, until=until, for_peer=for_peer)
         refused = [number for number, outcome in enumerate(outcomes) if outcome is None]
         if refused:
             # The fetch began ahead, and no tier wanted the block. On demand, a tier must take it.
             wanted = [refs[number] for number in refused]
-            again = await self._outcomes(wanted, ahead=False, until=until, for_peer=for_peer)
+            again = await self._fetch_outcomes(wanted, ahead=False, until=until, for_peer=for_peer)
             for number, outcome in zip(refused, again, strict=True):
                 outcomes[number] = outcome
-        return [outcome or _gone_again() for outcome in outcomes]
+        return [outcome or _evicted_before_read() for outcome in outcomes]
 
-    async def ahead(self, refs: Sequence[BlockRef]) -> list[Outcome]:
+    async def fetch_ahead(self, refs: Sequence[BlockRef]) -> list[BlockFetchOutcome]:
         """Fetch blocks that no reader waits for yet: demand comes first, and the policy may refuse them.
 
         Returns one outcome per block, in order.
         """
-        found = await self._outcomes(refs, ahead=True, until=None, for_peer=False)
-        return [None if isinstance(one, PassingBlock) else one for one in found]
+        found = await self._fetch_outcomes(refs, ahead=True, until=None, for_peer=False)
+        return [None if isinstance(one, BypassBlock) else one for one in found]
 
-    async def start(
-        self, refs: Sequence[BlockRef], needed: Sequence[float], looked: float, *, transient: bool = False
-    ) -> list[Flight | Outcome]:
-        """Start fetches of blocks that were in no tier at *looked*, and will be needed at *needed* (loop times, soonest
-        first). transient: blocks that no policy admits become transient blocks.
+    async def start_fetches(
+        self,
+        refs: Sequence[BlockRef],
+        needed_at: Sequence[float],
+        looked_up_at: float,
+        *,
+        may_be_transient: bool = False,
+    ) -> list[BlockFetch | BlockFetchOutcome]:
+        """Start fetches of blocks that were in no tier at *looked_up_at*, and will be needed at *needed_at* (loop
+        times, soonest first). may_be_transient: blocks that no policy admits become transient blocks.
 
         Returns for each block its flight, or its outcome if known already. The index is not read again: that releases
         the interpreter lock once per block, and the store checks the index before it writes.
         """
-        sources = self._look_ups.sources_at_once(refs)
+        sources = self._lookups.find_sources_now(refs)
         if rest := refs[len(sources) :]:
-            sources += await self._threads.background(self._look_ups.find_sources, rest)
-        begun: list[Flight | Outcome] = []
-        for found, when in zip(sources, needed, strict=True):
-            one = self.bringing.known(found, looked, ahead=True) if isinstance(found, BlockSource) else found
+            sources += await self._threads.background(self._lookups.find_sources, rest)
+        begun: list[BlockFetch | BlockFetchOutcome] = []
+        for found, when in zip(sources, needed_at, strict=True):
+            one = (
+                self.in_flight_fetches.recent_outcome_or_source(found, looked_up_at, ahead=True)
+                if isinstance(found, BlockSource)
+                else found
+            )
             if isinstance(one, BlockSource):
-                begun.append(self.bringing.join(one, ahead=True, needed=when, transient=transient))
+                begun.append(
+                    self.in_flight_fetches.join_or_start_fetch(
+                        one, ahead=True, needed_at=when, may_be_transient=may_be_transient
+                    )
+                )
             else:
                 begun.append(one)
         return begun
 
-    async def hint(self, refs: Sequence[BlockRef]) -> None:
+    async def start_hinted_fetches(self, refs: Sequence[BlockRef]) -> None:
         """Start fetches of blocks, as far as the queue has room."""
-        for found in await self._threads.background(self._look_ups.look_up, refs):
+        for found in await self._threads.background(self._lookups.look_up, refs):
             if isinstance(found, BlockSource) and self._ahead_queued < MAX_AHEAD:
-                self.bringing.join(found, ahead=True)
+                self.in_flight_fetches.join_or_start_fetch(found, ahead=True)
 
     @property
     def _ahead_queued(self) -> int:
-        elsewhere = self.bringing.elsewhere
-        return self._slots.ahead_queued + (elsewhere.slots.ahead_queued if elsewhere is not None else 0)
+        elsewhere = self.in_flight_fetches.peer_source
+        return self._limiter.queued_ahead + (elsewhere.limiter.queued_ahead if elsewhere is not None else 0)
 
     async def close(self) -> None:
         """Cancel all fetches."""
-        if self.part_reads is not None:
-            await self.part_reads.close()
-        for task in self._asking:
+        if self.random_reads is not None:
+            await self.random_reads.close()
+        for task in self._request_tasks:
             task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
-        await self.bringing.close()
+        await asyncio.gather(*self._request_tasks, return_exceptions=True)
+        await self.in_flight_fetches.close()
 
-    async def _outcomes(
+    async def _fetch_outcomes(
         self, refs: Sequence[BlockRef], *, ahead: bool, until: float | None, for_peer: bool
-    ) -> list[Outcome]:
+    ) -> list[BlockFetchOutcome]:
         loop = asyncio.get_running_loop()
         looked = loop.time()
         run = self._threads.background if ahead else self._threads.run
-        found = await run(self._look_ups.look_up, refs)
+        found = await run(self._lookups.look_up, refs)
         outcomes = [
-            self.bringing.known(one, looked, for_peer=for_peer, ahead=ahead) if isinstance(one, BlockSource) else one
+            self.in_flight_fetches.recent_outcome_or_source(one, looked, for_peer=for_peer, ahead=ahead)
+            if isinstance(one, BlockSource)
+            else one
             for one in found
         ]
         sources = ((number, one) for number, one in enumerate(outcomes) if isinstance(one, BlockSource))
-        flights = {number: self.bringing.join(one, ahead=ahead, for_peer=for_peer) for number, one in sources}
-        if flights:
-            await self._wait(flights.values(), until)
-        for number, flight in flights.items():
-            if until is not None and flight.is_being_stored:
-                outcomes[number] = await self.bringing.pass_on(flight, "a tier takes long to write one")
+        fetches = {
+            number: self.in_flight_fetches.join_or_start_fetch(one, ahead=ahead, for_peer=for_peer)
+            for number, one in sources
+        }
+        if fetches:
+            await self._wait_until_done(fetches.values(), until)
+        for number, fetch in fetches.items():
+            if until is not None and fetch.is_being_stored:
+                outcomes[number] = await self.in_flight_fetches.bypass(fetch, "a tier takes long to write one")
         return [
-            self.bringing.result(flights[number]) if isinstance(outcome, BlockSource) else outcome
+            self.in_flight_fetches.outcome_of(fetches[number]) if isinstance(outcome, BlockSource) else outcome
             for number, outcome in enumerate(outcomes)
         ]
 
-    async def _wait(self, wanted: Collection[Flight], until: float | None) -> None:
+    async def _wait_until_done(self, wanted: Collection[BlockFetch], until: float | None) -> None:
         """Wait until all flights have landed, or until *until* (loop time). With a deadline, stop at flights that are
         stuck at a disk."""
         loop = asyncio.get_running_loop()
-        landings = {flight: flight.landing() for flight in wanted if not flight.has_landed}
+        landings = {fetch: fetch.done_future() for fetch in wanted if not fetch.is_done}
         while waiting := [
             landing
             for flight, landing in landings.items()
             if not landing.done() and (until is None or not flight.is_stuck(loop.time()))
         ]:
-            timeout = min(max(0.0, until - loop.time()), flights.PUT_PATIENCE) if until is not None else None
+            timeout = min(max(0.0, until - loop.time()), block_fetch.STORE_WAIT_SECONDS) if until is not None else None
             _, left = await asyncio.wait(waiting, timeout=timeout)
             if not left or (until is not None and loop.time() >= until):
                 return
 
 
-def _gone_again() -> CachefsError:
+def _evicted_before_read() -> CachefsError:
     return OriginUnavailable("the block came and went; read again")
 
 

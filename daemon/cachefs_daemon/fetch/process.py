@@ -9,18 +9,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs_daemon.fetch.load import Load
-from cachefs_daemon.fetch_process.channel import Channel, Closed
-from cachefs_daemon.fetch_process.frames import Batch, Done, Failed, NumberedWay, Report, Segment, Wanted
-from cachefs_daemon.origin.ledger import ChildBook
-from cachefs_daemon.origin.order import Way
-from cachefs_daemon.store.reserved_rooms import OpenSegment, Room
+from cachefs_daemon.fetch.process_fetch import ProcessFetch
+from cachefs_daemon.fetch_process.channel import ChannelClosed, FetchProcessChannel
+from cachefs_daemon.fetch_process.frames import (
+    BlockFailed,
+    BlockWritten,
+    CommandBatch,
+    FetchCommand,
+    FetchReport,
+    NumberedGetParameters,
+    SegmentToWrite,
+)
+from cachefs_daemon.origin.prepared_get import GetParameters
+from cachefs_daemon.origin.request_counters import ChildCounterSet
+from cachefs_daemon.store.space_reservations import ReservedSpace, WritableSegment
 
 # Ways that are remembered. The process itself remembers a few more, the most recently used.
-_WAYS: Final = 32
+_MAX_KNOWN_PARAMETERS: Final = 32
 
 
-def start(longest: float) -> "FetchProcess":
+def start_fetch_process(longest: float) -> "FetchProcess":
     """Start a new process. Call in a thread that lives as long as the daemon, as the process ends with that thread.
     Raises OSError.
 
@@ -28,7 +36,7 @@ def start(longest: float) -> "FetchProcess":
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        book = ChildBook()
+        book = ChildCounterSet()
     except OSError:
         ours.close()
         theirs.close()
@@ -51,7 +59,7 @@ def start(longest: float) -> "FetchProcess":
             ours.close()
             book.close()
             raise
-    return FetchProcess(process, Channel[Batch, Report](ours, Report), book)
+    return FetchProcess(process, FetchProcessChannel[CommandBatch, FetchReport](ours, FetchReport), book)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,76 +67,83 @@ class FetchProcess:
     """A running fetch process, and the blocks that it is fetching. Used on the event loop."""
 
     process: subprocess.Popen[bytes]
-    channel: Channel[Batch, Report]
+    channel: FetchProcessChannel[CommandBatch, FetchReport]
     # Counts the requests that the process sends.
-    book: ChildBook
+    request_counters: ChildCounterSet
     # Whether the process has sent a first report.
-    ready: bool = False
+    is_ready: bool = False
     # Whether the channel is closed; and whether that was because the process was idle.
-    closed: bool = False
-    retired: bool = False
+    is_closed: bool = False
+    is_retired: bool = False
     # Loop times: of the start; since when the process has been silent; and of the last command.
-    started: float = 0.0
-    heard: float = 0.0
-    used: float = 0.0
+    started_at: float = 0.0
+    last_report_at: float = 0.0
+    last_batch_at: float = 0.0
     # Blocks written so far, and their bytes.
     blocks: int = 0
     bytes: int = 0
     # Blocks in progress, with their rooms, by number.
-    under_way: dict[int, tuple[Load, Room]] = field(default_factory=dict)
-    _ways: OrderedDict[Way, int] = field(default_factory=OrderedDict)
-    _next: int = 0
+    in_progress: dict[int, tuple[ProcessFetch, ReservedSpace]] = field(default_factory=dict)
+    _known_parameters: OrderedDict[GetParameters, int] = field(default_factory=OrderedDict)
+    _last_number: int = 0
 
-    def send(self, loads: Sequence[tuple[Load, Room]], segments: Sequence[OpenSegment], now: float) -> bool:
+    def send_batch(
+        self,
+        process_fetches: Sequence[tuple[ProcessFetch, ReservedSpace]],
+        segments: Sequence[WritableSegment],
+        now: float,
+    ) -> bool:
         """Send a batch of blocks to fetch into their rooms, which lie in these segments. Returns False if it could not
         be sent; the process then writes nothing. now: loop time."""
         places = {(segment.tier, segment.number): at for at, segment in enumerate(segments)}
-        ways: list[NumberedWay] = []
+        ways: list[NumberedGetParameters] = []
         last, way = None, 0
-        wanted: list[Wanted] = []
-        for load, room in loads:
-            order = load.order
+        wanted: list[FetchCommand] = []
+        for process_fetch, room in process_fetches:
+            order = process_fetch.prepared_get
             if order.way is not last:  # most are the same object, and a comparison takes 5 us
                 last = order.way
-                if last not in self._ways:
-                    ways.append(NumberedWay(self._name(last), last))
-                way = self._ways[last]
-            self._next += 1
+                if last not in self._known_parameters:
+                    ways.append(NumberedGetParameters(self._number_of(last), last))
+                way = self._known_parameters[last]
+            self._last_number += 1
             at = places[room.tier, room.segment]
-            wanted.append(Wanted(self._next, way, order.key, order.etag, room.length, room.key, at, room.start))
-        files = [Segment(segment.number, segment.allocate) for segment in segments]
+            wanted.append(
+                FetchCommand(self._last_number, way, order.key, order.etag, room.length, room.key, at, room.start)
+            )
+        files = [SegmentToWrite(segment.number, segment.allocate) for segment in segments]
         try:
-            told = self.channel.send(Batch(ways, files, wanted), [segment.descriptor for segment in segments])
-        except Closed:
+            told = self.channel.send(CommandBatch(ways, files, wanted), [segment.descriptor for segment in segments])
+        except ChannelClosed:
             told = False
         if told:
-            self.used = now
-            if not self.under_way:
-                self.heard = now  # an idle process is rightly silent
-            self.under_way.update(zip((one.number for one in wanted), loads, strict=True))
+            self.last_batch_at = now
+            if not self.in_progress:
+                self.last_report_at = now  # an idle process is rightly silent
+            self.in_progress.update(zip((one.number for one in wanted), process_fetches, strict=True))
         else:
-            self._ways.clear()  # the process has not received the new ones
+            self._known_parameters.clear()  # the process has not received the new ones
         return told
 
-    def answers(self) -> Iterator[tuple[Load, Room, Done | Failed]]:
-        """Yield all results received since the last call. Raises Closed."""
+    def receive_results(self) -> Iterator[tuple[ProcessFetch, ReservedSpace, BlockWritten | BlockFailed]]:
+        """Yield all results received since the last call. Raises ChannelClosed."""
         while (message := self.channel.receive()) is not None:
             report, _ = message
-            self.ready = True
-            answers: list[Done | Failed] = [*report.done, *report.failed]
+            self.is_ready = True
+            answers: list[BlockWritten | BlockFailed] = [*report.done, *report.failed]
             for answer in answers:
-                known = self.under_way.pop(answer.number, None)
+                known = self.in_progress.pop(answer.number, None)
                 if known is None:
-                    raise Closed
+                    raise ChannelClosed
                 yield *known, answer
 
     def kill(self) -> None:
         """Kill the process without waiting for its end: a process that hangs at a disk ends when the disk responds."""
         self.process.kill()
 
-    def _name(self, way: Way) -> int:
-        self._next += 1
-        self._ways[way] = self._next
-        if len(self._ways) > _WAYS:
-            self._ways.popitem(last=False)
-        return self._next
+    def _number_of(self, way: GetParameters) -> int:
+        self._last_number += 1
+        self._known_parameters[way] = self._last_number
+        if len(self._known_parameters) > _MAX_KNOWN_PARAMETERS:
+            self._known_parameters.popitem(last=False)
+        return self._last_number

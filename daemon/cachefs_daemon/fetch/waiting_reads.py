@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cachefs.errors import CachefsError
-from cachefs.troubles import Cause, cause_of
+from cachefs.trouble_texts import Cause, cause_of_errno
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.endpoint import Endpoint
 
 # Pairs of snapshot and cause that are kept, most recent first.
-KEPT: Final = 64
+MAX_FAILURES: Final = 64
 # Failed reads kept per pair.
-MOST_READS: Final = 1024
+MAX_READS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class WaitingRead:
     # Loop time at which the first of the reads began to wait.
     since: float
     # Whether a request may be in flight; otherwise the read waits for a slot.
-    has_slot: bool
+    has_permit: bool
     # Names of the nodes with requests for it in flight.
     peers: tuple[str, ...] = ()
     # Failure of the last attempt.
@@ -38,10 +38,10 @@ class WaitingRead:
 
 
 # Seconds after a failed read within which its job may still be published.
-SETTLED: Final = 5.0
+LATE_PUBLICATION_SECONDS: Final = 5.0
 
 
-class Reader(NamedTuple):
+class ReadAttribution(NamedTuple):
     """The job to which a failed read belongs."""
 
     # Job id; empty if several jobs are possible, None if no job is.
@@ -51,7 +51,7 @@ class Reader(NamedTuple):
 
 
 # Returns the readers of failed reads, given a snapshot and the keys of its blocks.
-Whose = Callable[[str, Sequence[bytes]], Sequence[Reader]]
+AttributeReads = Callable[[str, Sequence[bytes]], Sequence[ReadAttribution]]
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class FailedRead:
     when: float
     key: bytes
     message: str
-    # See `Reader`; None also while undecided.
+    # See `ReadAttribution`; None also while undecided.
     job: str | None = None
 
 
@@ -79,35 +79,37 @@ class ReadFailure:
     waited: int = 0
     # Message of the last failure.
     message: str = ""
-    # The last MOST_READS failed reads of this node.
-    reads: deque[FailedRead] = field(default_factory=lambda: deque(maxlen=MOST_READS))
+    # The last MAX_READS failed reads of this node.
+    reads: deque[FailedRead] = field(default_factory=lambda: deque(maxlen=MAX_READS))
     # Unix time of the last failure without a waiting read; 0 if there is none.
     ahead: float = 0.0
 
-    def attribute(self, whose: Whose, before: float) -> None:
+    def attribute(self, attribute_reads: AttributeReads, before: float) -> None:
         """Attribute reads to jobs, where not done yet. before: unix time; for reads that failed later, only sure
         attributions count."""
         new = [one for one in self.reads if one.job is None]
-        for one, reader in zip(new, whose(self.snapshot, [one.key for one in new]) if new else (), strict=True):
+        for one, reader in zip(
+            new, attribute_reads(self.snapshot, [one.key for one in new]) if new else (), strict=True
+        ):
             if reader.is_sure or one.when <= before:
                 one.job = reader.job
 
-    def of(self, job: str, moment: float) -> tuple[list[FailedRead], list[FailedRead]]:
+    def reads_of_job(self, job: str, moment: float) -> tuple[list[FailedRead], list[FailedRead]]:
         """Return the reads of *job* that failed since *moment* (unix time), and those that may be of any job."""
         late = [one for one in self.reads if one.when >= moment]
         return [one for one in late if one.job == job], [one for one in late if one.job == ""]
 
 
 class ReadFailures:
-    """Keeps failures to get blocks, for the last KEPT pairs. Used on the event loop."""
+    """Keeps failures to get blocks, for the last MAX_FAILURES pairs. Used on the event loop."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, Cause], ReadFailure] = OrderedDict()  # most recent last
+        self._failures: OrderedDict[tuple[str, Cause], ReadFailure] = OrderedDict()  # most recent last
 
-    def add(self, source: BlockSource, error: CachefsError, now: float, *, waited: bool) -> None:
+    def add_failure(self, source: BlockSource, error: CachefsError, now: float, *, waited: bool) -> None:
         """Record a failure. now: unix time in seconds; waited: whether reads of this node waited for the block."""
-        key = source.snapshot, cause_of(error.errno)
-        known = self._known.pop(key, None) or ReadFailure(*key, first=now, last=now)
+        key = source.snapshot, cause_of_errno(error.errno)
+        known = self._failures.pop(key, None) or ReadFailure(*key, first=now, last=now)
         text, subject = str(error), source.subject
         known.last, known.message = now, text if subject in text else f"{subject}: {text}"
         if waited:
@@ -115,10 +117,10 @@ class ReadFailures:
             known.reads.append(FailedRead(now, source.key, known.message))
         else:
             known.ahead = now
-        self._known[key] = known
-        if len(self._known) > KEPT:
-            self._known.popitem(last=False)
+        self._failures[key] = known
+        if len(self._failures) > MAX_FAILURES:
+            self._failures.popitem(last=False)
 
-    def all(self) -> list[ReadFailure]:
+    def latest_first(self) -> list[ReadFailure]:
         """Return all failures, most recent first."""
-        return list(reversed(self._known.values()))
+        return list(reversed(self._failures.values()))

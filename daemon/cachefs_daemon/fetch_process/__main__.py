@@ -5,11 +5,11 @@ import asyncio
 import os
 import socket
 
-from cachefs_daemon.fetch_process.carrier import Carrier
-from cachefs_daemon.fetch_process.channel import Channel
-from cachefs_daemon.fetch_process.frames import Batch, Report
-from cachefs_daemon.origin.ledger import HERE
-from cachefs_daemon.runtime import collector, own_process
+from cachefs_daemon.fetch_process.channel import FetchProcessChannel
+from cachefs_daemon.fetch_process.downloader import Downloader
+from cachefs_daemon.fetch_process.frames import CommandBatch, FetchReport
+from cachefs_daemon.origin.request_counters import OWN_COUNTERS
+from cachefs_daemon.runtime import child_process, garbage_collector
 
 
 def main() -> None:
@@ -19,16 +19,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, required=True, help="Descriptor of memory for counts of requests.")
     parser.add_argument("--longest", type=float, required=True, help="Seconds after which an object is given up.")
     arguments = parser.parse_args()
-    if not own_process.begin("cachefs-fetch", arguments.parent):
+    if not child_process.set_up_child("cachefs-fetch", arguments.parent):
         return
-    HERE.use(arguments.requests)
+    OWN_COUNTERS.use_shared_memory(arguments.requests)
     asyncio.run(_serve(socket.socket(fileno=arguments.channel), arguments.longest))
 
 
 async def _serve(link: socket.socket, longest: float) -> None:
-    collector.settle()
+    garbage_collector.freeze_present_objects()
     # Exit without waiting for threads, such as one that queries a name server.
-    Carrier(Channel[Report, Batch](link, Batch), longest, ended=lambda: os._exit(0)).start()
+    Downloader(
+        FetchProcessChannel[FetchReport, CommandBatch](link, CommandBatch), longest, on_end=lambda: os._exit(0)
+    ).start()
     await asyncio.get_running_loop().create_future()
 
 

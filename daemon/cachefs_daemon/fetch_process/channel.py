@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from cachefs_daemon.fetch_process.frames import MOST_BYTES, MOST_SEGMENTS
+from cachefs_daemon.fetch_process.frames import MAX_BYTES, MAX_SEGMENTS
 
 # Bytes buffered in the socket: some hundred packets.
 _BUFFER: Final = 4 << 20
@@ -16,11 +16,11 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
 
-class Closed(Exception):
+class ChannelClosed(Exception):
     """The other end is gone, or sent an invalid message."""
 
 
-class Channel(Generic[Sent, Received]):
+class FetchProcessChannel(Generic[Sent, Received]):
     """One end of the channel. Never blocks."""
 
     def __init__(self, link: socket.socket, received: type[Received]) -> None:
@@ -36,9 +36,9 @@ class Channel(Generic[Sent, Received]):
 
     def send(self, message: Sent, descriptors: Sequence[int] = ()) -> bool:
         """Send a message. Returns False if the channel is full, or the kernel takes no more descriptors for now. Raises
-        Closed."""
+        ChannelClosed."""
         packet = self._encoder.encode(message)
-        if len(packet) > MOST_BYTES:
+        if len(packet) > MAX_BYTES:
             return False
         try:
             if descriptors:
@@ -46,28 +46,28 @@ class Channel(Generic[Sent, Received]):
             else:
                 self._link.send(packet, socket.MSG_NOSIGNAL)
         except ConnectionError as error:
-            raise Closed from error
+            raise ChannelClosed from error
         except OSError:  # also EAGAIN, ENOBUFS, ETOOMANYREFS
             return False
         return True
 
     def receive(self) -> tuple[Received, list[int]] | None:
         """Return the next message and its descriptors, which the caller closes; None if there is none yet. Raises
-        Closed."""
+        ChannelClosed."""
         try:
-            packet, descriptors, flags, _ = socket.recv_fds(self._link, MOST_BYTES, MOST_SEGMENTS)
+            packet, descriptors, flags, _ = socket.recv_fds(self._link, MAX_BYTES, MAX_SEGMENTS)
         except BlockingIOError:
             return None
         except OSError as error:
-            raise Closed from error
+            raise ChannelClosed from error
         try:
             if not packet or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise Closed
+                raise ChannelClosed
             return self._decoder.decode(packet), descriptors
-        except (Closed, msgspec.MsgspecError) as error:
+        except (ChannelClosed, msgspec.MsgspecError) as error:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise Closed from error
+            raise ChannelClosed from error
 
     def close(self) -> None:
         """Close this end; the other end notices."""

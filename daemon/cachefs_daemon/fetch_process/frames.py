@@ -1,40 +1,40 @@
 """Messages between daemon and fetch process: one message per packet, in msgpack.
 
 The descriptors of a Batch's segments come with it. A process responds to each block once, with a Done or a Failed. It
-sends a Report every BEAT_SECONDS while it has work, even an empty one, as a heartbeat. Its first report says that it is
-ready.
+sends a Report every HEARTBEAT_SECONDS while it has work, even an empty one, as a heartbeat. Its first report says that
+it is ready.
 """
 
 from typing import Final
 
 import msgspec
 
-from cachefs_daemon.origin.order import Way
+from cachefs_daemon.origin.prepared_get import GetParameters
 
 # Largest packet in bytes. The kernel's own limit is about 200 KiB.
-MOST_BYTES: Final = 128 << 10
+MAX_BYTES: Final = 128 << 10
 # Blocks per batch, at most: each may have a key of 1 KiB. And descriptors per batch.
-MOST_BLOCKS: Final = 32
-MOST_SEGMENTS: Final = 2 * MOST_BLOCKS
+MAX_BLOCKS: Final = 32
+MAX_SEGMENTS: Final = 2 * MAX_BLOCKS
 # Results per report, at most: the checksums of a block of 64 MiB take 4 KiB.
-MOST_ANSWERS: Final = 24
+MAX_RESULTS: Final = 24
 # Longest reason of a failure, in bytes.
-MOST_REASON: Final = 300
-BEAT_SECONDS: Final = 0.25
+MAX_REASON: Final = 300
+HEARTBEAT_SECONDS: Final = 0.25
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
     """A message, or a part of one."""
 
 
-class NumberedWay(_Frame, frozen=True, array_like=True):
+class NumberedGetParameters(_Frame, frozen=True, array_like=True):
     """A way to request objects, with the number by which blocks refer to it."""
 
     number: int
-    way: Way
+    parameters: GetParameters
 
 
-class Segment(_Frame, frozen=True, array_like=True):
+class SegmentToWrite(_Frame, frozen=True, array_like=True):
     """A segment file, sent as a descriptor."""
 
     # Number of the segment in its tier.
@@ -43,13 +43,13 @@ class Segment(_Frame, frozen=True, array_like=True):
     allocate: bool
 
 
-class Wanted(_Frame, frozen=True, array_like=True):
+class FetchCommand(_Frame, frozen=True, array_like=True):
     """A block to fetch."""
 
     # Identifies the block in reports.
     number: int
     # Number of a way, from this batch or an earlier one.
-    way: int
+    parameters: int
     # Key and ETag of the object, which is the whole block.
     key: str
     etag: str
@@ -62,16 +62,16 @@ class Wanted(_Frame, frozen=True, array_like=True):
     start: int
 
 
-class Batch(_Frame, frozen=True, array_like=True):
+class CommandBatch(_Frame, frozen=True, array_like=True):
     """A message from the daemon."""
 
     # Ways that this process does not know yet.
-    ways: list[NumberedWay]
-    segments: list[Segment]
-    blocks: list[Wanted]
+    parameters: list[NumberedGetParameters]
+    segments: list[SegmentToWrite]
+    blocks: list[FetchCommand]
 
 
-class Done(_Frame, frozen=True, array_like=True):
+class BlockWritten(_Frame, frozen=True, array_like=True):
     """A written block."""
 
     number: int
@@ -84,7 +84,7 @@ class Done(_Frame, frozen=True, array_like=True):
     won: int = 0
 
 
-class Failed(_Frame, frozen=True, array_like=True):
+class BlockFailed(_Frame, frozen=True, array_like=True):
     """A block that is not written, and will not be."""
 
     number: int
@@ -94,8 +94,8 @@ class Failed(_Frame, frozen=True, array_like=True):
     throttled: bool = False
 
 
-class Report(_Frame, frozen=True, array_like=True):
+class FetchReport(_Frame, frozen=True, array_like=True):
     """A message from a fetch process."""
 
-    done: list[Done] = []
-    failed: list[Failed] = []
+    done: list[BlockWritten] = []
+    failed: list[BlockFailed] = []

@@ -13,38 +13,38 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound, StoreFull
-from cachefs.job_messages import ConsumerView, JobPublish, LoaderView, SampleMap
+from cachefs.job_messages import ConsumerView, JobPublication, LoaderView, SampleMap
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.sequences.follower import Follower
+from cachefs.planning.sequences.follower import SequenceFollower
 from cachefs.planning.sequences.plan import Plan
-from cachefs.planning.sequences.position import Position
-from cachefs.planning.sequences.sampler import Order, SamplerSpec
+from cachefs.planning.sequences.position_estimate import PositionEstimate
+from cachefs.planning.sequences.sampler import EpochOrder, SamplerSpec
 from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
-from cachefs_daemon.jobs.consumer_reads import check_size, mean_bytes, out_of_order
-from cachefs_daemon.jobs.epoch_loader import EpochLoader, Prepared
-from cachefs_daemon.jobs.epochs import MAX_WAITING, MOST_WAITING, Epochs
-from cachefs_daemon.jobs.liveness import Liveness
+from cachefs_daemon.jobs.consumer_reads import check_size, mean_bytes, reorder_window
+from cachefs_daemon.jobs.epoch_loader import EpochLoader, PreparedEpoch
+from cachefs_daemon.jobs.epochs import MAX_WAITING_BYTES, MAX_WAITING_ORDERS, Epochs
+from cachefs_daemon.jobs.liveness import PublisherLiveness
 from cachefs_daemon.jobs.owners import given_name, user_of
-from cachefs_daemon.jobs.plan_room import Part, plan_size
+from cachefs_daemon.jobs.plan_memory import PlanPurpose, plan_bytes
 from cachefs_daemon.jobs.states import ConsumerState
 
 log = logging.getLogger(__name__)
 
 SEARCH_SECONDS: Final = 2.0
 # Epochs of a spec, from the current one on, in which a lost consumer is searched for, besides the first one.
-SEARCHED: Final = 16
+MAX_SEARCHED_EPOCHS: Final = 16
 
 # A consumer that has begun stands still, or reads what the kernel has cached, when no read is seen for this long.
-STILL_SECONDS: Final = 10.0
+STANDING_STILL_SECONDS: Final = 10.0
 
 # Pauses before samples are resolved again, after a temporary failure.
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 _serial = itertools.count(1)
 
 
-class Problem(Enum):
+class ConsumerProblem(Enum):
     """The kinds of problems that a consumer may have."""
 
     WORK = auto()  # it has no plan, or not yet
@@ -54,7 +54,7 @@ class Problem(Enum):
     SHARED = auto()  # other nodes do not receive it
 
 
-class _Part(NamedTuple):
+class _EpochPart(NamedTuple):
     """A published epoch that is only a part of one."""
 
     number: int  # the number under which it was published
@@ -74,7 +74,7 @@ class Consumer:
 
     def __init__(
         self,
-        request: JobPublish,
+        request: JobPublication,
         snapshot: Snapshot,
         sample_map: SampleMap,
         plan: Plan,
@@ -88,73 +88,75 @@ class Consumer:
         self.sample_map = sample_map
         self.note = ""  # a remark of its publisher
         self.loader: LoaderView | None = None  # as its process sees it
-        self._part: _Part | None = None  # the part that was published last
-        self.liveness = Liveness(
+        self._part: _EpochPart | None = None  # the part that was published last
+        self.liveness = PublisherLiveness(
             request.pid, request.lease, time.monotonic(), request.pid_namespace, user_of(request.job)
         )
         self._mean_bytes = 0.0  # of a sample, in the epoch that entered the plan last
-        self.position: Position | None = None  # None until the plan knows an epoch of the consumer
+        self.position: PositionEstimate | None = None  # None until the plan knows an epoch of the consumer
         self._plan = plan
         self._loader = loader
         self._on_space = on_space
         self._epochs = Epochs(request.spec)
-        self._said: _Heartbeat | None = None  # until the plan knows that epoch
-        self._before = ""  # the plan's name of the consumer that this one replaces, while that plan still counts
-        self._problems: dict[Problem, str] = {}  # the latest of each kind
-        self._own: npt.NDArray[np.bool_] | None = None  # which blocks its samples have; None: all, or not known yet
+        self._last_heartbeat: _Heartbeat | None = None  # until the plan knows that epoch
+        self._replaced_key = ""  # the plan's name of the consumer that this one replaces, while that plan still counts
+        self._problems: dict[ConsumerProblem, str] = {}  # the latest of each kind
+        self._own_blocks: npt.NDArray[np.bool_] | None = (
+            None  # which blocks its samples have; None: all, or not known yet
+        )
         self._failures = 0  # consecutive failures to resolve its samples
-        self._news = asyncio.Event()  # set when the task has work
-        self._task = asyncio.create_task(self._work(sample_map))
+        self._wakeup = asyncio.Event()  # set when the task has work
+        self._task = asyncio.create_task(self._run(sample_map))
 
     def close(self) -> None:
-        self._end_before()
+        self._remove_replaced()
         self._task.cancel()
-        self._plan.remove(self.key)
-        self._loader.room.give_back(self.key)
+        self._plan.remove_consumer(self.key)
+        self._loader.plan_memory.release_consumer(self.key)
 
-    def close_for(self, successor: "Consumer") -> None:
+    def close_for_successor(self, successor: "Consumer") -> None:
         """Close, with *successor* in this consumer's place. Until the plan knows an epoch of the successor, this
         consumer's plan still counts: otherwise no block would be about to be read, and all could be evicted."""
-        if self._plan.knows(self.key):
-            self._end_before()
-            successor._before = self.key
+        if self._plan.has_consumer(self.key):
+            self._remove_replaced()
+            successor._replaced_key = self.key
         else:
-            successor._before, self._before = self._before, ""
+            successor._replaced_key, self._replaced_key = self._replaced_key, ""
         self._task.cancel()
-        self._loader.room.give_back(self.key, Part.ORDERS)
-        if successor._before != self.key:
+        self._loader.plan_memory.release_consumer(self.key, PlanPurpose.ORDERS)
+        if successor._replaced_key != self.key:
             self.close()
 
-    def _end_before(self) -> None:
+    def _remove_replaced(self) -> None:
         """Remove the plan of the consumer that this one replaces."""
-        if self._before:
-            self._plan.remove(self._before)
-            self._loader.room.give_back(self._before)
-        self._before = ""
+        if self._replaced_key:
+            self._plan.remove_consumer(self._replaced_key)
+            self._loader.plan_memory.release_consumer(self._replaced_key)
+        self._replaced_key = ""
 
-    def _take(self, part: Part, size: int) -> None:
+    def _reserve_memory(self, purpose: PlanPurpose, size: int) -> None:
         """Reserve plan memory. The replaced consumer's plan is removed where necessary. Raises StoreFull."""
         try:
-            self._loader.room.take(self.key, part, size)
+            self._loader.plan_memory.reserve(self.key, purpose, size)
         except StoreFull:
-            if not self._before:
+            if not self._replaced_key:
                 raise
-            self._end_before()
-            self._loader.room.take(self.key, part, size)
+            self._remove_replaced()
+            self._loader.plan_memory.reserve(self.key, purpose, size)
 
     def _leave_plan(self) -> None:
-        self._end_before()
-        self._plan.remove(self.key)
-        self.position = self._own = None
-        self._epochs.forget_reads()
-        self._loader.room.give_back(self.key, Part.PLAN)
+        self._remove_replaced()
+        self._plan.remove_consumer(self.key)
+        self.position = self._own_blocks = None
+        self._epochs.clear()
+        self._loader.plan_memory.release_consumer(self.key, PlanPurpose.PLAN)
 
     def fail(self, error: BaseException) -> None:
         """Give up the plan after an internal error. The consumer has none until it is published again."""
         log.error("job %s, consumer %s: no plan any more", self.request.job, self.name, exc_info=error)
         self._task.cancel()
         self._leave_plan()
-        self._problems[Problem.WORK] = f"internal error ({error!r}); see the daemon's log, and publish again"
+        self._problems[ConsumerProblem.WORK] = f"internal error ({error!r}); see the daemon's log, and publish again"
 
     @property
     def is_given_up(self) -> bool:
@@ -167,40 +169,40 @@ class Consumer:
         return self.request.consumer
 
     @property
-    def follower(self) -> Follower | None:
+    def follower(self) -> SequenceFollower | None:
         """The object that follows its reads; None until the plan knows an epoch of it."""
         return self.position.follower if self.position is not None else None
 
     # --- publication ----------------------------------------------------------------------------------------------
 
-    def add_order(self, epoch: int, order: Order, now: float) -> None:
+    def add_order(self, epoch: int, order: EpochOrder, now: float) -> None:
         """Add the published *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. Raises Busy
         where the epoch is too far ahead to be kept, StoreFull where there is no memory for the order."""
         self.liveness.renew(now)
         which = f"epoch {epoch} of consumer {self.name} of job {given_name(self.request.job)}"
-        kept = self._epochs.add(epoch, order, self._oldest)
+        kept = self._epochs.add_order(epoch, order, self._oldest_epoch)
         try:
-            self._take_order_room()
+            self._reserve_for_orders()
         except StoreFull as error:
-            self._epochs.refuse(epoch)
-            self._take_order_room()
+            self._epochs.refuse_order(epoch)
+            self._reserve_for_orders()
             raise StoreFull(f"{which}: {error}") from None
         if not kept:
             raise Busy(
-                f"{which} is too far ahead: orders of nearer epochs fill {format_size(MAX_WAITING)} or are "
-                f"{MOST_WAITING:,}; publish it again when these are read"
+                f"{which} is too far ahead: orders of nearer epochs fill {format_size(MAX_WAITING_BYTES)} or are "
+                f"{MAX_WAITING_ORDERS:,}; publish it again when these are read"
             )
-        self._news.set()
+        self._wakeup.set()
 
-    def keep_orders(self, orders: Mapping[int, Order], now: float) -> None:
+    def keep_orders(self, orders: Mapping[int, EpochOrder], now: float) -> None:
         """Add orders published earlier, by epoch, as in `add_order`. Orders that are not kept appear as a problem."""
         for epoch in sorted(orders):
             with contextlib.suppress(Busy, StoreFull):
                 self.add_order(epoch, orders[epoch], now)
 
-    def _take_order_room(self) -> None:
+    def _reserve_for_orders(self) -> None:
         """Reserve memory for the present orders. Raises StoreFull, but not where there are fewer than before."""
-        self._take(Part.ORDERS, self._epochs.order_bytes)
+        self._reserve_memory(PlanPurpose.ORDERS, self._epochs.order_bytes)
 
     @property
     def forgotten_orders(self) -> list[int]:
@@ -215,67 +217,71 @@ class Consumer:
     @property
     def wanted_orders(self) -> list[int]:
         """Epochs, of the current and the next one, whose orders the job has to publish, or publish again."""
-        return self._epochs.wanted(self.epoch)
+        return self._epochs.missing_orders(self.epoch)
 
-    def lose_orders(self, forgotten: Iterable[int], refused: Iterable[int]) -> None:
+    def note_lost_orders(self, forgotten: Iterable[int], refused: Iterable[int]) -> None:
         """Record epochs whose published orders are lost: they were too far ahead, or there was no memory."""
-        self._epochs.lose(forgotten, refused)
+        self._epochs.note_lost(forgotten, refused)
 
-    def on_heartbeat(self, epoch: int, samples: int, now: float) -> None:
+    def note_heartbeat(self, epoch: int, samples: int, now: float) -> None:
         """Record that *samples* samples of the epoch are delivered."""
         self.liveness.renew(now)
         if not self._epochs.may_be_read(epoch):
             published = len(self._epochs.computable)
-            self._problems[Problem.EPOCH] = f"it reads epoch {epoch}, and has published {published}"
+            self._problems[ConsumerProblem.EPOCH] = f"it reads epoch {epoch}, and has published {published}"
             return
-        self._problems.pop(Problem.EPOCH, None)
-        self._said = _Heartbeat(epoch, samples, now)
+        self._problems.pop(ConsumerProblem.EPOCH, None)
+        self._last_heartbeat = _Heartbeat(epoch, samples, now)
         if self.position is not None:
             self.position.on_heartbeat(now)
-        self.moved()
+        self.update_position()
 
-    def on_part(self, number: int, epoch: int, begins: int) -> None:
+    def note_part(self, number: int, epoch: int, begins: int) -> None:
         """Record that epoch *number*, as published, is part of the job's own *epoch*, after *begins* of its samples."""
-        self._part = _Part(number, epoch, begins)
+        self._part = _EpochPart(number, epoch, begins)
 
     @property
     def shown_epoch(self) -> int:
         """The current epoch, as the job counts epochs."""
         return self._part.epoch if self._part is not None else self.epoch
 
-    def moved(self) -> None:
+    def update_position(self) -> None:
         """Update the state after the position may have changed."""
         follower = self.follower
-        if self._said is not None and follower is not None and self._said.epoch in self._epochs.reads:
-            said, self._said = self._said, None
-            follower.on_heartbeat(said.epoch, self._epochs.reads[said.epoch].after_samples(said.samples))
-        if self._epochs.missing(self.epoch) is not None or self._is_lost:
-            self._news.set()
+        if (
+            self._last_heartbeat is not None
+            and follower is not None
+            and self._last_heartbeat.epoch in self._epochs.reads
+        ):
+            said, self._last_heartbeat = self._last_heartbeat, None
+            follower.on_heartbeat(said.epoch, self._epochs.reads[said.epoch].reads_after(said.samples))
+        if self._epochs.next_unplanned(self.epoch) is not None or self._is_lost:
+            self._wakeup.set()
 
     # --- position -------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
         """The number of the current epoch, or of the one it will begin with."""
-        if self._said is not None:
-            return self._said.epoch
-        return self.follower.place[0] if self.follower is not None else self._epochs.first
+        if self._last_heartbeat is not None:
+            return self._last_heartbeat.epoch
+        return self.follower.progress[0] if self.follower is not None else self._epochs.first
 
     @property
-    def place(self) -> tuple[int, int] | None:
+    def epoch_position(self) -> tuple[int, int] | None:
         """(epoch, samples of it that are read); None before it has begun, or while that is unknown."""
-        if self._said is not None:
-            return self._said.epoch, self._said.samples
-        if self.follower is None or not self.follower.begun:
+        if self._last_heartbeat is not None:
+            return self._last_heartbeat.epoch, self._last_heartbeat.samples
+        if self.follower is None or not self.follower.has_begun:
             return None
-        epoch, position = self.follower.place
+        epoch, position = self.follower.progress
         reads = self._epochs.reads.get(epoch)
         return (epoch, reads.samples_after(position)) if reads is not None else None
 
     @property
     def rate(self) -> float:
         """Samples per second; 0 while unknown."""
-        return self._epochs.in_samples(self.follower.rate.value) if self.follower is not None else 0.0
+        return self._epochs.reads_to_samples(self.follower.rate.value) if self.follower is not None else 0.0
 
     @property
     def progress(self) -> tuple[int, int, int]:
@@ -286,30 +292,30 @@ class Consumer:
         reads = self._epochs.reads.get(epoch)
         if reads is None:
             return self.shown_epoch, before, 0
-        position = follower.place[1] if follower is not None and follower.place[0] == epoch else 0
+        position = follower.progress[1] if follower is not None and follower.progress[0] == epoch else 0
         return self.shown_epoch, before + reads.samples_after(position), before + reads.samples
 
     @property
-    def published_orders(self) -> dict[int, Order]:
+    def published_orders(self) -> dict[int, EpochOrder]:
         """The published orders of its current and later epochs, by epoch: sample numbers, shape (samples of the
         epoch,), uint32."""
-        return self._epochs.published(self._oldest)
+        return self._epochs.published(self._oldest_epoch)
 
     @property
-    def _oldest(self) -> int:
-        return self.follower.place[0] if self.follower is not None else 0
+    def _oldest_epoch(self) -> int:
+        return self.follower.progress[0] if self.follower is not None else 0
 
     def note_unshared(self, why: str) -> None:
         """Record the reason for which other nodes reject the consumer's publication; "" where they accept it."""
-        self._problems.pop(Problem.SHARED, None)
+        self._problems.pop(ConsumerProblem.SHARED, None)
         if why:
-            self._problems[Problem.SHARED] = f"other nodes of the cluster do not learn of it: {why}"
+            self._problems[ConsumerProblem.SHARED] = f"other nodes of the cluster do not learn of it: {why}"
 
     # --- sequence -------------------------------------------------------------------------------------------------
 
-    async def _work(self, sample_map: SampleMap) -> None:
-        if self.liveness.is_elsewhere:
-            await asyncio.to_thread(self.liveness.look)
+    async def _run(self, sample_map: SampleMap) -> None:
+        if self.liveness.is_in_other_namespace:
+            await asyncio.to_thread(self.liveness.find_process)
         while True:
             try:
                 await self._keep_planned(sample_map)
@@ -317,7 +323,7 @@ class Consumer:
                 self._give_up(str(error))
                 return
             except (CachefsError, OSError) as error:
-                self._problems[Problem.WORK] = f"{error}; it is tried again"
+                self._problems[ConsumerProblem.WORK] = f"{error}; it is tried again"
                 pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
                 self._failures += 1
                 log.warning(
@@ -331,7 +337,7 @@ class Consumer:
                 return
 
     def _give_up(self, problem: str) -> None:
-        self._problems[Problem.WORK] = problem
+        self._problems[ConsumerProblem.WORK] = problem
         self._leave_plan()
         log.warning("job %s, consumer %s: no plan: %s", self.request.job, self.name, problem)
 
@@ -339,71 +345,71 @@ class Consumer:
         """Keep the plan up to date until an error. Raises CachefsError, OSError."""
         samples = self._epochs.samples
         if samples is None:
-            samples = await self._loader.samples(self.snapshot, sample_map)
+            samples = await self._loader.load_samples(self.snapshot, sample_map)
             self._on_space(samples.space, time.monotonic())
             self._check_size(samples)
-            self._take(Part.PLAN, plan_size(samples))
-            self._own = await self._loader.own(samples)
+            self._reserve_memory(PlanPurpose.PLAN, plan_bytes(samples))
+            self._own_blocks = await self._loader.own_blocks(samples)
             self._epochs.samples = samples
         while True:
-            self._news.clear()
-            while (epoch := self._epochs.missing(self.epoch)) is not None:
-                await self._bring(samples, epoch)
-            self._problems.pop(Problem.WORK, None)
+            self._wakeup.clear()
+            while (epoch := self._epochs.next_unplanned(self.epoch)) is not None:
+                await self._plan_epoch(samples, epoch)
+            self._problems.pop(ConsumerProblem.WORK, None)
             self._failures = 0
             if self._is_lost:
-                await self._search(samples)
+                await self._search_reads(samples)
                 await asyncio.sleep(SEARCH_SECONDS)
-            await self._news.wait()
+            await self._wakeup.wait()
 
-    async def _bring(self, samples: Samples, epoch: int) -> None:
-        order = self._epochs.waiting(epoch)
+    async def _plan_epoch(self, samples: Samples, epoch: int) -> None:
+        order = self._epochs.waiting_order(epoch)
         last = self._epochs.is_last(epoch)
         if order is not None:
-            self._take_room(samples, len(order))
-            prepared = await self._loader.ordered(samples, order, last)
+            self._reserve_for_reads(samples, len(order))
+            prepared = await self._loader.prepare_order(samples, order, last)
         else:
-            prepared = await self._loader.computed(samples, self._spec, epoch, last)
-        self._take_room(samples, len(prepared.reads.blocks))
-        self._epochs.taken(epoch, order)
+            prepared = await self._loader.compute_epoch(samples, self._spec, epoch, last)
+        self._reserve_for_reads(samples, len(prepared.reads.blocks))
+        self._epochs.mark_planned(epoch, order)
         self._publish(samples, epoch, prepared)
-        self.moved()
+        self.update_position()
 
-    def _take_room(self, samples: Samples, reads: int) -> None:
+    def _reserve_for_reads(self, samples: Samples, reads: int) -> None:
         """Reserve memory for a plan with one more epoch of *reads* reads. Raises StoreFull."""
-        self._take(Part.PLAN, plan_size(samples, max(reads, self._epochs.longest)))
+        self._reserve_memory(PlanPurpose.PLAN, plan_bytes(samples, max(reads, self._epochs.longest)))
 
-    def _publish(self, samples: Samples, epoch: int, prepared: Prepared) -> None:
-        self._problems.pop(Problem.WORK, None)
+    def _publish(self, samples: Samples, epoch: int, prepared: PreparedEpoch) -> None:
+        self._problems.pop(ConsumerProblem.WORK, None)
         reads = prepared.reads
         if reads.unknown:
             total = reads.unknown + reads.samples
-            self._problems[Problem.SAMPLES] = f"epoch {epoch}: {reads.unknown} of {total} samples do not exist"
+            self._problems[ConsumerProblem.SAMPLES] = f"epoch {epoch}: {reads.unknown} of {total} samples do not exist"
         if self._plan.spaces.get(self.snapshot.id) is not samples.space:
             self._plan.add_space(samples.space)
         epochs = self._epochs
         if epochs.reads and epoch < min(epochs.reads):
-            self._go_back()
-        self._plan.set_prepared(self.key, self.snapshot.id, epoch, prepared.planned)
-        self._end_before()
+            self._restart_plan()
+        self._plan.set_prepared_epoch(self.key, self.snapshot.id, epoch, prepared.planned)
+        self._remove_replaced()
         epochs.reads[epoch] = reads
         self._mean_bytes = mean_bytes(reads, samples)
         if self.position is None:
             if self._loader.first_rate:
-                self._plan.set_progress(self.key, *self._plan.place(self.key), self._loader.first_rate)
-            follower = Follower(self._plan, self.key, *out_of_order(self.request, reads), self._own)
-            self.position = Position(follower, self.request.batch_size)
-            if self._said is not None:
-                self.position.on_heartbeat(self._said.when)
-        elif not self.position.follower.following:
+                self._plan.set_progress(self.key, *self._plan.progress(self.key), self._loader.first_rate)
+            follower = SequenceFollower(self._plan, self.key, *reorder_window(self.request, reads), self._own_blocks)
+            self.position = PositionEstimate(follower, self.request.batch_size)
+            if self._last_heartbeat is not None:
+                self.position.on_heartbeat(self._last_heartbeat.when)
+        elif not self.position.follower.is_following:
             self._plan.suspend(self.key, True)
-        epochs.keep_from(self.position.follower.place[0])
-        self._take_order_room()
+        epochs.keep_from(self.position.follower.progress[0])
+        self._reserve_for_orders()
         self.position.shortest_epoch = epochs.shortest
 
-    def _go_back(self) -> None:
+    def _restart_plan(self) -> None:
         """Start the plan again at an earlier epoch: a plan has no past, so the next epoch set becomes its first."""
-        self._plan.remove(self.key)
+        self._plan.remove_consumer(self.key)
         self._epochs.reads = {}
 
     @property
@@ -416,42 +422,46 @@ class Consumer:
         spec = self.request.spec
         if spec is not None and spec.size != len(samples):
             check_size(spec, len(samples))
-            self._problems[Problem.SIZE] = f"the sampler has {spec.size} samples, the dataset {len(samples)}"
+            self._problems[ConsumerProblem.SIZE] = f"the sampler has {spec.size} samples, the dataset {len(samples)}"
 
     @property
     def _is_lost(self) -> bool:
         follower = self.follower
-        return bool(self._epochs.computable) and follower is not None and not follower.following
+        return bool(self._epochs.computable) and follower is not None and not follower.is_following
 
-    async def _search(self, samples: Samples) -> None:
+    async def _search_reads(self, samples: Samples) -> None:
         """Search for the latest reads in other epochs of the spec: the first one, in case the loader does not count
         epochs, the one before, and those that follow."""
         follower = self.follower
         assert follower is not None
         current, evidence = self.epoch, follower.evidence
-        epochs = dict.fromkeys([0, max(0, current - 1), *self._epochs.computable[current : current + SEARCHED]])
-        found = await self._loader.locate(samples, self._spec, list(epochs), evidence.judged, follower.reorder_window)
-        if found is None or follower.following or not evidence.believes(found.cluster):
+        epochs = dict.fromkeys(
+            [0, max(0, current - 1), *self._epochs.computable[current : current + MAX_SEARCHED_EPOCHS]]
+        )
+        found = await self._loader.locate_reads(
+            samples, self._spec, list(epochs), evidence.judged, follower.reorder_window
+        )
+        if found is None or follower.is_following or not evidence.is_credible(found.cluster):
             return
-        self._said = None
-        self._go_back()
+        self._last_heartbeat = None
+        self._restart_plan()
         self._publish(samples, found.number, found.epoch)
-        follower.found(found.number, found.cluster)
+        follower.on_found(found.number, found.cluster)
         log.info("job %s, consumer %s: found again in epoch %d", self.request.job, self.name, found.number)
 
     # --- display --------------------------------------------------------------------------------------------------
 
-    def view(self, ahead_bytes: int, now: float) -> ConsumerView:
+    def make_view(self, ahead_bytes: int, now: float) -> ConsumerView:
         """Return the consumer as users see it. ahead_bytes: bytes on the node that it is still going to read."""
         follower = self.follower
         epoch, position, length = self.progress
-        state, problem = self._state(now)
+        state, problem = self._state_and_problem(now)
         return ConsumerView(
             consumer=self.name,
             epoch=epoch,
             position=position,
             epoch_length=length,
-            known_epochs=self._epochs.known(self.epoch),
+            known_epochs=self._epochs.known_epochs(self.epoch),
             rate=self.rate,
             matched=follower.evidence.matched if follower is not None else 0,
             mismatched=follower.evidence.mismatched if follower is not None else 0,
@@ -468,7 +478,7 @@ class Consumer:
         )
 
     @property
-    def lasting_problem(self) -> str:
+    def lasting_problems_text(self) -> str:
         """Its problems, except for where its reads are; "" without any."""
         return "; ".join(self._lasting_problems)
 
@@ -487,7 +497,7 @@ class Consumer:
             )
         return problems
 
-    def _state(self, now: float) -> tuple[ConsumerState, str]:
+    def _state_and_problem(self, now: float) -> tuple[ConsumerState, str]:
         problems = self._lasting_problems
         follower = self.follower
         if self.loader is not None and self.loader.learning:
@@ -497,15 +507,15 @@ class Consumer:
         if follower is None:
             preparing = self._epochs.samples is None
             return ConsumerState.PREPARING if preparing else ConsumerState.WAITING, "; ".join(problems)
-        if not follower.following:
+        if not follower.is_following:
             elsewhere = (
                 f"{1 - follower.evidence.share:.0%} of the latest reads are not where the sequence has them: it reads "
                 "other files than it publishes, or a program without `cachefs run` reads the same ones"
             )
             return ConsumerState.NOT_FOLLOWED, "; ".join([elsewhere, *problems])
-        if not follower.begun:
+        if not follower.has_begun:
             return ConsumerState.WAITING, "; ".join(problems)
         silence = self.liveness.silence(now)
-        if silence > STILL_SECONDS:
+        if silence > STANDING_STILL_SECONDS:
             return ConsumerState.STANDING_STILL, "; ".join([f"no read of it seen for {silence:.0f} s", *problems])
         return ConsumerState.FOLLOWING, "; ".join(problems)

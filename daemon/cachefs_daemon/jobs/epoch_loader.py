@@ -14,47 +14,47 @@ from cachefs.block import block_key
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.job_messages import SampleMap
 from cachefs.messages import BlockRef
-from cachefs.planning.blocks.samples import Reads, Samples
+from cachefs.planning.blocks.samples import EpochReads, Samples
 from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.sequences.epoch import Epoch
+from cachefs.planning.sequences.epoch import PlannedEpoch
 from cachefs.planning.sequences.plan import Plan
-from cachefs.planning.sequences.sampler import Order, SamplerSpec, epoch_order
-from cachefs.planning.sequences.search import Cluster, densest
+from cachefs.planning.sequences.sampler import EpochOrder, SamplerSpec, epoch_order
+from cachefs.planning.sequences.search import ReadCluster, find_densest
 from cachefs.snapshot import Snapshot
+from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.jobs import sample_maps
-from cachefs_daemon.jobs.plan_room import PlanRoom
+from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.presence_watch import PresenceWatch
 
 # A block that an indexer needs is fetched like one that a reader waits for.
-INDEX_PATIENCE: Final = 60.0
+INDEX_READ_SECONDS: Final = 60.0
 # A block may be evicted, or turn out to be damaged, before its indexer has read it; then it is fetched again.
 _INDEX_TRIES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedEpoch:
     """An epoch in the form that a plan takes."""
 
-    reads: Reads
-    planned: Epoch  # the same, arranged for the plan
+    reads: EpochReads
+    planned: PlannedEpoch  # the same, arranged for the plan
 
     @classmethod
-    def of(cls, reads: Reads, samples: Samples, last: bool) -> "Prepared":
+    def of(cls, reads: EpochReads, samples: Samples, last: bool) -> "PreparedEpoch":
         """Prepare an epoch. last: no epoch follows. Call in a thread: it takes 0.3 s for 14 million reads."""
-        return cls(reads, Epoch.of(reads.blocks, samples.space, last))
+        return cls(reads, PlannedEpoch.of(reads.blocks, samples.space, last))
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LocatedEpoch:
     """An epoch in which reads lie close together."""
 
     number: int
-    epoch: Prepared
-    cluster: Cluster  # the position of the reads in the epoch
+    epoch: PreparedEpoch
+    cluster: ReadCluster  # the position of the reads in the epoch
 
 
 class EpochLoader:
@@ -68,9 +68,9 @@ class EpochLoader:
         blocks: BlockStore,
         fetcher: Fetcher,
         threads: Threads,
-        room: PlanRoom,
+        plan_memory: PlanMemory,
     ) -> None:
-        self.room = room  # for the plans of all consumers
+        self.plan_memory = plan_memory  # for the plans of all consumers
         # The rate in reads per second that the plan assumes until a consumer has begun; 0: the plan's own.
         self.first_rate = 0.0
         # Called with each space before anything is planned with it.
@@ -83,12 +83,12 @@ class EpochLoader:
         self._spaces: weakref.WeakValueDictionary[str, BlockSpace] = weakref.WeakValueDictionary()
         self._trees: weakref.WeakValueDictionary[str, Samples] = weakref.WeakValueDictionary()
         # By snapshot: held while its space is created, or forgotten.
-        self._making: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._space_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    async def samples(self, snapshot: Snapshot, sample_map: SampleMap) -> Samples:
+    async def load_samples(self, snapshot: Snapshot, sample_map: SampleMap) -> Samples:
         """Return the blocks of each sample. Raises ConfigError, NotFound, SnapshotDamaged, and the errors of reading
         indexed files."""
-        async with self._lock(snapshot.id):
+        async with self._space_lock(snapshot.id):
             space = self._spaces.get(snapshot.id)
             if space is None:
                 space = self._spaces[snapshot.id] = await self._threads.planning(BlockSpace.of, snapshot)
@@ -104,65 +104,67 @@ class EpochLoader:
                 return tree
         return await self._resolve(sample_map, snapshot, space)
 
-    async def close_unused(self, used: Callable[[], Container[str]]) -> None:
+    async def forget_unused(self, used_snapshots: Callable[[], Container[str]]) -> None:
         """Forget the snapshots whose ids are not among *used()*, which is called again for each: while one is
         forgotten, jobs begin that read another."""
         for snapshot in {*self._plan.spaces, *self._presence.watched}:
-            if snapshot in used():
+            if snapshot in used_snapshots():
                 continue
-            async with self._lock(snapshot):
-                if snapshot not in used():
+            async with self._space_lock(snapshot):
+                if snapshot not in used_snapshots():
                     self._plan.remove_space(snapshot)
                     await self._threads.background(self._presence.unwatch, snapshot)
 
-    def _lock(self, snapshot: str) -> asyncio.Lock:
-        return self._making.setdefault(snapshot, asyncio.Lock())
+    def _space_lock(self, snapshot: str) -> asyncio.Lock:
+        return self._space_locks.setdefault(snapshot, asyncio.Lock())
 
-    async def own(self, samples: Samples) -> npt.NDArray[np.bool_] | None:
-        """See `Samples.own`."""
-        return await self._threads.planning(samples.own)
+    async def own_blocks(self, samples: Samples) -> npt.NDArray[np.bool_] | None:
+        """See `Samples.block_mask`."""
+        return await self._threads.planning(samples.block_mask)
 
-    async def ordered(self, samples: Samples, order: Order, last: bool) -> Prepared:
+    async def prepare_order(self, samples: Samples, order: EpochOrder, last: bool) -> PreparedEpoch:
         """Return an epoch whose samples come in this *order*: sample numbers, shape (n,), uint32. last: no epoch
         follows. Raises ConfigError."""
-        return await self._threads.planning(lambda: Prepared.of(samples.reads(order), samples, last))
+        return await self._threads.planning(lambda: PreparedEpoch.of(samples.reads_in_order(order), samples, last))
 
-    async def computed(self, samples: Samples, spec: SamplerSpec, epoch: int, last: bool) -> Prepared:
+    async def compute_epoch(self, samples: Samples, spec: SamplerSpec, epoch: int, last: bool) -> PreparedEpoch:
         """Return an epoch that the sampler determines. last: no epoch follows. Raises ConfigError."""
-        return await self._threads.planning(lambda: Prepared.of(samples.reads(epoch_order(spec, epoch)), samples, last))
+        return await self._threads.planning(
+            lambda: PreparedEpoch.of(samples.reads_in_order(epoch_order(spec, epoch)), samples, last)
+        )
 
-    async def locate(
+    async def locate_reads(
         self, samples: Samples, spec: SamplerSpec, epochs: Sequence[int], judged: Ids, reorder_window: int
-    ) -> Located | None:
+    ) -> LocatedEpoch | None:
         """Return the first of these epochs in which the reads of the blocks *judged* (shape (n,), int32) lie close
         together.
 
         reorder_window: reads by which the loader's workers may differ from the order.
         """
 
-        def search() -> Located | None:
+        def search() -> LocatedEpoch | None:
             for number in epochs:
-                reads = samples.reads(epoch_order(spec, number))
-                epoch = Prepared.of(reads, samples, number == spec.epochs - 1)
-                cluster = densest(epoch.planned, judged, reorder_window)
+                reads = samples.reads_in_order(epoch_order(spec, number))
+                epoch = PreparedEpoch.of(reads, samples, number == spec.epochs - 1)
+                cluster = find_densest(epoch.planned, judged, reorder_window)
                 if cluster.share:
-                    return Located(number, epoch, cluster)
+                    return LocatedEpoch(number, epoch, cluster)
             return None
 
         return await self._threads.planning(search)
 
     async def _resolve(self, sample_map: SampleMap, snapshot: Snapshot, space: BlockSpace) -> Samples:
         if not sample_map.indexer:
-            return await self._threads.planning(sample_maps.resolve, sample_map, snapshot, space, _unread)
+            return await self._threads.planning(sample_maps.resolve, sample_map, snapshot, space, _refuse_read)
         cancelled = threading.Event()
-        read = self._reader(snapshot, cancelled)
+        read = self._file_reader(snapshot, cancelled)
         try:
             # Indexing may wait for an origin for minutes, so it does not run in a thread that others need.
             return await self._threads.indexing(sample_maps.resolve, sample_map, snapshot, space, read)
         finally:
             cancelled.set()
 
-    def _reader(self, snapshot: Snapshot, cancelled: threading.Event) -> sample_maps.ReadFile:
+    def _file_reader(self, snapshot: Snapshot, cancelled: threading.Event) -> sample_maps.ReadFile:
         """Return a function that reads files of *snapshot* through the cache, from a thread. Indexers read forward, so
         it keeps one block. Once *cancelled* is set, the thread ends at its next read."""
         loop = asyncio.get_running_loop()
@@ -172,13 +174,13 @@ class EpochLoader:
             nonlocal kept
             if kept[:2] != (entry, number):
                 ref = BlockRef(snapshot.id, entry, number)
-                kept = (entry, number, self._block(ref, block_key(content, number), loop))
+                kept = (entry, number, self._read_block(ref, block_key(content, number), loop))
             return kept[2]
 
         def read(entry: int, offset: int, length: int) -> bytes:
             if cancelled.is_set():
                 raise CachefsError("the caller no longer waits for the records")
-            size, content = snapshot.file(entry)
+            size, content = snapshot.size_and_content(entry)
             end = min(offset + length, size)
             parts = []
             while offset < end:
@@ -189,14 +191,14 @@ class EpochLoader:
 
         return read
 
-    def _block(self, ref: BlockRef, key: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
+    def _read_block(self, ref: BlockRef, key: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
         """Read a block in the indexer's thread, so that threads of readers do not wait for a disk on its behalf."""
         for _ in range(_INDEX_TRIES):
-            asking = self._fetcher.demand([ref], INDEX_PATIENCE)
+            asking = self._fetcher.fetch_on_demand([ref], INDEX_READ_SECONDS)
             [found] = asyncio.run_coroutine_threadsafe(asking, loop).result()
             if isinstance(found, CachefsError):
                 raise found
-            if isinstance(found, PassingBlock):
+            if isinstance(found, BypassBlock):
                 return bytes(found.data)
             data = self._blocks.read(key, found)
             if data is not None:
@@ -205,6 +207,6 @@ class EpochLoader:
         raise OriginUnavailable(f"block {ref.number} of entry {ref.entry} was evicted before it could be indexed")
 
 
-def _unread(entry: int, offset: int, length: int) -> bytes:
+def _refuse_read(entry: int, offset: int, length: int) -> bytes:
     """Stand in for the read function, for maps that list every record."""
     raise AssertionError("only indexers read")

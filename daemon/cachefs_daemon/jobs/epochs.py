@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from typing import Final
 
-from cachefs.planning.blocks.samples import Reads, Samples
-from cachefs.planning.sequences.sampler import Order, SamplerSpec
+from cachefs.planning.blocks.samples import EpochReads, Samples
+from cachefs.planning.sequences.sampler import EpochOrder, SamplerSpec
 
 # Limits on orders that were published far ahead, which wait as they came: bytes, and their number.
-MAX_WAITING: Final = 64 << 20
-MOST_WAITING: Final = 1000
+MAX_WAITING_BYTES: Final = 64 << 20
+MAX_WAITING_ORDERS: Final = 1000
 # Most epochs that are shown as known: a sampler may determine a million.
-SHOWN: Final = 1000
+MAX_SHOWN: Final = 1000
 
 
 class Epochs:
@@ -20,14 +20,16 @@ class Epochs:
         # Numbers of the epochs whose orders the sampler determines.
         self.computable = range(spec.epochs) if spec is not None and spec.kind != "explicit" else range(0)
         self.samples: Samples | None = None  # None until the samples are resolved
-        self.reads: dict[int, Reads] = {}  # by number: the epochs in the plan, which are the current one and the next
-        self._waiting: dict[int, Order] = {}  # by epoch: published orders that are not in the plan yet
-        self._published: dict[int, Order] = {}  # by epoch, from the current one on: all published orders
+        self.reads: dict[
+            int, EpochReads
+        ] = {}  # by number: the epochs in the plan, which are the current one and the next
+        self._waiting: dict[int, EpochOrder] = {}  # by epoch: published orders that are not in the plan yet
+        self._published: dict[int, EpochOrder] = {}  # by epoch, from the current one on: all published orders
         self._forgotten: set[int] = set()  # epochs whose orders were published too far ahead to be kept
         self._refused: set[int] = set()  # epochs for whose orders there was no memory
-        self._begins = 0  # all epochs before this one were over at the last `keep_from`
+        self._kept_from = 0  # all epochs before this one were over at the last `keep_from`
 
-    def add(self, epoch: int, order: Order, current: int) -> bool:
+    def add_order(self, epoch: int, order: EpochOrder, current: int) -> bool:
         """Add the published *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. current: the
         consumer's epoch. The furthest orders are forgotten where there are too many. Returns False where that is this
         epoch."""
@@ -35,16 +37,16 @@ class Epochs:
         self._published = {**self.published(current), epoch: order}
         forgotten = set()
         for orders in (self._waiting, self._published):
-            while len(orders) > MOST_WAITING or (
-                len(orders) > 2 and sum(one.nbytes for one in orders.values()) > MAX_WAITING
+            while len(orders) > MAX_WAITING_ORDERS or (
+                len(orders) > 2 and sum(one.nbytes for one in orders.values()) > MAX_WAITING_BYTES
             ):
                 forgotten.add(max(orders))
                 del orders[max(orders)]
-        self._forgotten = _nearest((self._forgotten | forgotten) - {epoch}, current)
-        self._refused = _nearest(self._refused - {epoch}, current)
+        self._forgotten = _nearest_epochs((self._forgotten | forgotten) - {epoch}, current)
+        self._refused = _nearest_epochs(self._refused - {epoch}, current)
         return epoch not in forgotten
 
-    def refuse(self, epoch: int) -> None:
+    def refuse_order(self, epoch: int) -> None:
         """Drop the published order of this epoch, for which there is no memory."""
         self._waiting.pop(epoch, None)
         self._published.pop(epoch, None)
@@ -55,7 +57,7 @@ class Epochs:
         """Bytes of all published orders that are kept."""
         return sum(order.nbytes for order in {**self._waiting, **self._published}.values())
 
-    def lose(self, forgotten: Iterable[int], refused: Iterable[int]) -> None:
+    def note_lost(self, forgotten: Iterable[int], refused: Iterable[int]) -> None:
         """Record epochs whose published orders are lost: they were too far ahead, or there was no memory."""
         self._forgotten.update(forgotten)
         self._refused.update(refused)
@@ -68,14 +70,14 @@ class Epochs:
         """Return the epochs from *current* on for whose orders there was no memory, in ascending order."""
         return sorted(one for one in self._refused if one >= current and one not in self._published)
 
-    def wanted(self, current: int) -> list[int]:
+    def missing_orders(self, current: int) -> list[int]:
         """Return those of *current* and the next epoch whose order is neither known nor determined by a sampler. Orders
         that were published and lost are needed once more."""
         if self.computable:
             return []
         return [one for one in (current, current + 1) if one not in self._published and one not in self.reads]
 
-    def published(self, current: int) -> dict[int, Order]:
+    def published(self, current: int) -> dict[int, EpochOrder]:
         """Return the published orders of epoch *current* and later, by epoch: sample numbers, shape (samples of the
         epoch,), uint32."""
         return {number: order for number, order in self._published.items() if number >= current}
@@ -103,7 +105,7 @@ class Epochs:
         """Reads of the shortest epoch in the plan; 0 while there is none."""
         return min((len(reads.blocks) for reads in self.reads.values()), default=0)
 
-    def missing(self, current: int) -> int | None:
+    def next_unplanned(self, current: int) -> int | None:
         """Return an epoch that the plan should know and does not: *current* or the next."""
         if self.samples is None:
             return None
@@ -112,17 +114,17 @@ class Epochs:
                 return number
         return None
 
-    def waiting(self, epoch: int) -> Order | None:
+    def waiting_order(self, epoch: int) -> EpochOrder | None:
         """Return the published order of an epoch that is not in the plan yet: sample numbers, shape (samples of the
         epoch,), uint32. None where there is none."""
         return self._waiting.get(epoch)
 
-    def taken(self, epoch: int, order: Order | None) -> None:
+    def mark_planned(self, epoch: int, order: EpochOrder | None) -> None:
         """Record that an epoch has entered the plan with this published order. A newer order of the epoch stays."""
         if order is not None and self._waiting.get(epoch) is order:
             del self._waiting[epoch]
 
-    def forget_reads(self) -> None:
+    def clear(self) -> None:
         """Forget the epochs of the plan, and the samples."""
         self.samples, self.reads = None, {}
 
@@ -130,21 +132,21 @@ class Epochs:
         """Forget the epochs before *current*, which are over, and what was published for them."""
         self.reads = {number: one for number, one in self.reads.items() if number >= current}
         self._published = self.published(current)
-        if current > self._begins:  # an order for an earlier epoch from now on is for a consumer that goes back
+        if current > self._kept_from:  # an order for an earlier epoch from now on is for a consumer that goes back
             self._waiting = {number: order for number, order in self._waiting.items() if number >= current}
-        self._begins = current
+        self._kept_from = current
 
-    def known(self, current: int) -> list[int]:
-        """Return the next epochs from *current* on whose orders are known or can be computed: SHOWN at most."""
-        return sorted({*self.computable[current : current + SHOWN], *self._waiting, *self.reads})[:SHOWN]
+    def known_epochs(self, current: int) -> list[int]:
+        """Return the next epochs from *current* on whose orders are known or can be computed: MAX_SHOWN at most."""
+        return sorted({*self.computable[current : current + MAX_SHOWN], *self._waiting, *self.reads})[:MAX_SHOWN]
 
-    def in_samples(self, reads: float) -> float:
+    def reads_to_samples(self, reads: float) -> float:
         """Convert a number of reads to samples, as far as epochs are in the plan."""
         for known in self.reads.values():
             return reads * known.samples / max(1, len(known.blocks))
         return reads
 
 
-def _nearest(epochs: set[int], current: int) -> set[int]:
-    """Return the epochs from *current* on: the nearest MOST_WAITING."""
-    return set(sorted(one for one in epochs if one >= current)[:MOST_WAITING])
+def _nearest_epochs(epochs: set[int], current: int) -> set[int]:
+    """Return the epochs from *current* on: the nearest MAX_WAITING_ORDERS."""
+    return set(sorted(one for one in epochs if one >= current)[:MAX_WAITING_ORDERS])

@@ -1,11 +1,11 @@
 """Determines whether the publisher of a consumer is still alive."""
 
 from cachefs_daemon.runtime import pid_namespaces
-from cachefs_daemon.runtime.boot_clock import Moment, birth_of
+from cachefs_daemon.runtime.boot_clock import BootMoment, birth_of
 from cachefs_daemon.runtime.process_users import users_of
 
 
-class Liveness:
+class PublisherLiveness:
     """A publisher with a process that the daemon sees lives as long as the process. One without (pid 0, one that the
     daemon does not see, or another user's) lives until *seconds* have passed without a heartbeat. For an unknown user
     both apply. *now* is seconds of a monotonic clock."""
@@ -14,23 +14,23 @@ class Liveness:
         """pid: number of the process in the pid namespace with that inode number; 0: the daemon's own namespace. owner:
         id of the user who names the process, None where unknown. Root may name any process."""
         self.seconds = seconds
-        self._given = (pid, namespace)
+        self._named_process = (pid, namespace)
         self._owner = owner
-        # True until `look` is called: the process is in another namespace.
-        self.is_elsewhere = pid > 0 and namespace not in (0, pid_namespaces.own())
+        # True until `find_process` is called: the process is in another namespace.
+        self.is_in_other_namespace = pid > 0 and namespace not in (0, pid_namespaces.own_namespace())
         self.pid = 0  # its number in the daemon's namespace
-        self.born: Moment | None = None  # None: the daemon sees no such process of that user
+        self.process_start: BootMoment | None = None  # None: the daemon sees no such process of that user
         self._renewed = now  # time of the last heartbeat
-        if not self.is_elsewhere:
-            self._take(pid)
+        if not self.is_in_other_namespace:
+            self._set_process(pid)
 
-    def look(self) -> None:
+    def find_process(self) -> None:
         """Find a process of another namespace. Blocks: call it in a thread."""
-        self._take(pid_namespaces.find(*self._given))
+        self._set_process(pid_namespaces.find_pid(*self._named_process))
 
-    def _take(self, pid: int) -> None:
+    def _set_process(self, pid: int) -> None:
         if self._owner in (0, None) or self._owner in users_of(pid):
-            self.born, self.pid = birth_of(pid), pid
+            self.process_start, self.pid = birth_of(pid), pid
 
     def renew(self, now: float) -> None:
         """Record a heartbeat."""
@@ -40,10 +40,10 @@ class Liveness:
         """Return the seconds since the last heartbeat."""
         return now - self._renewed
 
-    def lapsed(self, now: float) -> str:
+    def end_reason(self, now: float) -> str:
         """Return the reason for which the publisher is gone, or ""."""
-        if self.born is not None and birth_of(self.pid) != self.born:
+        if self.process_start is not None and birth_of(self.pid) != self.process_start:
             return f"its process {self.pid} is gone"
-        if self.born is not None and self._owner is not None:
+        if self.process_start is not None and self._owner is not None:
             return ""
         return f"no sign of life for {self.seconds:.0f} s" if self.silence(now) > self.seconds else ""

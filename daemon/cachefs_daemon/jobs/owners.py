@@ -12,24 +12,24 @@ from cachefs.identity import OWNER_MARK, UNKNOWN_OWNER
 from cachefs_daemon.caller import Caller
 
 
-def job_of(caller: Caller, name: str) -> str:
+def own_job_name(caller: Caller, name: str) -> str:
     """Return the full name of *caller*'s own job *name*. Raises ConfigError."""
     if OWNER_MARK in name:
         raise ConfigError(f"{name!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
     return name if caller.is_daemon else name + _suffix(caller)
 
 
-def job_meant(caller: Caller, name: str, known: Iterable[str]) -> str:
+def find_job_name(caller: Caller, name: str, known: Iterable[str]) -> str:
     """Return the full name of the job that *caller* means by *name*: its own one, else the only one with that name.
 
     known: full names of all jobs. Raises NotFound, and ConfigError where several users have one.
     """
     called = [one for one in known if name in (one, given_name(one))]
     if not called:
-        raise no_such_job(name)
+        raise no_such_job_error(name)
     if OWNER_MARK in name:
         return name
-    own = job_of(caller, name)
+    own = own_job_name(caller, name)
     if own in called:
         return own
     if len(called) > 1 and name not in called:
@@ -39,7 +39,7 @@ def job_meant(caller: Caller, name: str, known: Iterable[str]) -> str:
 
 def check_owner(caller: Caller, job: str) -> None:
     """Raise AccessDenied where the job of that full name belongs to another user and *caller* is no administrator."""
-    if not caller.administers and job != job_of(caller, given_name(job)):
+    if not caller.is_administrator and job != own_job_name(caller, given_name(job)):
         raise AccessDenied(f"job {job} is another user's; only that user and administrators of the daemon may do that")
 
 
@@ -48,7 +48,7 @@ def given_name(job: str) -> str:
     return job.partition(OWNER_MARK)[0]
 
 
-def no_such_job(name: str) -> NotFound:
+def no_such_job_error(name: str) -> NotFound:
     return NotFound(
         f"no job named {name!r} has published anything here; see `cachectl job list`, and `cachectl sched queue` for "
         "jobs that wait to begin"
@@ -60,7 +60,7 @@ def owner_of(job: str) -> str:
     return job.partition(OWNER_MARK)[2]
 
 
-def owner_words(owner: str) -> str:
+def owner_text(owner: str) -> str:
     """Return the owner, as `owner_of` gives it, for messages."""
     return "control files" if owner == UNKNOWN_OWNER else f"user {owner}"
 

@@ -8,8 +8,8 @@ import msgspec
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import SampleMap
-from cachefs.planning.sequences.sampler import Order
-from cachefs_daemon.jobs.records import ConsumerRecord, JobFiles, JobRecord, Places
+from cachefs.planning.sequences.sampler import EpochOrder
+from cachefs_daemon.jobs.job_files import ConsumerPositions, ConsumerRecord, JobFiles, JobRecord
 from cachefs_daemon.jobs.registry import Job, JobRegistry
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.runtime.autosave import autosave
@@ -25,21 +25,21 @@ class JobPersistence:
         self._jobs = jobs
         self._files = JobFiles(state_dir)
         self._threads = threads
-        self._saved: dict[str, Places] = {}  # by job: the positions on disk
+        self._saved_positions: dict[str, ConsumerPositions] = {}  # by job: the positions on disk
 
     async def restore(self) -> None:
         """Restore the jobs of the previous daemon."""
         for record, places in await self._threads.background(self._files.load):
-            self._saved[record.job] = places
+            self._saved_positions[record.job] = places
             try:
                 self._jobs.restore(record, places)
                 log.info("job %s goes on from before the restart", record.job)
             except CachefsError as error:
                 log.info("job %s of before the restart is over: %s", record.job, error)
-                self._jobs.unsaved.add(record.job)
+                self._jobs.unsaved_jobs.add(record.job)
             except (IndexError, ValueError) as error:
                 log.warning("what is kept of job %s makes no sense (%s) and is forgotten", record.job, error)
-                self._jobs.unsaved.add(record.job)
+                self._jobs.unsaved_jobs.add(record.job)
 
     async def run(self) -> None:
         """Save from time to time, as long as the daemon runs."""
@@ -49,38 +49,38 @@ class JobPersistence:
         """Write the changes since the last call. Raises CachefsError, OSError, after writing all that can be
         written."""
         failures = []
-        for name in list(self._jobs.unsaved):
-            self._jobs.unsaved.discard(name)
+        for name in list(self._jobs.unsaved_jobs):
+            self._jobs.unsaved_jobs.discard(name)
             try:
-                await self._save(name)
+                await self._save_job(name)
             except (CachefsError, OSError) as error:
-                self._jobs.unsaved.add(name)
+                self._jobs.unsaved_jobs.add(name)
                 failures.append(error)
             except BaseException:
-                self._jobs.unsaved.add(name)
+                self._jobs.unsaved_jobs.add(name)
                 raise
         for job in self._jobs:
-            places = {one.name: one.place for one in job.consumers.values() if one.place is not None}
-            if job.state == JobState.RUNNING and self._saved.get(job.name, {}) != places:
+            places = {one.name: one.epoch_position for one in job.consumers.values() if one.epoch_position is not None}
+            if job.state == JobState.RUNNING and self._saved_positions.get(job.name, {}) != places:
                 try:
-                    await self._threads.background(self._files.save_places, job.name, places)
-                    self._saved[job.name] = places
+                    await self._threads.background(self._files.save_positions, job.name, places)
+                    self._saved_positions[job.name] = places
                 except (CachefsError, OSError) as error:
                     failures.append(error)
         if failures:
             raise failures[0]
 
-    async def _save(self, name: str) -> None:
+    async def _save_job(self, name: str) -> None:
         """Write the job as it is now: jobs begin and end while others are written."""
         job = next((job for job in self._jobs if job.name == name and job.state == JobState.RUNNING), None)
         if job is None:
-            self._saved.pop(name, None)
+            self._saved_positions.pop(name, None)
             await self._threads.background(self._files.remove, name)
         else:
             await self._threads.background(self._files.save, record_of(job))
 
 
-def _raw(order: Order) -> bytes:
+def _order_bytes(order: EpochOrder) -> bytes:
     """Return the order's bytes without a copy: the orders of a job may be gigabytes."""
     return cast(bytes, order.astype("<u4", copy=False).data.cast("B"))
 
@@ -100,8 +100,8 @@ def record_of(job: Job) -> JobRecord:
             map=number_of(one.request.map) if one.request.map is not None else -1,
             snapshot=one.snapshot.id,
             pid=one.liveness.pid,
-            born=one.liveness.born,
-            orders={epoch: _raw(order) for epoch, order in one.published_orders.items()},
+            born=one.liveness.process_start,
+            orders={epoch: _order_bytes(order) for epoch, order in one.published_orders.items()},
             forgotten=one.forgotten_orders,
             refused=one.refused_orders,
         )

@@ -5,9 +5,9 @@ from typing import Final
 
 from cachefs import records
 from cachefs.errors import ConfigError
-from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, MAX_NOTE, JobPublish, LoaderView, SampleMap
+from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, MAX_NOTE, JobPublication, LoaderView, SampleMap
 from cachefs.planning.sequences.sampler_spec import MAX_SAMPLES
-from cachefs_daemon.consumer_checks import check_reader
+from cachefs_daemon.consumer_checks import check_consumer
 from cachefs_daemon.jobs.owners import given_name
 
 # With the owner, see cachefs_daemon.jobs.owners.
@@ -18,7 +18,7 @@ MAX_WORKERS: Final = 4096
 MAX_LEASE: Final = 7 * 86400.0
 
 
-def check(request: JobPublish) -> None:
+def check_publication(request: JobPublication) -> None:
     """Validate a publication. Raises ConfigError, with the name that the user gave."""
     name = given_name(request.job)
     if len(request.consumer) > MAX_CONSUMER_NAME or len(request.source) > MAX_CONSUMER_NAME:
@@ -40,14 +40,14 @@ def check(request: JobPublish) -> None:
     if request.workers * request.batch_size * request.prefetch > MAX_SAMPLES:
         raise ConfigError(f"job {name}: no loader reads more than {MAX_SAMPLES:,} samples ahead")
     try:
-        check_reader(request)
+        check_consumer(request)
         if request.map is not None:
             _check_map(request.map)
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"job {name}: {error}") from None
 
 
-def fits(loader: LoaderView) -> bool:
+def is_loader_valid(loader: LoaderView) -> bool:
     """Return whether the description of a loader can be shown."""
     counts = (loader.epochs, loader.planned, loader.epoch_length, loader.epoch_samples, loader.samples, loader.workers)
     times = (loader.epoch_busy, loader.busy, loader.waited, loader.first_busy, loader.first_waited)
@@ -68,7 +68,7 @@ def _check_map(sample_map: SampleMap) -> None:
         if length % size:
             raise ConfigError(f"{field} of the sample map have {length} bytes: expected {size} per sample")
     if sample_map.indexer:
-        records.check_kind(sample_map.indexer)
+        records.check_record_format(sample_map.indexer)
         if sample_map.kind == "records" and not (sample_map.entries or sample_map.paths):
             raise ConfigError(f"the sample map names no file for its indexer {sample_map.indexer!r}")
     elif sample_map.kind == "records":

@@ -12,50 +12,59 @@ import numpy as np
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.identity import UNKNOWN_OWNER
-from cachefs.job_messages import MAX_NOTE, ConsumerView, JobEpoch, JobProgress, JobPublish, JobView, SampleMap, StallRow
-from cachefs.largest_user import largest
+from cachefs.job_messages import (
+    MAX_NOTE,
+    ConsumerView,
+    JobEpoch,
+    JobProgress,
+    JobPublication,
+    JobView,
+    SampleMap,
+    StallRow,
+)
+from cachefs.largest_user import find_largest_user
 from cachefs.messages import REPORT_SHARE, Trouble
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.pagecache.lookahead import Reader
+from cachefs.planning.pagecache.push_lookahead import PushReader
 from cachefs.planning.sequences.plan import Plan
-from cachefs.planning.sequences.position import REPORT_SECONDS
+from cachefs.planning.sequences.position_estimate import REPORT_SECONDS
 from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES
 from cachefs.snapshot import Snapshot
-from cachefs.troubles import is_failing
+from cachefs.trouble_texts import is_failing
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer
-from cachefs_daemon.jobs.consumer_reads import check_size, order_of
+from cachefs_daemon.jobs.consumer_reads import check_size, decode_order
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.fetched_again import RefetchLog
-from cachefs_daemon.jobs.owners import given_name, no_such_job, owner_of, owner_words
-from cachefs_daemon.jobs.publish_checks import check, fits
-from cachefs_daemon.jobs.records import JobRecord, Places
+from cachefs_daemon.jobs.job_files import ConsumerPositions, JobRecord
+from cachefs_daemon.jobs.owners import given_name, no_such_job_error, owner_of, owner_text
+from cachefs_daemon.jobs.publish_checks import check_publication, is_loader_valid
+from cachefs_daemon.jobs.refetch_log import RefetchLog
 from cachefs_daemon.jobs.sample_maps import TREE
-from cachefs_daemon.jobs.stalls import Stalls, merged
+from cachefs_daemon.jobs.stalls import Stalls, merge_rows
 from cachefs_daemon.jobs.states import ConsumerState, JobState
 from cachefs_daemon.runtime.boot_clock import birth_of
 
 log = logging.getLogger(__name__)
 
 # Seconds by which a job may be published after its first reads.
-PUBLISHED_LATE: Final = 10.0
+LATE_PUBLICATION_SECONDS: Final = 10.0
 # Most running jobs on the node, and most consumers of all of them.
 MAX_JOBS: Final = 1024
 MAX_CONSUMERS: Final = 8192
-# One part in USERS_SHARE is what each user may have, except the one that the daemon runs as; and what all users that
-# publish through control files may have together.
-USERS_SHARE: Final = 4
-_ROOM_IS_WANTED: Final = "another user publishes through a control file, and this one has most of the room there"
+# One part in USER_LIMIT_DIVISOR is what each user may have, except the one that the daemon runs as; and what all users
+# that publish through control files may have together.
+USER_LIMIT_DIVISOR: Final = 4
+_EVICTED_FOR_USER: Final = "another user publishes through a control file, and this one has most of the room there"
 # Reads of all consumers that are examined for display (20 ms). Of more, every n-th stands for the others.
-LOOKED_AT: Final = 1 << 21
+MAX_EXAMINED_READS: Final = 1 << 21
 # Ended jobs that are still shown, with their stalls and the reason for their end.
-ENDED_KEPT: Final = 64
+MAX_ENDED_JOBS: Final = 64
 # Ended consumers of a running job that are still shown: the last ones.
-ENDED_CONSUMERS_KEPT: Final = 64
+MAX_ENDED_CONSUMERS: Final = 64
 
 # Returns how many bytes of some blocks (numbers, shape (n,), int32) of a snapshot are in a page cache.
-Pushed = Callable[[str, Ids], int]
+PushedBytes = Callable[[str, Ids], int]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +86,7 @@ class Job:
     # The name of the dataset of each snapshot.
     datasets: dict[str, str] = field(default_factory=dict)
     # The last state of consumers that have ended.
-    last: list[ConsumerView] = field(default_factory=list)
+    ended_views: list[ConsumerView] = field(default_factory=list)
     # Bytes that were fetched for the job: from origins, and from other nodes.
     fetched_bytes: int = 0
     peer_bytes: int = 0
@@ -100,13 +109,15 @@ class JobRegistry:
         self._refetched = RefetchLog(plan, presence, capacity)
         # Return the troubles of a job that reads snapshots with these ids since a unix time in seconds; the second
         # function does not use a cached list.
-        self.troubles: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
+        self.troubles_cached: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
         self.troubles_now: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
         # Returns stalls that have not ended, of all jobs and of readers that have published nothing.
-        self.waiting: Callable[[], list[StallRow]] = list
-        self.also_used: Callable[[], Collection[str]] = tuple  # returns ids of snapshots whose plans other parts need
-        self.unsaved: set[str] = set()  # names of jobs whose files are out of date; the saver empties it
-        self._datasets = datasets
+        self.waiting_stalls: Callable[[], list[StallRow]] = list
+        self.other_used_snapshots: Callable[[], Collection[str]] = (
+            tuple  # returns ids of snapshots whose plans other parts need
+        )
+        self.unsaved_jobs: set[str] = set()  # names of jobs whose files are out of date; the saver empties it
+        self._catalog = datasets
         self._plan = plan
         self._presence = presence
         self._loader = loader
@@ -120,32 +131,32 @@ class JobRegistry:
         """Return the job of that full name. Raises NotFound."""
         job = self._jobs.get(name)
         if job is None:
-            raise no_such_job(given_name(name))
+            raise no_such_job_error(given_name(name))
         return job
 
-    def view(self, job: Job, pushed: Pushed = lambda snapshot, blocks: 0) -> JobView:
+    def job_view(self, job: Job, pushed: PushedBytes = lambda snapshot, blocks: 0) -> JobView:
         """Return the job as `cachectl job show` shows it."""
         consumers = [self._consumer_view(consumer, pushed) for consumer in job.consumers.values()]
-        stalled = {name: dict(kinds) for name, kinds in self.stalls.of_consumers(job.name).items()}
+        stalled = {name: dict(kinds) for name, kinds in self.stalls.seconds_of_consumers(job.name).items()}
         for row in self._waiting_rows(job.name):
             kinds, kind = stalled.setdefault(row.consumer, {}), row.source.partition(" ")[0]
             kinds[kind] = kinds.get(kind, 0.0) + row.seconds
-        views = [*job.last, *consumers]
+        views = [*job.ended_views, *consumers]
         if stalled:
             views = [msgspec.structs.replace(one, stalled=stalled.get(one.consumer, {})) for one in views]
-        return self._job_view(job, views)
+        return self._make_job_view(job, views)
 
     def stall_rows(self, job: str = "") -> list[StallRow]:
         """Return the stalls of one job, or of all, including those that have not ended."""
-        return merged([*self.stalls.rows(job), *self._waiting_rows(job)])
+        return merge_rows([*self.stalls.stall_rows(job), *self._waiting_rows(job)])
 
     def _waiting_rows(self, job: str) -> list[StallRow]:
         """Return the stalls of one job, or of all, that have not come to an end."""
-        return [row for row in self.waiting() if not job or row.job == job]
+        return [row for row in self.waiting_stalls() if not job or row.job == job]
 
-    def waited(self, job: str) -> tuple[int, float]:
+    def waited_reads(self, job: str) -> tuple[int, float]:
         """Return how many reads of a job have waited, or wait now, and for how many seconds altogether."""
-        count, seconds = self.stalls.of(job)
+        count, seconds = self.stalls.waited_of_job(job)
         waiting = self._waiting_rows(job)
         return count + sum(row.count for row in waiting), seconds + sum(row.seconds for row in waiting)
 
@@ -153,10 +164,10 @@ class JobRegistry:
         """Return the troubles that concern the job's reads, and the causes of its failed reads."""
         if job.state != JobState.RUNNING:
             return job.troubles
-        return self.troubles(job.name, list(job.datasets), job.reads_since)
+        return self.troubles_cached(job.name, list(job.datasets), job.reads_since)
 
-    def _job_view(self, job: Job, consumers: list[ConsumerView]) -> JobView:
-        waited, seconds = self.waited(job.name)
+    def _make_job_view(self, job: Job, consumers: list[ConsumerView]) -> JobView:
+        waited, seconds = self.waited_reads(job.name)
         waiting = self._waiting_rows(job.name)
         return JobView(
             job=job.name,
@@ -170,142 +181,144 @@ class JobRegistry:
             stall_seconds=seconds,
             fetched_bytes=job.fetched_bytes,
             peer_bytes=job.peer_bytes,
-            fetched_again=self._refetched.of(job.name),
+            fetched_again=self._refetched.refetches_of(job.name),
             reason=job.reason,
             troubles=self.troubles_of(job),
             waiting=sum(row.waiting for row in waiting),
             longest=max((row.longest for row in waiting), default=0.0),
         )
 
-    def _consumer_view(self, consumer: Consumer, pushed: Pushed) -> ConsumerView:
+    def _consumer_view(self, consumer: Consumer, pushed: PushedBytes) -> ConsumerView:
         now = time.monotonic()
         states = self._presence.states.get(consumer.snapshot.id)
         window = self._plan.window(consumer.key, 0, MAX_SAMPLES)
         if states is None or window is None:
-            return consumer.view(0, now)
-        every = max(1, len(window.blocks) * len(self._consumers) // LOOKED_AT)
+            return consumer.make_view(0, now)
+        every = max(1, len(window.blocks) * len(self._consumers) // MAX_EXAMINED_READS)
         looked_at = window.blocks[::every]
         here = looked_at[states[looked_at] != ABSENT]
         ahead = every * int(self._plan.spaces[consumer.snapshot.id].sizes[here].sum(dtype=np.int64))
-        view = consumer.view(ahead, now)
+        view = consumer.make_view(ahead, now)
         return msgspec.structs.replace(view, pushed_bytes=every * pushed(consumer.snapshot.id, looked_at))
 
     # --- calls of jobs ----------------------------------------------------------------------------------------------
 
-    def publish(self, request: JobPublish) -> JobView:
+    def publish(self, request: JobPublication) -> JobView:
         """Process a consumer's publication. The returned view has this consumer only: with a thousand ranks, all of
         them in each response took a minute. Raises ConfigError, NotFound, Busy."""
-        check(request)
-        snapshot = self._snapshot(request)
-        running = self._running(request.job)
+        check_publication(request)
+        snapshot = self._requested_snapshot(request)
+        running = self._running_job(request.job)
         latest = running.maps.get(snapshot.id) if running is not None else None
         if request.map is not None and request.map == latest:
             request = msgspec.structs.replace(request, map=latest)  # kept once, however many ranks publish it
-        samples = _samples_of(request.map or latest or TREE, snapshot)
+        samples = _sample_count(request.map or latest or TREE, snapshot)
         if request.spec is not None and samples is not None:
             check_size(request.spec, samples)
         known = running.consumers.get(request.consumer) if running is not None else None
-        with self._loader.room.holding(request.job, *_given(request.map)):
+        with self._loader.plan_memory.hold_maps(request.job, *_as_sequence(request.map)):
             if known is None:  # only now, so that no job is ended for a map that cannot be held
-                self._check_room(running, request)
-                running = self._running(request.job)  # its last consumer may have been ended
-            job = running or self._create(request)
+                self._check_limits(running, request)
+                running = self._running_job(request.job)  # its last consumer may have been ended
+            job = running or self._create_job(request)
             if known is None:
-                consumer = self._begin(job, request, snapshot)
+                consumer = self._add_consumer(job, request, snapshot)
             elif known.request != request or known.is_given_up:
-                consumer = self._begin_again(job, known, request, snapshot)
+                consumer = self._replace_consumer(job, known, request, snapshot)
             else:
                 consumer = known
                 consumer.liveness.renew(time.monotonic())
-        return self._job_view(job, [consumer.view(0, time.monotonic())])
+        return self._make_job_view(job, [consumer.make_view(0, time.monotonic())])
 
-    def _running(self, name: str) -> Job | None:
+    def _running_job(self, name: str) -> Job | None:
         job = self._jobs.get(name)
         return job if job is not None and job.state == JobState.RUNNING else None
 
-    def _create(self, request: JobPublish) -> Job:
+    def _create_job(self, request: JobPublication) -> Job:
         before = self._jobs.get(request.job)
         if before is not None:
-            self._forget(before)
+            self._forget_job(before)
         job = self._jobs[request.job] = Job(request.job, request.source)
         log.info("job %s began (%s)", job.name, request.source or "published")
         return job
 
-    def _check_room(self, job: Job | None, request: JobPublish) -> None:
+    def _check_limits(self, job: Job | None, request: JobPublication) -> None:
         """Raise Busy where another consumer, or a job for it (*job* is None), would exceed a limit of the node or of
         one user. The limit per user keeps one user from shutting the others out."""
         owner = owner_of(request.job)
         if owner == UNKNOWN_OWNER:
-            self._make_room(request.sent_by, has_job=job is not None)
+            self._make_room_for_user(request.sent_by, has_job=job is not None)
         if owner:
             consumers = sum(owner_of(one.request.job) == owner for one in self._consumers.values())
             jobs = sum(one.state == JobState.RUNNING and owner_of(one.name) == owner for one in self._jobs.values())
-            if consumers >= MAX_CONSUMERS // USERS_SHARE or (job is None and jobs >= MAX_JOBS // USERS_SHARE):
+            if consumers >= MAX_CONSUMERS // USER_LIMIT_DIVISOR or (
+                job is None and jobs >= MAX_JOBS // USER_LIMIT_DIVISOR
+            ):
                 raise Busy(
-                    f"{jobs:,} jobs of {owner_words(owner)} with {consumers:,} consumers run here; end some of these"
+                    f"{jobs:,} jobs of {owner_text(owner)} with {consumers:,} consumers run here; end some of these"
                 )
         if len(self._consumers) >= MAX_CONSUMERS:
             raise Busy(f"the jobs of this node have {MAX_CONSUMERS:,} consumers; end some (`cachectl job cancel`)")
         if job is None and sum(one.state == JobState.RUNNING for one in self._jobs.values()) >= MAX_JOBS:
             raise Busy(f"{MAX_JOBS:,} jobs run on this node; end some (`cachectl job cancel`)")
 
-    def _make_room(self, user: int | None, *, has_job: bool) -> None:
+    def _make_room_for_user(self, user: int | None, *, has_job: bool) -> None:
         """Make room for a consumer, and for a job where it has none, that *user* publishes through a control file.
         Where the share of control files is full, the user with most of it loses what was silent for longest. Where that
         is *user*, nothing changes."""
         now = time.monotonic()
         consumers = [one for one in self._consumers.values() if owner_of(one.request.job) == UNKNOWN_OWNER]
         jobs = {one.request.job: one.request.sent_by for one in reversed(consumers)}
-        if not has_job and len(jobs) >= MAX_JOBS // USERS_SHARE:
-            loser = largest(((one, 1) for one in jobs.values()), user, 1)
+        if not has_job and len(jobs) >= MAX_JOBS // USER_LIMIT_DIVISOR:
+            loser = find_largest_user(((one, 1) for one in jobs.values()), user, 1)
             silent = {one.request.job: one.liveness.silence(now) for one in _by_silence(consumers, now)}
             theirs = [name for name, one in jobs.items() if one == loser != user]
             if theirs:
-                self._end(self._jobs[max(theirs, key=silent.__getitem__)], JobState.ENDED, _ROOM_IS_WANTED)
+                self._end_job(self._jobs[max(theirs, key=silent.__getitem__)], JobState.ENDED, _EVICTED_FOR_USER)
                 return
-        if len(consumers) >= MAX_CONSUMERS // USERS_SHARE:
-            loser = largest(((one.request.sent_by, 1) for one in consumers), user, 1)
+        if len(consumers) >= MAX_CONSUMERS // USER_LIMIT_DIVISOR:
+            loser = find_largest_user(((one.request.sent_by, 1) for one in consumers), user, 1)
             of_loser = [one for one in _by_silence(consumers, now) if one.request.sent_by == loser != user]
             if of_loser:
-                self._end_consumer(self._jobs[of_loser[0].request.job], of_loser[0], _ROOM_IS_WANTED)
+                self._end_consumer(self._jobs[of_loser[0].request.job], of_loser[0], _EVICTED_FOR_USER)
 
-    def _begin_again(self, job: Job, known: Consumer, request: JobPublish, snapshot: Snapshot) -> Consumer:
+    def _replace_consumer(self, job: Job, known: Consumer, request: JobPublication, snapshot: Snapshot) -> Consumer:
         """Replace *known* by another consumer. Published orders stay where the publication is the same."""
         orders = known.published_orders if known.request == request else {}
         self._forget_consumer(job, known)
-        consumer = self._begin(job, request, snapshot)
+        consumer = self._add_consumer(job, request, snapshot)
         if consumer.snapshot.id == known.snapshot.id:
-            known.close_for(consumer)
+            known.close_for_successor(consumer)
         else:
             known.close()
         consumer.keep_orders(orders, time.monotonic())
         return consumer
 
-    def _begin(self, job: Job, request: JobPublish, snapshot: Snapshot) -> Consumer:
+    def _add_consumer(self, job: Job, request: JobPublication, snapshot: Snapshot) -> Consumer:
         job.datasets[snapshot.id] = request.dataset
         if request.map is not None:
-            self._loader.room.hold(request.map, job.name)  # held by the consumer
+            self._loader.plan_memory.hold_map(request.map, job.name)  # held by the consumer
             self._set_map(job, snapshot.id, request.map)
         sample_map = job.maps.get(snapshot.id, TREE)
-        consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, self._refetched.begin)
+        consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, self._refetched.start_snapshot)
         if not job.reads_since:
-            born = consumer.liveness.born
-            job.reads_since = max(job.started - PUBLISHED_LATE, born.unix_time if born is not None else 0.0)
+            born = consumer.liveness.process_start
+            job.reads_since = max(job.started - LATE_PUBLICATION_SECONDS, born.unix_time if born is not None else 0.0)
         job.consumers[request.consumer] = self._consumers[consumer.key] = consumer
-        job.last = [view for view in job.last if view.consumer != consumer.name]
-        self.unsaved.add(job.name)
+        job.ended_views = [view for view in job.ended_views if view.consumer != consumer.name]
+        self.unsaved_jobs.add(job.name)
         return consumer
 
     def _set_map(self, job: Job, snapshot: str, sample_map: SampleMap | None) -> None:
         """Set the map that *job* has published last for that snapshot; None removes it."""
         before = job.maps.pop(snapshot, None)
         if sample_map is not None:
-            self._loader.room.hold(sample_map, job.name)
+            self._loader.plan_memory.hold_map(sample_map, job.name)
             job.maps[snapshot] = sample_map
         if before is not None:
-            self._loader.room.release(before)
+            self._loader.plan_memory.release_map(before)
 
-    def epoch(self, request: JobEpoch) -> None:
+    def add_order(self, request: JobEpoch) -> None:
         """Process the published order of an epoch. Raises NotFound, ConfigError; Busy where the epoch is too far ahead,
         StoreFull where there is no memory for the order now."""
         consumer = self._consumer(request.job, request.consumer)
@@ -314,10 +327,10 @@ class JobRegistry:
                 f"epoch {request.epoch} of job {given_name(request.job)}: expected u32 sample numbers, and epochs "
                 f"from 0 to {MAX_EPOCHS - 1:,}"
             )
-        consumer.add_order(request.epoch, order_of(request.order), time.monotonic())
-        self.unsaved.add(request.job)
+        consumer.add_order(request.epoch, decode_order(request.order), time.monotonic())
+        self.unsaved_jobs.add(request.job)
 
-    def progress(self, request: JobProgress) -> list[int]:
+    def note_progress(self, request: JobProgress) -> list[int]:
         """Process a consumer's progress, or its end. Return the epochs whose orders it has to publish, or publish
         again. Raises NotFound, ConfigError."""
         epochs_exist = 0 <= request.epoch < MAX_EPOCHS and -1 <= request.part_of < MAX_EPOCHS
@@ -329,12 +342,12 @@ class JobRegistry:
                 f"job {given_name(request.job)}: expected a printable note of {MAX_NOTE} characters at most"
             )
         consumer = self._consumer(request.job, request.consumer)
-        if request.loader is not None and not fits(request.loader):
+        if request.loader is not None and not is_loader_valid(request.loader):
             raise ConfigError(f"job {given_name(request.job)}: what it says of its loader makes no sense")
         consumer.note, consumer.loader = request.note, request.loader or consumer.loader
         if request.part_of >= 0:
-            consumer.on_part(request.epoch, request.part_of, request.part_begins)
-        consumer.on_heartbeat(request.epoch, request.position, time.monotonic())
+            consumer.note_part(request.epoch, request.part_of, request.part_begins)
+        consumer.note_heartbeat(request.epoch, request.position, time.monotonic())
         if request.ended:
             self._end_consumer(self.get(request.job), consumer)
             return []
@@ -342,11 +355,11 @@ class JobRegistry:
 
     def cancel(self, name: str) -> None:
         """Stop fetching ahead for the job. Raises NotFound."""
-        self._end(self.get(name), JobState.CANCELLED)
+        self._end_job(self.get(name), JobState.CANCELLED)
 
     # --- restart ----------------------------------------------------------------------------------------------------
 
-    def restore(self, record: JobRecord, places: Places) -> None:
+    def restore(self, record: JobRecord, places: ConsumerPositions) -> None:
         """Restore a job of the previous daemon. Raises CachefsError where none of its processes lives or there is no
         memory for its maps, and IndexError or ValueError for a record that makes no sense; nothing has begun then."""
         now = time.monotonic()
@@ -358,39 +371,43 @@ class JobRegistry:
             if known.map >= 0:
                 request = msgspec.structs.replace(request, map=record.maps[known.map])
             begins, _ = places.get(request.consumer, (0, 0))
-            orders = {epoch: order_of(order) for epoch, order in known.orders.items() if epoch >= begins}
+            orders = {epoch: decode_order(order) for epoch, order in known.orders.items() if epoch >= begins}
             try:
-                check(request)
+                check_publication(request)
                 if known.born is not None and known.born != birth_of(known.pid):
                     raise NotFound(f"its process {known.pid} is gone")
-                snapshot = self._snapshot(msgspec.structs.replace(known.request, snapshot=known.snapshot))
+                snapshot = self._requested_snapshot(msgspec.structs.replace(known.request, snapshot=known.snapshot))
             except CachefsError as error:
                 lost.append(str(error))
                 continue
             living.append((request, snapshot, orders, known))
         if not living:
             raise NotFound("; ".join(dict.fromkeys(lost)))
-        with self._loader.room.holding(job.name, *record.maps):
+        with self._loader.plan_memory.hold_maps(job.name, *record.maps):
             for snapshot_id, sample_map in maps.items():
                 self._set_map(job, snapshot_id, sample_map)
             for request, snapshot, orders, known in living:
-                consumer = self._begin(job, request, snapshot)
-                consumer.lose_orders(known.forgotten, known.refused)
+                consumer = self._add_consumer(job, request, snapshot)
+                consumer.note_lost_orders(known.forgotten, known.refused)
                 consumer.keep_orders(orders, now)
                 if request.consumer in places:
-                    consumer.on_heartbeat(*places[request.consumer], now)
+                    consumer.note_heartbeat(*places[request.consumer], now)
             for snapshot_id, sample_map in maps.items():
                 self._set_map(job, snapshot_id, sample_map)
         self._jobs[job.name] = job
 
     # --- queries ----------------------------------------------------------------------------------------------------
 
-    def readers(self, latency: float) -> list[Reader]:
+    def push_readers(self, latency: float) -> list[PushReader]:
         """Return the consumers whose pages are pushed, by commands that take *latency* seconds."""
         now = time.monotonic()
         return [
-            Reader(
-                key, one.snapshot.id, position.passed_by(now, latency), position.searched(now), position.tripwires(now)
+            PushReader(
+                key,
+                one.snapshot.id,
+                position.reads_done_within(now, latency),
+                position.search_distance(now),
+                position.tripwire_interval(now),
             )
             for key in self._plan.consumers()
             if (one := self._consumers.get(key)) is not None and (position := one.position) is not None
@@ -407,7 +424,8 @@ class JobRegistry:
         return self._consumers.keys()
 
     def margins(self) -> dict[str, float]:
-        """Return, by key of a consumer, seconds by which it may be ahead of the plan (see `Position.margin`)."""
+        """Return, by key of a consumer, seconds by which it may be ahead of the plan (see
+        `PositionEstimate.margin`)."""
         now, share = time.monotonic(), REPORT_SHARE * self._capacity()
         found: dict[str, float] = {}
         for key, consumer in self._consumers.items():
@@ -416,7 +434,7 @@ class JobRegistry:
             found[key] = consumer.position.margin(now, reads) if consumer.position is not None else REPORT_SECONDS
         return found
 
-    def fetched(self, key: str, block: int, size: int, via: str = "") -> None:
+    def note_fetched_block(self, key: str, block: int, size: int, via: str = "") -> None:
         """Count a block of *size* bytes that was fetched for the consumer *key*. block: its number in the space of the
         consumer's snapshot; via: its source; "" for an origin."""
         consumer = self._consumers.get(key)
@@ -426,21 +444,23 @@ class JobRegistry:
                 job.peer_bytes += size
             else:
                 job.fetched_bytes += size
-                self._refetched.note(job.name, consumer.shown_epoch, consumer.snapshot.id, block, time.monotonic())
+                self._refetched.count_fetch(
+                    job.name, consumer.shown_epoch, consumer.snapshot.id, block, time.monotonic()
+                )
 
     # --- end of consumers and jobs ------------------------------------------------------------------------------------
 
-    async def end_lapsed(self) -> None:
+    async def end_gone(self) -> None:
         """End the consumers that are gone, and jobs without any other. Call every few seconds."""
         now = time.monotonic()
         for job in self:
             for consumer in list(job.consumers.values()):
-                reason = consumer.liveness.lapsed(now)
+                reason = consumer.liveness.end_reason(now)
                 if reason:
                     self._end_consumer(job, consumer, reason)
-        self._refetched.keep({consumer.snapshot.id for consumer in self._consumers.values()})
-        await self._loader.close_unused(
-            lambda: {*self.also_used(), *(consumer.snapshot.id for consumer in self._consumers.values())}
+        self._refetched.keep_snapshots({consumer.snapshot.id for consumer in self._consumers.values()})
+        await self._loader.forget_unused(
+            lambda: {*self.other_used_snapshots(), *(consumer.snapshot.id for consumer in self._consumers.values())}
         )
 
     async def close(self) -> None:
@@ -459,55 +479,57 @@ class JobRegistry:
         """reason: "" where the consumer itself reported its end."""
         if len(job.consumers) == 1:
             # The consumer exists while the job's failed reads are told from those of others.
-            self._end(job, JobState.ENDED, reason)
+            self._end_job(job, JobState.ENDED, reason)
         else:
-            self._close_ended(job, consumer)
-            log.info("consumer %s of job %s has ended%s", consumer.name, job.name, _because(reason))
+            self._close_ended_consumer(job, consumer)
+            log.info("consumer %s of job %s has ended%s", consumer.name, job.name, _reason_suffix(reason))
 
-    def _close_ended(self, job: Job, consumer: Consumer) -> None:
+    def _close_ended_consumer(self, job: Job, consumer: Consumer) -> None:
         """End the consumer, and keep its last state for display."""
-        view = consumer.view(0, time.monotonic())
+        view = consumer.make_view(0, time.monotonic())
         # The position of its reads, or that none was seen, is no longer a problem.
-        view = msgspec.structs.replace(view, state=ConsumerState.ENDED, rate=0.0, problem=consumer.lasting_problem)
-        job.last = [*job.last, view][-ENDED_CONSUMERS_KEPT:]
-        self._close(job, consumer)
+        view = msgspec.structs.replace(
+            view, state=ConsumerState.ENDED, rate=0.0, problem=consumer.lasting_problems_text
+        )
+        job.ended_views = [*job.ended_views, view][-MAX_ENDED_CONSUMERS:]
+        self._close_consumer(job, consumer)
 
-    def _close(self, job: Job, consumer: Consumer) -> None:
+    def _close_consumer(self, job: Job, consumer: Consumer) -> None:
         consumer.close()
         self._forget_consumer(job, consumer)
 
     def _forget_consumer(self, job: Job, consumer: Consumer) -> None:
-        for sample_map in _given(consumer.request.map):
-            self._loader.room.release(sample_map)
+        for sample_map in _as_sequence(consumer.request.map):
+            self._loader.plan_memory.release_map(sample_map)
         del job.consumers[consumer.name]
         del self._consumers[consumer.key]
-        self.unsaved.add(job.name)
+        self.unsaved_jobs.add(job.name)
 
-    def _end(self, job: Job, state: JobState, reason: str = "") -> None:
+    def _end_job(self, job: Job, state: JobState, reason: str = "") -> None:
         if job.state != JobState.RUNNING:
             return
         troubles = self.troubles_now(job.name, list(job.datasets), job.reads_since)
         job.troubles = [one for one in troubles if is_failing(one.cause)]
         for consumer in list(job.consumers.values()):
-            self._close_ended(job, consumer)
+            self._close_ended_consumer(job, consumer)
         for snapshot in list(job.maps):
             self._set_map(job, snapshot, None)
         job.state, job.reason = state, reason
         end = "ended" if state == JobState.ENDED else "been cancelled"
-        log.info("job %s has %s%s", job.name, end, _because(reason))
-        for old in [one for one in self if one.state != JobState.RUNNING][:-ENDED_KEPT]:
-            self._forget(old)
+        log.info("job %s has %s%s", job.name, end, _reason_suffix(reason))
+        for old in [one for one in self if one.state != JobState.RUNNING][:-MAX_ENDED_JOBS]:
+            self._forget_job(old)
 
-    def _forget(self, job: Job) -> None:
+    def _forget_job(self, job: Job) -> None:
         del self._jobs[job.name]
         self.stalls.forget(job.name)
         self._refetched.forget(job.name)
 
-    def _snapshot(self, request: JobPublish) -> Snapshot:
+    def _requested_snapshot(self, request: JobPublication) -> Snapshot:
         """Return the snapshot that the request names by its first digits, else the dataset's current one."""
         if not request.snapshot:
-            return self._datasets.snapshot(request.dataset)
-        for snapshot in self._datasets.generations(self._datasets.get(request.dataset)):
+            return self._catalog.snapshot(request.dataset)
+        for snapshot in self._catalog.generations(self._catalog.get(request.dataset)):
             if snapshot.id.startswith(request.snapshot):
                 return snapshot
         raise NotFound(f"dataset {request.dataset} has no snapshot {request.snapshot} on this node")
@@ -518,15 +540,15 @@ def _by_silence(consumers: Collection[Consumer], now: float) -> list[Consumer]:
     return sorted(consumers, key=lambda one: -one.liveness.silence(now))
 
 
-def _because(reason: str) -> str:
+def _reason_suffix(reason: str) -> str:
     return f": {reason}" if reason else ""
 
 
-def _given(sample_map: SampleMap | None) -> Sequence[SampleMap]:
+def _as_sequence(sample_map: SampleMap | None) -> Sequence[SampleMap]:
     return () if sample_map is None else (sample_map,)
 
 
-def _samples_of(sample_map: SampleMap, snapshot: Snapshot) -> int | None:
+def _sample_count(sample_map: SampleMap, snapshot: Snapshot) -> int | None:
     """Return the number of samples in the map; None where only its files tell."""
     if sample_map.indexer:
         return None

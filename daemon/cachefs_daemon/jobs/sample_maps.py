@@ -32,7 +32,7 @@ def resolve(sample_map: SampleMap, snapshot: Snapshot, space: BlockSpace, read: 
     if sample_map.kind == "files":
         return Samples(space, *space.blocks_of(_entries(sample_map, snapshot)))
     if sample_map.indexer:
-        entries, offsets, lengths = _indexed(sample_map, snapshot, read)
+        entries, offsets, lengths = _index_records(sample_map, snapshot, read)
     else:
         entries = np.frombuffer(sample_map.entries, "<u4")
         offsets = np.frombuffer(sample_map.offsets, "<u8")
@@ -47,7 +47,7 @@ def _entries(sample_map: SampleMap, snapshot: Snapshot) -> npt.NDArray[np.intege
     return np.array([_file(snapshot, path).number for path in sample_map.paths], np.int64)
 
 
-def _indexed(
+def _index_records(
     sample_map: SampleMap, snapshot: Snapshot, read: ReadFile
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Return the records of the map's files, file by file: entry number, first byte and size of each record, three
@@ -58,11 +58,11 @@ def _indexed(
     files = [snapshot.entry(int(number)) for number in np.frombuffer(sample_map.entries, "<u4")]
     for entry in files or [_file(snapshot, path) for path in sample_map.paths]:
         try:
-            begins, sizes = records.index(sample_map.indexer, functools.partial(read, entry.number), entry.size)
+            begins, sizes = records.index_records(sample_map.indexer, functools.partial(read, entry.number), entry.size)
         except ConfigError as error:
             path = snapshot.path(entry.number).decode(errors="backslashreplace")
             raise ConfigError(f"{path}: {error}") from None
-        records.check_number(len(begins) + sum(len(one) for one in offsets))
+        records.check_record_count(len(begins) + sum(len(one) for one in offsets))
         entries.append(np.full(len(begins), entry.number, np.int64))
         offsets.append(begins)
         lengths.append(sizes)
@@ -70,7 +70,7 @@ def _indexed(
 
 
 def _file(snapshot: Snapshot, path: bytes) -> Entry:
-    entry = snapshot.find(path)
+    entry = snapshot.find_path(path)
     if entry is None or entry.is_dir:
         raise NotFound(f"snapshot {snapshot.id} has no file {path.decode(errors='backslashreplace')}")
     return entry

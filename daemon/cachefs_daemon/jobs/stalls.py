@@ -7,9 +7,9 @@ from typing import Final
 from cachefs.job_messages import StallRow
 
 # Rows that are kept: those of the epochs that began last.
-MOST_ROWS: Final = 10_000
+MAX_ROWS: Final = 10_000
 # Consumers of one job whose sums are kept; the oldest are dropped first.
-MOST_CONSUMERS: Final = 10_000
+MAX_CONSUMERS: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -32,16 +32,16 @@ class Stalls:
         # Totals by kind of source, of all jobs, including forgotten ones.
         self._of_sources: dict[str, _Total] = {}
 
-    def add(self, job: str, consumer: str, epoch: int, source: str, seconds: float) -> None:
+    def count_stall(self, job: str, consumer: str, epoch: int, source: str, seconds: float) -> None:
         """Count a read that waited."""
         row = self._totals.setdefault((job, consumer, epoch, source), _Total())
-        if len(self._totals) > MOST_ROWS:
+        if len(self._totals) > MAX_ROWS:
             del self._totals[next(iter(self._totals))]
         kind_of_source = source.partition(" ")[0]
         kind = self._of_sources.setdefault(kind_of_source, _Total())
         if job:
             consumers = self._of_consumers.setdefault(job, {})
-            if consumer not in consumers and len(consumers) >= MOST_CONSUMERS:
+            if consumer not in consumers and len(consumers) >= MAX_CONSUMERS:
                 del consumers[next(iter(consumers))]
             kinds = consumers.setdefault(consumer, {})
             kinds[kind_of_source] = kinds.get(kind_of_source, 0.0) + seconds
@@ -50,7 +50,7 @@ class Stalls:
             total.seconds += seconds
             total.longest = max(total.longest, seconds)
 
-    def rows(self, job: str = "") -> list[StallRow]:
+    def stall_rows(self, job: str = "") -> list[StallRow]:
         """Return the stalls of one job; without one, those of all jobs, and of readers that have published nothing."""
         return [
             StallRow(
@@ -60,16 +60,16 @@ class Stalls:
             for name, total in sorted(one for one in self._totals.items() if not job or one[0][0] == job)
         ]  # fmt: skip
 
-    def of(self, job: str) -> tuple[int, float]:
+    def waited_of_job(self, job: str) -> tuple[int, float]:
         """Return how many reads of a job waited, and for how many seconds altogether."""
         total = self._of_jobs.get(job, _Total())
         return total.count, total.seconds
 
-    def of_consumers(self, job: str) -> Mapping[str, dict[str, float]]:
-        """Return the seconds that a job's reads have waited, by consumer and kind of source (see of_sources)."""
+    def seconds_of_consumers(self, job: str) -> Mapping[str, dict[str, float]]:
+        """Return the seconds that a job's reads have waited, by consumer and kind of source (see totals_of_sources)."""
         return self._of_consumers.get(job, {})
 
-    def of_sources(self) -> dict[str, tuple[int, float]]:
+    def totals_of_sources(self) -> dict[str, tuple[int, float]]:
         """Return, by kind of source (`origin`, `ssd`, `daemon` or `peer`), how many reads have waited since the daemon
         started, and for how many seconds altogether."""
         return {source: (total.count, total.seconds) for source, total in self._of_sources.items()}
@@ -82,7 +82,7 @@ class Stalls:
             del self._totals[name]
 
 
-def merged(rows: Iterable[StallRow]) -> list[StallRow]:
+def merge_rows(rows: Iterable[StallRow]) -> list[StallRow]:
     """Return the rows in order, merged to one row for each job, consumer, epoch and source."""
     found: dict[tuple[str, str, int, str], StallRow] = {}
     for one in rows:

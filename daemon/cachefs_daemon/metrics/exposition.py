@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from cachefs_daemon.metrics.samples import Sample
-from cachefs_daemon.metrics.table import TABLE, Kind
+from cachefs_daemon.metrics.samples import MetricSample
+from cachefs_daemon.metrics.table import TABLE, MetricKind
 
 
 class Exposition:
@@ -18,13 +18,15 @@ class Exposition:
     def __init__(self) -> None:
         self._process = ProcessCollector(registry=None)
 
-    def text(self, found: Iterable[Sample], accept: str = "") -> tuple[bytes, str]:
+    def format_samples(self, found: Iterable[MetricSample], accept: str = "") -> tuple[bytes, str]:
         """Return the text, and its content type. accept: the client's Accept header."""
         encode, content_type = choose_encoder(accept)
-        return encode(cast(CollectorRegistry, _Found([*_families(found), *self._process.collect()]))), content_type
+        return encode(
+            cast(CollectorRegistry, _SampleRegistry([*_families(found), *self._process.collect()]))
+        ), content_type
 
 
-class _Found:
+class _SampleRegistry:
     """Stands in for a registry of prometheus_client."""
 
     def __init__(self, families: list[Metric]) -> None:
@@ -34,13 +36,13 @@ class _Found:
         return self._families
 
 
-def _families(found: Iterable[Sample]) -> Iterator[Metric]:
-    by_metric: defaultdict[str, list[Sample]] = defaultdict(list)
+def _families(found: Iterable[MetricSample]) -> Iterator[Metric]:
+    by_metric: defaultdict[str, list[MetricSample]] = defaultdict(list)
     for sample in found:
         by_metric[sample.metric.name].append(sample)
     for metric in TABLE:
-        kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-        family = kind(metric.full_name, metric.what, labels=[label.name for label in metric.labels])
+        kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+        family = kind(metric.full_name, metric.description, labels=[label.name for label in metric.labels])
         for sample in by_metric[metric.name]:
             family.add_metric(sample.labels, sample.value)
         yield family

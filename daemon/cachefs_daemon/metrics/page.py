@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cachefs_daemon.metrics.table import TABLE, Label, Metric
+from cachefs_daemon.metrics.table import TABLE, Metric, MetricLabel
 
 _HEAD = """# Metrics
 
@@ -25,7 +25,7 @@ def _lines() -> Iterator[str]:
     yield "|---|---|---|---|"
     for metric in TABLE:
         labels = ", ".join(f"`{label.name}`" for label in metric.labels)
-        yield f"| `{metric.full_name}` | {_type(metric)} | {labels} | {metric.what} *{metric.stability}* |"
+        yield f"| `{metric.full_name}` | {_type(metric)} | {labels} | {metric.description} *{metric.stability}* |"
     yield "\n| label | values |"
     yield "|---|---|"
     seen: set[tuple[str, str]] = set()
@@ -41,8 +41,8 @@ def _type(metric: Metric) -> str:
     return f"{metric.kind}, {metric.unit}"
 
 
-def _values(label: Label) -> str:
-    return label.bound or ", ".join(f"`{value}`" for value in label.values)
+def _values(label: MetricLabel) -> str:
+    return label.value_description or ", ".join(f"`{value}`" for value in label.values)
 
 
 if __name__ == "__main__":

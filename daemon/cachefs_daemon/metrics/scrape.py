@@ -2,28 +2,28 @@
 
 from aiohttp import web
 
-from cachefs_daemon.metrics.busiest import Busiest
+from cachefs_daemon.metrics.busiest import BusiestDatasets
 from cachefs_daemon.metrics.exposition import Exposition
-from cachefs_daemon.metrics.samples import samples
+from cachefs_daemon.metrics.samples import collect_samples
 from cachefs_daemon.node import Node
 
 
-class Scrape:
+class ScrapeHandler:
     """Handles scrapes. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._busiest = Busiest(node.config.metrics.datasets)
+        self._busiest = BusiestDatasets(node.config.metrics.datasets)
         self._exposition = Exposition()
-        node.fetcher.bringing.on_block = self._came
+        node.fetcher.in_flight_fetches.on_block = self._count_block
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.Response:
         """Handle `/metrics`."""
         usage = await self._node.threads.run(self._node.storage.usage)
-        found = list(samples(self._node, self._busiest, usage))
+        found = list(collect_samples(self._node, self._busiest, usage))
         accept = request.headers.get("Accept", "")
-        text, content_type = await self._node.threads.run(self._exposition.text, found, accept)
+        text, content_type = await self._node.threads.run(self._exposition.format_samples, found, accept)
         return web.Response(body=text, headers={"Content-Type": content_type})
 
-    def _came(self, snapshot: str, source: str, size: int) -> None:
-        self._busiest.add(self._node.catalog.dataset_of(snapshot), source, size)
+    def _count_block(self, snapshot: str, source: str, size: int) -> None:
+        self._busiest.count_block(self._node.catalog.dataset_of(snapshot), source, size)

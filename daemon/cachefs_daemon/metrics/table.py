@@ -6,16 +6,16 @@ from enum import StrEnum
 from typing import Final
 
 from cachefs.block import TIER_NAMES
-from cachefs_daemon.fetch.tally import SOURCES, Became
+from cachefs_daemon.fetch.fetch_counts import SOURCES, FetchResult
 from cachefs_daemon.jobs.states import JobState
-from cachefs_daemon.origin.ledger import KINDS, PURPOSES, Outcome
+from cachefs_daemon.origin.request_counters import KINDS, PURPOSES, RequestOutcome
 
 PREFIX: Final = "cachefs_"
 # Stands for all datasets that are not among the busiest. No dataset can have this name.
 OTHER: Final = "(other)"
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """Types of Prometheus."""
 
     COUNTER = "counter"
@@ -32,14 +32,14 @@ class Stability(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class MetricLabel:
     """A label of a metric."""
 
     name: str
     # All its values; none where they are bounded in another way.
     values: tuple[str, ...] = ()
     # The bound of its values where they are no fixed set.
-    bound: str = ""
+    value_description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Metric:
     """One metric. Its samples are all combinations of its labels' values, or fewer."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
-    what: str
-    labels: tuple[Label, ...] = ()
+    description: str
+    labels: tuple[MetricLabel, ...] = ()
     stability: Stability = Stability.STABLE
 
     @property
@@ -59,41 +59,43 @@ class Metric:
         return PREFIX + self.name
 
 
-def outcome_name(outcome: Outcome) -> str:
+def outcome_name(outcome: RequestOutcome) -> str:
     """Return the value of the label `outcome`."""
     return outcome.name.lower()
 
 
-TIER: Final = Label("tier", tuple(TIER_NAMES))
-ANSWERED_BY: Final = Label("answered_by", (*TIER_NAMES, "fetch"))
+TIER: Final = MetricLabel("tier", tuple(TIER_NAMES))
+ANSWERED_BY: Final = MetricLabel("answered_by", (*TIER_NAMES, "fetch"))
 OPERATIONS: Final = (
     "lookup", "getattr", "readdir", "read", "open", "opendir", "statfs", "getxattr", "ioctl", "other",
 )  # fmt: skip
-OPERATION: Final = Label("operation", OPERATIONS)
-WAITED_FOR: Final = Label("waited_for", ("origin", "peer", "ssd", "daemon", "other"))
-SOURCE: Final = Label("source", SOURCES)
-BECAME: Final = Label("outcome", tuple(Became))
-ORIGIN_KIND: Final = Label("kind", KINDS)
-PURPOSE: Final = Label("purpose", PURPOSES)
-OUTCOME: Final = Label("outcome", tuple(outcome_name(one) for one in Outcome))
-DATASET: Final = Label("dataset", bound=f"the `metrics.datasets` busiest, and `{OTHER}`")
-JOB_STATE: Final = Label("state", tuple(JobState))
-MOUNT_STATE: Final = Label("state", ("alive", "dead"))
-NODE_STATE: Final = Label("state", bound="the states of members: joining, active, leaving and the like")
-GUESSED: Final = Label("outcome", ("read", "unread"))
-VERSION: Final = Label("version", bound="one")
+OPERATION: Final = MetricLabel("operation", OPERATIONS)
+WAITED_FOR: Final = MetricLabel("waited_for", ("origin", "peer", "ssd", "daemon", "other"))
+SOURCE: Final = MetricLabel("source", SOURCES)
+FETCH_OUTCOME: Final = MetricLabel("outcome", tuple(FetchResult))
+ORIGIN_KIND: Final = MetricLabel("kind", KINDS)
+PURPOSE: Final = MetricLabel("purpose", PURPOSES)
+OUTCOME: Final = MetricLabel("outcome", tuple(outcome_name(one) for one in RequestOutcome))
+DATASET: Final = MetricLabel("dataset", value_description=f"the `metrics.datasets` busiest, and `{OTHER}`")
+JOB_STATE: Final = MetricLabel("state", tuple(JobState))
+MOUNT_STATE: Final = MetricLabel("state", ("alive", "dead"))
+NODE_STATE: Final = MetricLabel(
+    "state", value_description="the states of members: joining, active, leaving and the like"
+)
+READAHEAD_OUTCOME: Final = MetricLabel("outcome", ("read", "unread"))
+VERSION: Final = MetricLabel("version", value_description="one")
 
 
-def _counter(name: str, unit: str, what: str, *labels: Label) -> Metric:
-    return Metric(f"{name}_total", Kind.COUNTER, unit, what, labels)
+def _counter(name: str, unit: str, what: str, *labels: MetricLabel) -> Metric:
+    return Metric(f"{name}_total", MetricKind.COUNTER, unit, what, labels)
 
 
-def _gauge(name: str, unit: str, what: str, *labels: Label) -> Metric:
-    return Metric(name, Kind.GAUGE, unit, what, labels)
+def _gauge(name: str, unit: str, what: str, *labels: MetricLabel) -> Metric:
+    return Metric(name, MetricKind.GAUGE, unit, what, labels)
 
 
-def _tried(metric: Metric) -> Metric:
-    return Metric(metric.name, metric.kind, metric.unit, metric.what, metric.labels, Stability.EXPERIMENTAL)
+def _experimental(metric: Metric) -> Metric:
+    return Metric(metric.name, metric.kind, metric.unit, metric.description, metric.labels, Stability.EXPERIMENTAL)
 
 
 # --- reads through mounts ---------------------------------------------------------------------------------------------
@@ -112,16 +114,17 @@ WAIT_SECONDS: Final = _counter("read_wait_seconds", "seconds", "Seconds that the
 # --- fetched blocks ---------------------------------------------------------------------------------------------------
 FETCHED_BLOCKS: Final = _counter(
     "fetched_blocks", "blocks", "Blocks that came, by where from and what became of them: stored in a tier, passed to "
-    "readers as no tier could hold them, or discarded.", SOURCE, BECAME,
+    "readers as no tier could hold them, or discarded.", SOURCE, FETCH_OUTCOME,
 )  # fmt: skip
 FETCHED_BYTES: Final = _counter(
     "fetched_bytes", "bytes", "Bytes that came, the same way. Of origins, bytes of broken and cancelled answers are "
-    "among the discarded ones; so the sum is what was received for reads.", SOURCE, BECAME,
+    "among the discarded ones; so the sum is what was received for reads.", SOURCE, FETCH_OUTCOME,
 )  # fmt: skip
 IN_FLIGHT_BLOCKS: Final = _gauge("in_flight_blocks", "blocks", "Blocks that are being fetched.")
 IN_FLIGHT_BYTES: Final = _gauge("in_flight_bytes", "bytes", "Bytes of these blocks.")
-GUESSED_BLOCKS: Final = _tried(_counter(
-    "guessed_blocks", "blocks", "Blocks that were fetched on a guess and then read, or evicted unread.", GUESSED,
+GUESSED_BLOCKS: Final = _experimental(_counter(
+    "guessed_blocks", "blocks", "Blocks that were fetched on a guess and then read, or evicted unread.",
+    READAHEAD_OUTCOME,
 ))  # fmt: skip
 FETCH_PROCESSES: Final = _gauge("fetch_processes", "processes", "Fetch processes that are ready.")
 # --- origins ----------------------------------------------------------------------------------------------------------
@@ -139,7 +142,7 @@ ORIGIN_WRONG: Final = _counter(
     "origin_wrong_answers", "answers", "Answers that came whole, and were not what was asked for, as another version.",
     ORIGIN_KIND, PURPOSE,
 )  # fmt: skip
-ORIGIN_DETOURS: Final = _tried(_counter("origin_detours", "reads", "Reads of S3 that went through aiobotocore."))
+ORIGIN_DETOURS: Final = _experimental(_counter("origin_detours", "reads", "Reads of S3 that went through aiobotocore."))
 ORIGIN_THROTTLED: Final = _counter(
     "origin_throttled", "requests", "Requests that servers refused as there were too many."
 )
@@ -162,10 +165,10 @@ REPAIRED: Final = _counter("repaired_blocks", "blocks", "Blocks whose bytes were
 # --- page caches ------------------------------------------------------------------------------------------------------
 PUSHED_BLOCKS: Final = _counter("pushed_blocks", "blocks", "Blocks that were put into the page cache ahead of reads.")
 PUSHED_BYTES: Final = _counter("pushed_bytes", "bytes", "Bytes of these blocks.")
-PUSH_LATE: Final = _tried(
+PUSH_LATE: Final = _experimental(
     _counter("pushed_late_blocks", "blocks", "Blocks that were read before they could be pushed.")
 )
-PUSH_WASTED: Final = _tried(
+PUSH_WASTED: Final = _experimental(
     _counter("pushed_wasted_blocks", "blocks", "Blocks that were pushed, and gone before the read.")
 )
 PAGES_HELD: Final = _gauge("page_cache_held_bytes", "bytes", "Bytes in page caches that were pushed and not read yet.")
@@ -183,10 +186,10 @@ DATASETS: Final = _gauge("datasets", "datasets", "Datasets of the node.")
 DATASETS_LOST: Final = _gauge(
     "datasets_without_snapshot", "datasets", "Of these, those whose snapshot is lost or damaged."
 )
-DATASET_BLOCKS: Final = _tried(_counter(
+DATASET_BLOCKS: Final = _experimental(_counter(
     "dataset_fetched_blocks", "blocks", "Blocks that came for a dataset.", DATASET, SOURCE,
 ))  # fmt: skip
-DATASET_BYTES: Final = _tried(_counter(
+DATASET_BYTES: Final = _experimental(_counter(
     "dataset_fetched_bytes", "bytes", "Bytes of these blocks.", DATASET, SOURCE,
 ))  # fmt: skip
 JOBS: Final = _gauge(

@@ -15,7 +15,7 @@ def with_lag(view: MountView, newest: Callable[[str], str]) -> MountView:
     follows refreshes is never behind, nor is one with a snapshot in its spec.
     """
     spec = MountSpec.parse(view.spec)
-    if not spec.stays or spec.parts[0].digits is not None or not view.snapshot:
+    if not spec.is_fixed or spec.datasets[0].digits is not None or not view.snapshot:
         return view
-    current = newest(spec.parts[0].name)
+    current = newest(spec.datasets[0].name)
     return msgspec.structs.replace(view, behind=bool(current) and current != view.snapshot)

@@ -16,10 +16,10 @@ from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.az_codes import AZURE
 from cachefs_daemon.origin.az_credentials import AzureCredentials, find_account
-from cachefs_daemon.origin.base import ObjectRange, Report, no_directory, no_proof
-from cachefs_daemon.origin.gs import md5_of
-from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Request
+from cachefs_daemon.origin.base import ObjectRange, ReportProblem, missing_proof, not_a_directory_error
+from cachefs_daemon.origin.gs import parse_md5
+from cachefs_daemon.origin.web import Checksum, PageFetcher, range_header
+from cachefs_daemon.origin.web_client import BrokenWebResponse, WebRequest, WebResponse
 
 _VERSION: Final = {"x-ms-version": "2021-12-02"}
 _PAGE: Final = "5000"
@@ -35,7 +35,7 @@ class _Page(NamedTuple):
 
 
 class AzureStore:
-    """Azure Blob Storage (see cachefs_daemon.origin.web.Store)."""
+    """Azure Blob Storage (see cachefs_daemon.origin.web.WebStore)."""
 
     def __init__(self, url: str, options: OriginOptions) -> None:
         """Raises ConfigError."""
@@ -51,17 +51,17 @@ class AzureStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._credentials = AzureCredentials(account, anonymous=options.anonymous)
         self.errors = AZURE
-        self.words = {"container": container, "endpoint": account.endpoint, "kind": self._credentials.kind}
+        self.text_values = {"container": container, "endpoint": account.endpoint, "kind": self._credentials.kind}
 
-    async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
+    async def list(self, fetch_page: PageFetcher, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         marker, seen, is_empty = "", set[str](), True
         while True:
-            page = await self._page(ask, self._prefix, marker)
+            page = await self._fetch_page(fetch_page, self._prefix, marker)
             found = page.blobs
             is_empty = is_empty and not found
             readable = []
             for each in found:
-                if each.key.endswith(b"/") or not (reason := no_proof(each.version)):
+                if each.key.endswith(b"/") or not (reason := missing_proof(each.version)):
                     readable.append(each)
                 else:
                     report(each.key, reason)
@@ -70,45 +70,45 @@ class AzureStore:
             if not marker:
                 break
             if marker in seen:
-                raise BrokenAnswer("the listing repeats itself")
+                raise BrokenWebResponse("the listing repeats itself")
             seen.add(marker)
         if is_empty and self._prefix:
-            beside = await self._page(ask, self._prefix.removesuffix("/"), "")
+            beside = await self._fetch_page(fetch_page, self._prefix.removesuffix("/"), "")
             if any(not each.key for each in beside.blobs):
-                raise no_directory(self.url)
+                raise not_a_directory_error(self.url)
 
-    async def request(self, wanted: ObjectRange) -> Request:
+    async def make_request(self, wanted: ObjectRange) -> WebRequest:
         path = f"/{quote(self._container)}/{quote(self._prefix + wanted.key.decode(), safe='/~')}"
-        headers = {**_VERSION, "If-Match": f'"{wanted.version.decode()}"', **range_of(wanted)}
-        return await self._credentials.request(path, {}, headers)
+        headers = {**_VERSION, "If-Match": f'"{wanted.version.decode()}"', **range_header(wanted)}
+        return await self._credentials.make_request(path, {}, headers)
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
         said: str = answer.headers.get("ETag", "").strip('"')
         return said.encode() == wanted.version if said else None
 
-    def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
-        return md5_of(answer.headers.get("Content-MD5", ""))
+    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
+        return parse_md5(answer.headers.get("Content-MD5", ""))
 
-    def refused(self, request: Request) -> bool:
-        return self._credentials.refused(request)
+    def handle_refusal(self, request: WebRequest) -> bool:
+        return self._credentials.handle_refusal(request)
 
-    async def _page(self, ask: Ask, prefix: str, marker: str) -> _Page:
-        body, _ = await ask(functools.partial(self._page_request, prefix, marker))
+    async def _fetch_page(self, fetch_page: PageFetcher, prefix: str, marker: str) -> _Page:
+        body, _ = await fetch_page(functools.partial(self._make_page_request, prefix, marker))
         try:
             page = ET.fromstring(body)
-            blobs = [_listed(blob, prefix) for blob in page.iterfind("Blobs/Blob")]
+            blobs = [_parse_blob(blob, prefix) for blob in page.iterfind("Blobs/Blob")]
             return _Page(blobs, page.findtext("NextMarker") or "")
         except (ET.ParseError, ValueError, TypeError) as error:
-            raise BrokenAnswer(f"the listing is not understood: {error}") from None
+            raise BrokenWebResponse(f"the listing is not understood: {error}") from None
 
-    async def _page_request(self, prefix: str, marker: str) -> Request:
+    async def _make_page_request(self, prefix: str, marker: str) -> WebRequest:
         query = {"restype": "container", "comp": "list", "maxresults": _PAGE, "prefix": prefix}
         if marker:
             query["marker"] = marker
-        return await self._credentials.request(f"/{quote(self._container)}", query, _VERSION)
+        return await self._credentials.make_request(f"/{quote(self._container)}", query, _VERSION)
 
 
-def _listed(blob: ET.Element, prefix: str) -> ListedObject:
+def _parse_blob(blob: ET.Element, prefix: str) -> ListedObject:
     """Parse a blob of a listing. Raises ValueError, TypeError."""
     name = blob.find("Name")
     if name is None or not name.text:

@@ -3,46 +3,57 @@
 from typing import Final
 
 from cachefs.errors import ConfigError, NotFound, OriginAccessDenied
-from cachefs_daemon.origin.refusals import BUSY, CHANGED, GONE, SHORTER, THROTTLED, ErrorTable, Meaning, Meanings
+from cachefs_daemon.origin.refusals import (
+    BUSY,
+    CHANGED,
+    GONE,
+    SHORTER,
+    THROTTLED,
+    ErrorMeaning,
+    ErrorMeanings,
+    ErrorTable,
+)
 
-_REFUSED: Final = Meaning(
+_REFUSED: Final = ErrorMeaning(
     OriginAccessDenied, "{where} is refused", "check the daemon's Azure credentials ({kind}) and their rights"
 )
-_ROLE: Final = Meaning(
+_ROLE: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where} is refused",
     "give the daemon's identity ({kind}) the role Storage Blob Data Reader, or the signature the rights r and l",
 )
-_NETWORK: Final = Meaning(
+_NETWORK: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where}: the account's firewall, or the signature's address range, does not let this node in",
     "add the node's network to it",
 )
-_PUBLIC: Final = Meaning(
+_PUBLIC: Final = ErrorMeaning(
     OriginAccessDenied, "{where}: the account allows no public access", "add the dataset without --anonymous"
 )
-_ACCOUNT: Final = Meaning(
+_ACCOUNT: Final = ErrorMeaning(
     OriginAccessDenied, "{where}: the account or the container is disabled", "ask who runs or pays for it"
 )
-_ARCHIVED: Final = Meaning(
+_ARCHIVED: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where} is archived, so it cannot be read",
     "restore it (az storage blob set-tier --tier Hot), and read it again when that is done, which takes hours",
 )
-_KEY: Final = Meaning(
+_KEY: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where} is encrypted with a key that Azure does not have, or may not use",
     "mend the account's key in Key Vault, or store such blobs without a key of your own",
 )
-_TLS: Final = Meaning(ConfigError, "{where}: the account takes requests with TLS only", "name an https:// endpoint")
-_NO_CONTAINER: Final = Meaning(
+_TLS: Final = ErrorMeaning(
+    ConfigError, "{where}: the account takes requests with TLS only", "name an https:// endpoint"
+)
+_NO_CONTAINER: Final = ErrorMeaning(
     NotFound,
     "there is no container {container} at {endpoint}, or the daemon may not see it",
     "check the URL, the account and the credentials",
 )
-_BAD_NAME: Final = Meaning(ConfigError, "{where}: Azure allows no such container or blob name", "check the URL")
+_BAD_NAME: Final = ErrorMeaning(ConfigError, "{where}: Azure allows no such container or blob name", "check the URL")
 
-_CODES: Final[Meanings] = {
+_CODES: Final[ErrorMeanings] = {
     "BlobNotFound": GONE,
     "ResourceNotFound": GONE,
     "ConditionNotMet": CHANGED,
@@ -84,6 +95,6 @@ _CODES: Final[Meanings] = {
     "InternalError": BUSY,
     "AccountBeingCreated": BUSY,
 }
-_LISTING: Final[Meanings] = {"ResourceNotFound": _NO_CONTAINER}
+_LISTING: Final[ErrorMeanings] = {"ResourceNotFound": _NO_CONTAINER}
 
 AZURE: Final = ErrorTable(_CODES, _LISTING)

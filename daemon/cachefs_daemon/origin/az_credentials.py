@@ -14,10 +14,10 @@ from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from cachefs.errors import ConfigError, OriginAccessDenied
-from cachefs.extras import way_out
+from cachefs.extras import install_command
 from cachefs.messages import OriginOptions
-from cachefs_daemon.origin.bearer import Bearer, Token
-from cachefs_daemon.origin.web_client import Headers, Request, checked_endpoint
+from cachefs_daemon.origin.bearer import BearerTokens, Token
+from cachefs_daemon.origin.web_client import Headers, WebRequest, checked_endpoint
 
 _SCOPE: Final = "https://storage.azure.com/.default"
 
@@ -69,7 +69,7 @@ class AzureCredentials:
     def __init__(self, account: AzureAccount, *, anonymous: bool) -> None:
         self._account = account
         self._path = urlsplit(account.endpoint).path
-        self._bearer = None if anonymous or account.key or account.signature else Bearer(_find_token)
+        self._bearer = None if anonymous or account.key or account.signature else BearerTokens(_find_token)
         self._anonymous = anonymous
 
     @property
@@ -81,22 +81,22 @@ class AzureCredentials:
             return "AZURE_STORAGE_KEY"
         return "AZURE_STORAGE_SAS_TOKEN" if self._account.signature else "azure-identity"
 
-    async def request(self, path: str, query: Mapping[str, str], headers: Headers) -> Request:
+    async def make_request(self, path: str, query: Mapping[str, str], headers: Headers) -> WebRequest:
         """Prepare a GET. path: below the endpoint, percent-encoded. Raises CachefsError."""
         url = f"{self._account.endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
         if self._anonymous:
-            return Request(url, headers)
+            return WebRequest(url, headers)
         if self._account.key:
             dated = {**headers, "x-ms-date": formatdate(usegmt=True)}
             signed = _sign(self._account, self._path + path, query, dated)
-            return Request(url, dated, {"Authorization": f"SharedKey {self._account.name}:{signed}"})
+            return WebRequest(url, dated, {"Authorization": f"SharedKey {self._account.name}:{signed}"})
         if self._bearer is None:
-            return Request(url, headers, secret_query=self._account.signature)
-        return Request(url, headers, await self._bearer.headers())
+            return WebRequest(url, headers, secret_query=self._account.signature)
+        return WebRequest(url, headers, await self._bearer.headers())
 
-    def refused(self, request: Request) -> bool:
-        """See cachefs_daemon.origin.web.Store."""
-        return self._bearer is not None and self._bearer.refused(request.secrets)
+    def handle_refusal(self, request: WebRequest) -> bool:
+        """See cachefs_daemon.origin.web.WebStore."""
+        return self._bearer is not None and self._bearer.handle_refusal(request.secrets)
 
 
 def _sign(account: AzureAccount, path: str, query: Mapping[str, str], headers: Headers) -> str:
@@ -117,8 +117,8 @@ def _find_token() -> Token:
     except ModuleNotFoundError:
         raise ConfigError(
             "credentials for this account need azure-identity, where neither AZURE_STORAGE_KEY nor "
-            f"AZURE_STORAGE_SAS_TOKEN is for it; install it for the daemon with: {way_out('az')}, or add the dataset "
-            "with --anonymous"
+            f"AZURE_STORAGE_SAS_TOKEN is for it; install it for the daemon with: {install_command('az')}, or add the "
+            "dataset with --anonymous"
         ) from None
     try:
         with DefaultAzureCredential() as credential:

@@ -13,27 +13,27 @@ from cachefs.errors import ConfigError, NotFound
 from cachefs.messages import OriginOptions
 from cachefs.secrets_in_text import has_secrets
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.key_ranges import ListingPlace
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.key_ranges import ListingCheckpoint
 
 # Bytes of an object. They are not changed any more.
 Data = bytes | bytearray | memoryview
-Report = Callable[[bytes, str], None]  # called with (key, reason) for an object that cannot be listed
+ReportProblem = Callable[[bytes, str], None]  # called with (key, reason) for an object that cannot be listed
 
 
 # The hint where a response has the listed version but other bytes: refreshing the listing does not help.
-ALTERED: Final = "a proxy may unpack or change what it passes on: name the endpoint of the store itself"
+ALTERED_HINT: Final = "a proxy may unpack or change what it passes on: name the endpoint of the store itself"
 
 
-def no_directory(url: str) -> NotFound:
+def not_a_directory_error(url: str) -> NotFound:
     """Return the error for a URL that names an object instead of a directory."""
     return NotFound(
         f"{url} is an object, and a dataset is a directory of objects; name the one it is in: {url.rpartition('/')[0]}"
     )
 
 
-def no_proof(version: bytes) -> str:
+def missing_proof(version: bytes) -> str:
     """Return why the ETag of an object cannot prove that its bytes are unchanged, or ""."""
     if not version:
         return "is listed without an ETag, so a change of it could not be noticed"
@@ -73,7 +73,7 @@ class OriginSettings:
     scratch: str = ""
 
 
-def too_many_pages(where: str, most: int) -> ConfigError:
+def too_many_pages_error(where: str, most: int) -> ConfigError:
     """Return the error for a listing with too many pages. where: name of the listing, for people."""
     return ConfigError(
         f"{where}: the listing has more than {most} pages, or no end; if it is right, raise origin.max_pages"
@@ -110,7 +110,7 @@ class Origin(Protocol):
         """Number of attempts that failed so far."""
 
     @property
-    def detours(self) -> int:
+    def fallback_reads(self) -> int:
         """Number of reads so far that took a slower path than usual."""
 
     @property
@@ -120,17 +120,17 @@ class Origin(Protocol):
     def identity(self, key: bytes) -> bytes:
         """Return the name of the object *key*, unique among the objects of all origins."""
 
-    def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+    def list(self, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         """Yield all objects, in batches and in any order.
 
         report: called with (key, reason) for each object that cannot be listed. Raises NotFound, OriginAccessDenied,
         OriginUnavailable, ConfigError.
         """
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
+    async def read(self, wanted: ObjectRange, deadline: Deadline) -> Data:
         """Return the *wanted* bytes of the object as it was listed, and never other bytes.
 
-        Transient failures are retried until *patience* ends. Raises ObjectChanged, OriginAccessDenied,
+        Transient failures are retried until *deadline* ends. Raises ObjectChanged, OriginAccessDenied,
         OriginUnavailable, ConfigError.
         """
 
@@ -142,8 +142,8 @@ class Origin(Protocol):
 class ResumableOrigin(Protocol):
     """An origin that can resume an interrupted listing."""
 
-    def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
-        """List as Origin.list does, beginning at *place*, which is kept up to date after each batch."""
+    def list_from(self, report: ReportProblem, checkpoint: ListingCheckpoint) -> AsyncIterator[list[ListedObject]]:
+        """List as Origin.list does, beginning at *checkpoint*, which is kept up to date after each batch."""
 
 
 @runtime_checkable
@@ -151,13 +151,13 @@ class RangeOrigin(Protocol):
     """An origin that can read neighbouring parts of an object with one request."""
 
     @property
-    def reads_ranges(self) -> bool:
+    def can_read_ranges(self) -> bool:
         """Whether the origin can do so now."""
 
     async def read_parts(
-        self, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, Data], None]
+        self, wanted: ObjectRange, lengths: Sequence[int], on_part: Callable[[int, Data], None]
     ) -> None:
-        """Read the *wanted* bytes, and call *arrived* with the number and the bytes of each part as it arrives.
+        """Read the *wanted* bytes, and call *on_part* with the number and the bytes of each part as it arrives.
 
         lengths: of the parts, which together are the wanted bytes. A part may arrive twice. There is one attempt only;
         parts that arrive before it fails are right. Raises as `Origin.read` does.
@@ -165,10 +165,10 @@ class RangeOrigin(Protocol):
 
 
 @runtime_checkable
-class PreparedOrigin(Protocol):
+class PreconnectingOrigin(Protocol):
     """An origin whose first read takes longer than others."""
 
-    async def prepare(self) -> None:
+    async def preconnect(self) -> None:
         """Open what the first read would wait for. Raises what a read raises, and transient errors, without a retry."""
 
 

@@ -16,31 +16,39 @@ from typing import Final
 import msgspec
 
 from cachefs.messages import EndpointStatus, OriginOptions
-from cachefs.planning.requests.ahead_bytes import AheadBytes
-from cachefs.planning.requests.concurrency import Concurrency
+from cachefs.planning.requests.concurrency import AimdConcurrency
 from cachefs.planning.requests.hedging import HedgeBudget
+from cachefs.planning.requests.readahead_limit import ReadaheadLimit
 from cachefs.planning.requests.recent_times import RecentTimes, TimesBySize
 from cachefs.planning.requests.request_rate import RequestRates
-from cachefs.planning.requests.throughput_fit import Throughput, fit
+from cachefs.planning.requests.throughput_fit import ThroughputCurve, fit_throughput
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.retry import Failure
 
 log = logging.getLogger(__name__)
 
 # Seconds without a refusal after which requests may be hedged again.
-_CALM: Final = 5.0
+_NO_HEDGE_SECONDS: Final = 5.0
 # Seconds between two log lines.
-_TOLD_EVERY: Final = 60.0
+_LOG_SECONDS: Final = 60.0
 # Concurrent requests suffice for a rate if they are this many times what the rate takes on average.
-_ENOUGH: Final = 1.5
+_RATE_HEADROOM: Final = 1.5
 # Seconds after which the throughput curve is fitted again, which takes 0.2 ms.
-_FITTED_EVERY: Final = 10.0
+_FIT_SECONDS: Final = 10.0
 # Options that give one server several endpoints.
-_TELLING: Final = ("account", "region", "addressing_style", "profile", "anonymous", "requester_pays", "user_project")
+_DISTINGUISHING_OPTIONS: Final = (
+    "account",
+    "region",
+    "addressing_style",
+    "profile",
+    "anonymous",
+    "requester_pays",
+    "user_project",
+)
 
 
 @dataclass(slots=True)
-class Totals:
+class EndpointTotals:
     """Sums over all endpoints of this process since it started, closed ones included."""
 
     throttled: int = 0
@@ -48,7 +56,7 @@ class Totals:
     hedges_won: int = 0
 
 
-TOTALS: Final = Totals()
+ENDPOINT_TOTALS: Final = EndpointTotals()
 
 
 class Endpoint:
@@ -59,22 +67,22 @@ class Endpoint:
     ) -> None:
         """name: of the server, for people. most: most concurrent requests. hedge_share: most hedged requests, as a
         share of all. largest: most bytes of a request for several blocks; 0: one block per request. is_remote:
-        responses are reported by `answered`, and requests share a network link."""
+        responses are reported by `note_response`, and requests share a network link."""
         self.name = name
         self.throttled = 0  # requests refused as too many
         self.hedged = 0  # hedged requests sent
         self.hedges_won = 0  # hedged requests that were answered first
-        self._concurrency = Concurrency(most)
-        self._ahead = AheadBytes() if is_remote else None
+        self._concurrency = AimdConcurrency(most)
+        self._readahead = ReadaheadLimit() if is_remote else None
         self._rates = RequestRates()
         self._times = TimesBySize()
         self._budget = HedgeBudget(hedge_share)
         self._largest = largest
-        self._throughput: Throughput | None = None
-        self._fitted = self._told = -math.inf  # monotonic seconds
-        self._refused = -math.inf  # monotonic time of the last refusal
-        self._last: RecentTimes | None = None  # of requests similar to the last answered one
-        self._untold = 0  # refusals that are not logged yet
+        self._throughput: ThroughputCurve | None = None
+        self._fitted_at = self._logged_at = -math.inf  # monotonic seconds
+        self._refused_at = -math.inf  # monotonic time of the last refusal
+        self._last_times: RecentTimes | None = None  # of requests similar to the last answered one
+        self._unlogged = 0  # refusals that are not logged yet
         self._outage: Outage | None = None  # of the origin that failed last
 
     @property
@@ -83,98 +91,98 @@ class Endpoint:
         return self._concurrency.width
 
     @property
-    def ahead_bytes(self) -> float:
+    def readahead_bytes(self) -> float:
         """Bytes that readahead may have in flight; a single read may exceed them if it is alone."""
-        return self._ahead.most if self._ahead is not None else math.inf
+        return self._readahead.max_bytes if self._readahead is not None else math.inf
 
     def request_size(self, block: int) -> int:
         """Return how many bytes a request for neighbouring blocks of *block* bytes should have."""
         if not self._largest:
             return block
         now = time.monotonic()
-        if now - self._fitted >= _FITTED_EVERY:
-            self._fitted, self._throughput = now, fit(self._times.known())
+        if now - self._fitted_at >= _FIT_SECONDS:
+            self._fitted_at, self._throughput = now, fit_throughput(self._times.typical_times())
         if self._throughput is None:
             return 2 * block  # a second size lets the curve be fitted
         return self._throughput.good_size(block, self._largest)
 
     @property
     def is_limited(self) -> bool:
-        """Whether requests must wait for their `turn`."""
+        """Whether requests must wait for their `wait_for_turn`."""
         return self._rates.is_limited
 
-    async def turn(self, prefix: str) -> float:
+    async def wait_for_turn(self, prefix: str) -> float:
         """Wait until a request for a key with *prefix* may be sent. Return that time in monotonic seconds."""
         now = time.monotonic()
-        if self.is_limited and (seconds := self._rates.when(prefix, now) - now) > 0:
+        if self.is_limited and (seconds := self._rates.schedule_request(prefix, now) - now) > 0:
             await asyncio.sleep(seconds)
             return time.monotonic()
         return now
 
-    def sent(self, size: int) -> RecentTimes:
+    def count_request(self, size: int) -> RecentTimes:
         """Count a first request for *size* bytes. Return the times of similar requests."""
-        self._budget.sent()
-        return self._times.of(size)
+        self._budget.note_sent()
+        return self._times.times_of(size)
 
     def late_after(self, size: int) -> float:
         """Return the seconds after which a request for *size* bytes is late; inf while unknown."""
-        return self._times.of(size).late_after
+        return self._times.times_of(size).late_after
 
-    def answered(self, prefix: str, size: int, began: float) -> None:
+    def note_response(self, prefix: str, size: int, began: float) -> None:
         """Record a good response to a request that was sent at *began*, in monotonic seconds."""
         now = time.monotonic()
-        self._last = times = self._times.of(size)
-        if times.add(size, now - began, now):
-            self._concurrency.slower(now)
-        if self._ahead is not None:
-            self._ahead.answered(size, now - began, now)
+        self._last_times = times = self._times.times_of(size)
+        if times.add_request(size, now - began, now):
+            self._concurrency.note_slowdown(now)
+        if self._readahead is not None:
+            self._readahead.note_response(size, now - began, now)
         if self._concurrency.is_lowered:
-            self._concurrency.answered()
+            self._concurrency.note_response()
         if self._rates.is_limited:
-            self._rates.accepted(prefix, now)
+            self._rates.note_accepted(prefix, now)
 
-    def refused(self, prefix: str, reason: str) -> None:
+    def note_refusal(self, prefix: str, reason: str) -> None:
         """Record a request that the server refused as one too many."""
         now = time.monotonic()
-        self._refused = now
+        self._refused_at = now
         self.throttled += 1
-        TOTALS.throttled += 1
-        self._untold += 1
-        seconds = self._last.typical if self._last is not None else 0.0
-        self._rates.refused(prefix, self.width / seconds if seconds else 0.0, now)
-        self._concurrency.refused(_ENOUGH * self._rates.lowest * seconds if seconds else 0.0, now)
-        if now - self._told >= _TOLD_EVERY:
+        ENDPOINT_TOTALS.throttled += 1
+        self._unlogged += 1
+        seconds = self._last_times.typical if self._last_times is not None else 0.0
+        self._rates.note_refused(prefix, self.width / seconds if seconds else 0.0, now)
+        self._concurrency.note_refusal(_RATE_HEADROOM * self._rates.lowest * seconds if seconds else 0.0, now)
+        if now - self._logged_at >= _LOG_SECONDS:
             log.warning(
                 "%s throttles: %d requests refused since this was last said, now at most %d at once; readers wait: %s",
-                self.name, self._untold, self.width, reason,
+                self.name, self._unlogged, self.width, reason,
             )  # fmt: skip
-            self._told, self._untold = now, 0
+            self._logged_at, self._unlogged = now, 0
 
-    def failed(self, prefix: str, failure: Failure, outage: Outage) -> None:
+    def note_failure(self, prefix: str, failure: Failure, outage: Outage) -> None:
         """Record a failed attempt. A transient failure that is no refusal counts for the *outage* of its origin."""
         if failure.throttled:
-            self.refused(prefix, str(failure.error))
+            self.note_refusal(prefix, str(failure.error))
         elif failure.transient:
             self._outage = outage
-            outage.failed(str(failure.error))
+            outage.note_failure(str(failure.error))
 
     def may_hedge(self) -> bool:
         """Return whether a request may be hedged now. If so, count it."""
-        if time.monotonic() - self._refused < _CALM or not self._budget.take():
+        if time.monotonic() - self._refused_at < _NO_HEDGE_SECONDS or not self._budget.take_hedge():
             return False
-        self.hedges(1, 0)
+        self.count_hedges(1, 0)
         return True
 
-    def won(self) -> None:
+    def count_hedge_won(self) -> None:
         """Record that a hedged request was answered first."""
-        self.hedges(0, 1)
+        self.count_hedges(0, 1)
 
-    def hedges(self, sent: int, won: int) -> None:
+    def count_hedges(self, sent: int, won: int) -> None:
         """Count hedged requests of this process or a fetch process: *sent* were sent, *won* of them answered first."""
         self.hedged += sent
         self.hedges_won += won
-        TOTALS.hedged += sent
-        TOTALS.hedges_won += won
+        ENDPOINT_TOTALS.hedged += sent
+        ENDPOINT_TOTALS.hedges_won += won
 
     def status(self) -> EndpointStatus:
         """Return the endpoint's state for `cachectl status`."""
@@ -182,26 +190,28 @@ class Endpoint:
         return EndpointStatus(
             name=self.name,
             width=self.width,
-            most=self._concurrency.most,
+            most=self._concurrency.max_width,
             throttled=self.throttled,
             rate=rate if rate < math.inf else 0.0,
             hedged=self.hedged,
             hedges_won=self.hedges_won,
             request_size=curve.good_size(0, self._largest) if curve is not None else 0,
             silent=outage.seconds if outage is not None else 0.0,
-            last_asked=outage.last_asked if outage is not None else 0.0,
+            last_asked=outage.seconds_since_failure if outage is not None else 0.0,
             reason=outage.reason if outage is not None and outage.seconds else "",
         )
 
 
-def told_apart(found: Sequence[tuple[EndpointStatus, OriginOptions]]) -> list[EndpointStatus]:
+def with_distinct_names(found: Sequence[tuple[EndpointStatus, OriginOptions]]) -> list[EndpointStatus]:
     """Return the statuses, each paired with options of its origins: equal names get the differing options added."""
     alike: dict[str, list[OriginOptions]] = defaultdict(list)
     for status, options in found:
         alike[status.name].append(options)
     named = []
     for status, options in found:
-        differing = [one for one in _TELLING if len({getattr(other, one) for other in alike[status.name]}) > 1]
+        differing = [
+            one for one in _DISTINGUISHING_OPTIONS if len({getattr(other, one) for other in alike[status.name]}) > 1
+        ]
         said = ", ".join(f"{one} {_option(getattr(options, one))}" for one in differing)
         named.append(msgspec.structs.replace(status, name=f"{status.name} ({said})") if said else status)
     return named

@@ -25,20 +25,20 @@ from cachefs.errors import (
 )
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, ReportProblem
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.file_tree import FileTree
 from cachefs_daemon.origin.file_version import FileVersions, is_version
 from cachefs_daemon.origin.idle_threads import IdleThreads
-from cachefs_daemon.origin.ledger import HERE, Outcome
 from cachefs_daemon.origin.outage import Outage
-from cachefs_daemon.origin.patience import Patience
-from cachefs_daemon.origin.retry import Failure, retrying
+from cachefs_daemon.origin.request_counters import OWN_COUNTERS, RequestOutcome
+from cachefs_daemon.origin.retry import Failure, run_with_retries
 
 # Entries per portion: the listing of a directory with a million files shows progress and stays small in memory.
 _PORTION: Final = 5000
 _PARALLEL_SCANS: Final = 16
-_READ: Final = HERE.of("file")
+_READ: Final = OWN_COUNTERS.counters_of("file")
 _LINK: Final = "is a symbolic link that leads out of the dataset, and security.follow_symlinks is not set"
 # Errors of a path whose file is gone, or is no file any more.
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
@@ -82,7 +82,7 @@ class FileOrigin:
         self.url = f"file:///{rest.strip('/')}"
         self.requests = 0
         self.errors = 0
-        self.detours = 0
+        self.fallback_reads = 0
         self.endpoint = Endpoint(self.url, settings.max_connections, is_remote=False)
         root = os.path.normpath(path).replace(b"//", b"/")
         self._tree = FileTree(root, settings.file_roots, follow_symlinks=settings.follow_symlinks)
@@ -94,7 +94,7 @@ class FileOrigin:
     def identity(self, key: bytes) -> bytes:
         return b"file:" + self._tree.path(key)
 
-    async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+    async def list(self, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         pending = {self._threads.run(partial(self._scan, b""))}
         waiting: list[Callable[[], _Portion]] = []
         try:
@@ -104,7 +104,7 @@ class FileOrigin:
                     for key, reason in portion.problems:
                         report(key, reason)
                     if portion.rest:
-                        waiting.append(partial(self._portion, portion.rest))
+                        waiting.append(partial(self._scan_portion, portion.rest))
                     waiting += [partial(self._scan, prefix) for prefix in portion.directories]
                     yield portion.objects
                 while waiting and len(pending) < _PARALLEL_SCANS:
@@ -113,18 +113,18 @@ class FileOrigin:
             for task in pending:
                 task.cancel()
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
+    async def read(self, wanted: ObjectRange, deadline: Deadline) -> bytes:
         async def attempt() -> bytes:
             self.requests += 1
-            with _READ.request(_outcome_of) as exchange:
-                exchange.begin()
+            with _READ.counted_request(_outcome_of) as exchange:
+                exchange.count_begin()
                 data = await self._threads.run(partial(self._read, wanted))
-                exchange.got(len(data))
-            self._outage.answered()
+                exchange.count_received(len(data))
+            self._outage.note_response()
             return data
 
-        subject = f"{self._shown(wanted.key)}; is its file system reachable?"
-        return await retrying(attempt, self._judge, subject, patience)
+        subject = f"{self._display_name(wanted.key)}; is its file system reachable?"
+        return await run_with_retries(attempt, self._judge, subject, deadline)
 
     async def close(self) -> None:
         """Return at once: a thread may hang in a dead network file system."""
@@ -132,15 +132,15 @@ class FileOrigin:
     def _judge(self, error: Exception) -> Failure:
         self.errors += 1
         if isinstance(error, OSError):  # no thread could be started
-            error = self._unavailable(b"", error)
+            error = self._unavailable_error(b"", error)
         if not isinstance(error, CachefsError):
             raise error
         transient = isinstance(error, OriginUnavailable)
         failure = Failure(error, transient)
-        self.endpoint.failed(self.url, failure, self._outage)
+        self.endpoint.note_failure(self.url, failure, self._outage)
         return failure
 
-    def _shown(self, key: bytes) -> str:
+    def _display_name(self, key: bytes) -> str:
         return os.fsdecode(self._tree.path(key)).encode("utf-8", "backslashreplace").decode()
 
     # --- listing, in threads ---
@@ -150,14 +150,14 @@ class FileOrigin:
             fd = self._tree.open(prefix, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             if not prefix:
-                raise self._no_root(error) from None
-            reason = _why_no_directory(error)
+                raise self._root_error(error) from None
+            reason = _directory_problem(error)
             if reason is None:
-                raise self._unavailable(prefix, error) from None
+                raise self._unavailable_error(prefix, error) from None
             return _Portion([], [(prefix, reason)], [], None)
-        return self._portion(_Scan(prefix, fd, os.scandir(fd)))
+        return self._scan_portion(_Scan(prefix, fd, os.scandir(fd)))
 
-    def _portion(self, scan: _Scan) -> _Portion:
+    def _scan_portion(self, scan: _Scan) -> _Portion:
         found = _Portion([], [], [], None)
         try:
             entries = list(islice(scan.entries, _PORTION))
@@ -165,7 +165,7 @@ class FileOrigin:
                 self._examine(entry, scan.prefix + os.fsencode(entry.name), found)
         except OSError as error:
             os.close(scan.fd)
-            raise self._unavailable(scan.prefix, error) from None
+            raise self._unavailable_error(scan.prefix, error) from None
         if len(entries) == _PORTION:
             return found._replace(rest=scan)
         os.close(scan.fd)
@@ -177,10 +177,10 @@ class FileOrigin:
             is_link = entry.is_symlink()
             status = self._status_of_target(key) if is_link else entry.stat(follow_symlinks=False)
         except OSError as error:
-            found.problems.append((key, _why_no_status(error)))
+            found.problems.append((key, _status_problem(error)))
             return
         if stat.S_ISREG(status.st_mode):
-            version = self._versions.version(status)
+            version = self._versions.version_of(status)
             found.objects.append(ListedObject(key, status.st_size, status.st_mtime_ns, version))
         elif stat.S_ISDIR(status.st_mode) and not is_link:
             found.directories.append(key + b"/")
@@ -196,8 +196,8 @@ class FileOrigin:
         finally:
             os.close(fd)
 
-    def _no_root(self, error: OSError) -> CachefsError:
-        shown = self._shown(b"")
+    def _root_error(self, error: OSError) -> CachefsError:
+        shown = self._display_name(b"")
         match error:
             case FileNotFoundError():
                 return NotFound(f"there is no directory {shown} on this node; check the URL")
@@ -205,7 +205,7 @@ class FileOrigin:
                 return ConfigError(f"{shown} is not a directory; name one in {self.url}")
             case PermissionError():
                 return OriginAccessDenied(f"the daemon may not read the directory {shown}")
-        return self._unavailable(b"", error)
+        return self._unavailable_error(b"", error)
 
     # --- reading, in threads ---
 
@@ -225,35 +225,39 @@ class FileOrigin:
         except OSError as error:
             raise self._read_error(wanted.key, error) from None
         if len(data) != wanted.length:
-            raise ObjectChanged(f"{self._shown(wanted.key)} is shorter than it was when listed; refresh the dataset")
+            raise ObjectChanged(
+                f"{self._display_name(wanted.key)} is shorter than it was when listed; refresh the dataset"
+            )
         return data
 
     def _check_version(self, fd: int, wanted: ObjectRange) -> None:
         if not is_version(os.fstat(fd), wanted.version):
-            raise ObjectChanged(f"{self._shown(wanted.key)} has changed since it was listed; refresh the dataset")
+            raise ObjectChanged(
+                f"{self._display_name(wanted.key)} has changed since it was listed; refresh the dataset"
+            )
 
     def _read_error(self, key: bytes, error: OSError) -> CachefsError:
         if isinstance(error, PermissionError):
-            return OriginAccessDenied(f"the daemon may not read {self._shown(key)}; check its owner and mode")
+            return OriginAccessDenied(f"the daemon may not read {self._display_name(key)}; check its owner and mode")
         if error.errno == errno.EXDEV:
-            return OriginAccessDenied(f"{self._shown(key)} {_LINK}")
+            return OriginAccessDenied(f"{self._display_name(key)} {_LINK}")
         if error.errno in _GONE:
-            if not self._tree.is_there():
+            if not self._tree.has_entries():
                 return OriginUnavailable(
-                    f"the directory {self._shown(b'')} is gone or empty; is its file system mounted?"
+                    f"the directory {self._display_name(b'')} is gone or empty; is its file system mounted?"
                 )
-            return ObjectChanged(f"{self._shown(key)} is gone since it was listed; refresh the dataset")
-        return self._unavailable(key, error)
+            return ObjectChanged(f"{self._display_name(key)} is gone since it was listed; refresh the dataset")
+        return self._unavailable_error(key, error)
 
-    def _unavailable(self, key: bytes, error: OSError) -> OriginUnavailable:
-        return OriginUnavailable(f"{self._shown(key)} cannot be read: {error.strerror}")
-
-
-def _outcome_of(error: BaseException) -> Outcome:
-    return Outcome.REFUSED if isinstance(error, Exception) else Outcome.CANCELLED
+    def _unavailable_error(self, key: bytes, error: OSError) -> OriginUnavailable:
+        return OriginUnavailable(f"{self._display_name(key)} cannot be read: {error.strerror}")
 
 
-def _why_no_directory(error: OSError) -> str | None:
+def _outcome_of(error: BaseException) -> RequestOutcome:
+    return RequestOutcome.REFUSED if isinstance(error, Exception) else RequestOutcome.CANCELLED
+
+
+def _directory_problem(error: OSError) -> str | None:
     """Return why a directory is left out; None if leaving it out would hide existing files."""
     if isinstance(error, PermissionError):
         return "is a directory the daemon may not read"
@@ -262,7 +266,7 @@ def _why_no_directory(error: OSError) -> str | None:
     return "is a directory with too long a path to be opened" if error.errno == errno.ENAMETOOLONG else None
 
 
-def _why_no_status(error: OSError) -> str:
+def _status_problem(error: OSError) -> str:
     reasons = {
         errno.ENOENT: "is a broken symbolic link, or vanished",
         errno.ELOOP: "is a loop of symbolic links",

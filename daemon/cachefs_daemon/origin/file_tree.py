@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from cachefs.errors import OriginAccessDenied
-from cachefs_daemon.origin.beneath import open_beneath
+from cachefs_daemon.origin.confined_open import open_confined
 
 
 class FileTree:
@@ -32,16 +32,16 @@ class FileTree:
         Raises OSError, with EXDEV if a link leads to a forbidden place, and OriginAccessDenied if the root itself is in
         no allowed directory.
         """
-        with self._opened_root() as root:
+        with self._open_root() as root:
             if not self._follow:
-                return open_beneath(root, key, flags)
+                return open_confined(root, key, flags)
             fd = os.open(key or b".", flags | os.O_CLOEXEC, dir_fd=root)
         if not self._is_allowed(fd):
             os.close(fd)
             raise OSError(errno.EXDEV, "leads out of security.file_roots")
         return fd
 
-    def is_there(self) -> bool:
+    def has_entries(self) -> bool:
         """Return whether the root is a directory with any entry. As a dataset is never empty, an empty root is the
         mount point of a file system that is not mounted."""
         try:
@@ -51,7 +51,7 @@ class FileTree:
             return False
 
     @contextlib.contextmanager
-    def _opened_root(self) -> Iterator[int]:
+    def _open_root(self) -> Iterator[int]:
         fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not self._is_allowed(fd):

@@ -15,7 +15,7 @@ from typing import Final
 from cachefs.mount_table import file_system_kinds
 
 # Clients of these file systems may make up inode numbers, which differ after the next mount or even the next access.
-_MADE_UP: Final = ("fuse", "cifs", "smb", "9p", "overlay")
+_UNSTABLE_INODE_KINDS: Final = ("fuse", "cifs", "smb", "9p", "overlay")
 
 
 class FileVersions:
@@ -24,26 +24,26 @@ class FileVersions:
     def __init__(self, *, mtime_only: bool) -> None:
         """mtime_only: see cachefs.messages.OriginOptions."""
         self._mtime_only = mtime_only
-        self._steady: dict[int, bool] = {}  # by device: whether its inode numbers are stable
+        self._stable_devices: dict[int, bool] = {}  # by device: whether its inode numbers are stable
 
-    def version(self, status: os.stat_result) -> bytes:
+    def version_of(self, status: os.stat_result) -> bytes:
         if self._mtime_only:
             return b"%d-%d" % (status.st_size, status.st_mtime_ns)
-        whole = _whole(status)
-        return whole if self._has_steady_inodes(status.st_dev) else whole.rpartition(b"-")[0]
+        whole = _full_version(status)
+        return whole if self._has_stable_inodes(status.st_dev) else whole.rpartition(b"-")[0]
 
-    def _has_steady_inodes(self, device: int) -> bool:
-        if device not in self._steady:
+    def _has_stable_inodes(self, device: int) -> bool:
+        if device not in self._stable_devices:
             kind = file_system_kinds().get(f"{os.major(device)}:{os.minor(device)}", "")
-            self._steady[device] = not kind.startswith(_MADE_UP)
-        return self._steady[device]
+            self._stable_devices[device] = not kind.startswith(_UNSTABLE_INODE_KINDS)
+        return self._stable_devices[device]
 
 
 def is_version(status: os.stat_result, version: bytes) -> bool:
     """Return whether an open file is the listed *version*, as far as the version tells."""
-    whole = _whole(status)
+    whole = _full_version(status)
     return whole == version or whole.startswith(version + b"-")
 
 
-def _whole(status: os.stat_result) -> bytes:
+def _full_version(status: os.stat_result) -> bytes:
     return b"%d-%d-%d-%d" % (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)

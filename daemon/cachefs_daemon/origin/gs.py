@@ -17,14 +17,14 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from cachefs.errors import ConfigError, OriginAccessDenied, OriginUnavailable
-from cachefs.extras import way_out
+from cachefs.extras import install_command
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, Report, no_directory
-from cachefs_daemon.origin.bearer import Bearer, Token
+from cachefs_daemon.origin.base import ObjectRange, ReportProblem, not_a_directory_error
+from cachefs_daemon.origin.bearer import BearerTokens, Token
 from cachefs_daemon.origin.gs_codes import GOOGLE
-from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Request, checked_endpoint
+from cachefs_daemon.origin.web import Checksum, PageFetcher, range_header
+from cachefs_daemon.origin.web_client import BrokenWebResponse, WebRequest, WebResponse, checked_endpoint
 
 _GOOGLE: Final = "https://storage.googleapis.com"
 _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
@@ -51,7 +51,7 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 class GoogleStore:
-    """Google Cloud Storage (see cachefs_daemon.origin.web.Store)."""
+    """Google Cloud Storage (see cachefs_daemon.origin.web.WebStore)."""
 
     def __init__(self, url: str, options: OriginOptions) -> None:
         """Raises ConfigError."""
@@ -68,20 +68,20 @@ class GoogleStore:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._objects = f"{self._endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
-        self._bearer = None if options.anonymous else Bearer(_find_token)
+        self._bearer = None if options.anonymous else BearerTokens(_find_token)
         self._payer = {"userProject": options.user_project} if options.user_project else {}
         self.errors = GOOGLE
-        self.words = {
+        self.text_values = {
             "bucket": bucket,
             "endpoint": self._endpoint,
             "anonymous": ", or add the dataset without --anonymous" if options.anonymous else "",
         }
 
-    async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
+    async def list(self, fetch_page: PageFetcher, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         start = len(self._prefix)
         token, seen, is_empty = "", set[str](), True
         while True:
-            page = await self._page(ask, self._prefix, token)
+            page = await self._fetch_page(fetch_page, self._prefix, token)
             is_empty = is_empty and not page.items
             try:
                 yield [
@@ -94,60 +94,60 @@ class GoogleStore:
                     for each in page.items
                 ]
             except ValueError as error:
-                raise BrokenAnswer(f"the listing is not understood: {error}") from None
+                raise BrokenWebResponse(f"the listing is not understood: {error}") from None
             token = page.nextPageToken
             if not token:
                 break
             if token in seen:
-                raise BrokenAnswer("the listing repeats itself")
+                raise BrokenWebResponse("the listing repeats itself")
             seen.add(token)
         if is_empty and self._prefix:
             name = self._prefix.removesuffix("/")
-            if any(each.name == name for each in (await self._page(ask, name, "")).items):
-                raise no_directory(self.url)
+            if any(each.name == name for each in (await self._fetch_page(fetch_page, name, "")).items):
+                raise not_a_directory_error(self.url)
 
-    async def request(self, wanted: ObjectRange) -> Request:
+    async def make_request(self, wanted: ObjectRange) -> WebRequest:
         name = quote(self._prefix + wanted.key.decode(), safe="")
         query = {"alt": "media", "ifGenerationMatch": wanted.version.decode(), **self._payer}
-        return Request(
+        return WebRequest(
             f"{self._objects}/{name}?{urlencode(query)}",
-            {"Accept-Encoding": "gzip", **range_of(wanted)},
+            {"Accept-Encoding": "gzip", **range_header(wanted)},
             await self._secrets(),
         )
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
         said: str = answer.headers.get("x-goog-generation", "")
         return said.encode() == wanted.version if said else None
 
-    def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
+    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
         """Return the MD5. Composed objects have none, and a plain installation has no library for CRC-32C."""
         for value in ",".join(answer.headers.getall("x-goog-hash", [])).split(","):
             kind, _, said = value.strip().partition("=")
             if kind == "md5":
-                return md5_of(said)
+                return parse_md5(said)
         return None
 
-    def refused(self, request: Request) -> bool:
-        return self._bearer is not None and self._bearer.refused(request.secrets)
+    def handle_refusal(self, request: WebRequest) -> bool:
+        return self._bearer is not None and self._bearer.handle_refusal(request.secrets)
 
     async def _secrets(self) -> dict[str, str]:
         return await self._bearer.headers() if self._bearer is not None else {}
 
-    async def _page(self, ask: Ask, prefix: str, token: str) -> _Page:
-        body, _ = await ask(functools.partial(self._page_request, prefix, token))
+    async def _fetch_page(self, fetch_page: PageFetcher, prefix: str, token: str) -> _Page:
+        body, _ = await fetch_page(functools.partial(self._make_page_request, prefix, token))
         try:
             return msgspec.json.decode(body, type=_Page)
         except msgspec.DecodeError as error:
-            raise BrokenAnswer(f"the listing is not understood: {error}") from None
+            raise BrokenWebResponse(f"the listing is not understood: {error}") from None
 
-    async def _page_request(self, prefix: str, token: str) -> Request:
+    async def _make_page_request(self, prefix: str, token: str) -> WebRequest:
         query = {"fields": _FIELDS, "maxResults": "1000", "prefix": prefix, **self._payer}
         if token:
             query["pageToken"] = token
-        return Request(f"{self._objects}?{urlencode(query)}", secrets=await self._secrets())
+        return WebRequest(f"{self._objects}?{urlencode(query)}", secrets=await self._secrets())
 
 
-def md5_of(text: str) -> Checksum | None:
+def parse_md5(text: str) -> Checksum | None:
     """Parse a header with an MD5 in base64; None if it is invalid."""
     try:
         expected = base64.b64decode(text, validate=True)
@@ -176,8 +176,8 @@ def _find_token() -> Token:
         from google.auth.transport.requests import Request as Transport
     except ModuleNotFoundError:
         raise ConfigError(
-            f"credentials for gs:// need google-auth; install it for the daemon with: {way_out('gs')}, or add the "
-            "dataset with --anonymous"
+            f"credentials for gs:// need google-auth; install it for the daemon with: {install_command('gs')}, or add "
+            "the dataset with --anonymous"
         ) from None
     try:
         credentials: Any = google.auth.default(scopes=[_SCOPE])[0]

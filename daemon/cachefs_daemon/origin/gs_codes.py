@@ -4,43 +4,54 @@ proxies also send."""
 from typing import Final
 
 from cachefs.errors import NotFound, OriginAccessDenied
-from cachefs_daemon.origin.refusals import BUSY, CHANGED, GONE, SHORTER, THROTTLED, ErrorTable, Meaning, Meanings
+from cachefs_daemon.origin.refusals import (
+    BUSY,
+    CHANGED,
+    GONE,
+    SHORTER,
+    THROTTLED,
+    ErrorMeaning,
+    ErrorMeanings,
+    ErrorTable,
+)
 
-_REFUSED: Final = Meaning(
+_REFUSED: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where} is refused",
     "check the daemon's Google credentials (GOOGLE_APPLICATION_CREDENTIALS) and its rights to the bucket{anonymous}",
 )
-_PAYER: Final = Meaning(
+_PAYER: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where} is in a bucket whose requester pays, and no project was named that pays",
     "name it with `cachectl dataset add --user-project PROJECT`, or `dataset set` where the dataset is there already",
 )
-_PROJECT: Final = Meaning(
+_PROJECT: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where}: the project of --user-project cannot be billed for it",
     "check its name, its billing, and the daemon's right serviceusage.services.use in it",
 )
-_ACCOUNT: Final = Meaning(
+_ACCOUNT: Final = ErrorMeaning(
     OriginAccessDenied, "{where}: Google has closed the account or the bucket", "ask who runs or pays for it"
 )
-_KEY: Final = Meaning(
+_KEY: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where}: Google may not use the key that the object is encrypted with",
     "enable that key, and let Cloud Storage's service agent use it",
 )
-_CUSTOMER_KEY: Final = Meaning(
+_CUSTOMER_KEY: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where} is encrypted with a key that Google does not keep (CSEK)",
     "store such objects with a key of Google or of Cloud KMS instead",
 )
-_TLS: Final = Meaning(OriginAccessDenied, "{where}: Google takes requests with TLS only", "name an https:// endpoint")
-_ABROAD: Final = Meaning(
+_TLS: Final = ErrorMeaning(
+    OriginAccessDenied, "{where}: Google takes requests with TLS only", "name an https:// endpoint"
+)
+_COUNTRY_BLOCKED: Final = ErrorMeaning(
     OriginAccessDenied, "{where}: Google does not serve this country or network", "ask who runs the network"
 )
-_NO_BUCKET: Final = Meaning(NotFound, "there is no bucket {bucket} at {endpoint}", "check the URL")
+_NO_BUCKET: Final = ErrorMeaning(NotFound, "there is no bucket {bucket} at {endpoint}", "check the URL")
 
-_CODES: Final[Meanings] = {
+_CODES: Final[ErrorMeanings] = {
     "notFound": GONE,
     "NoSuchKey": GONE,
     "gone": GONE,
@@ -69,7 +80,7 @@ _CODES: Final[Meanings] = {
     401: _REFUSED,
     403: _REFUSED,
     # Google also answers 400 with the reason "required" if the paying project is missing.
-    400: Meaning(
+    400: ErrorMeaning(
         OriginAccessDenied,
         "{where}: Google does not take the request",
         "where it says that the requester pays, name the project that pays with --user-project PROJECT",
@@ -79,7 +90,7 @@ _CODES: Final[Meanings] = {
     "lockedDomainExpired": _ACCOUNT,
     "usageLimits.accessNotConfigured": _ACCOUNT,
     "accessNotConfigured": _ACCOUNT,
-    "countryBlocked": _ABROAD,
+    "countryBlocked": _COUNTRY_BLOCKED,
     "orgPolicyConstraintFailed": _REFUSED,
     "sslRequired": _TLS,
     # Keys of encrypted objects.
@@ -102,6 +113,6 @@ _CODES: Final[Meanings] = {
     "InternalError": BUSY,
     "ServiceUnavailable": BUSY,
 }
-_LISTING: Final[Meanings] = {"notFound": _NO_BUCKET, "gone": _NO_BUCKET, 404: _NO_BUCKET}
+_LISTING: Final[ErrorMeanings] = {"notFound": _NO_BUCKET, "gone": _NO_BUCKET, 404: _NO_BUCKET}
 
 GOOGLE: Final = ErrorTable(_CODES, _LISTING)

@@ -21,11 +21,11 @@ from cachefs.errors import ConfigError, OriginAccessDenied
 from cachefs.messages import OriginOptions
 from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, Report
-from cachefs_daemon.origin.bearer import Bearer, Token
+from cachefs_daemon.origin.base import ObjectRange, ReportProblem
+from cachefs_daemon.origin.bearer import BearerTokens, Token
 from cachefs_daemon.origin.hf_codes import HUB
-from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Request, checked_endpoint
+from cachefs_daemon.origin.web import Checksum, PageFetcher, range_header
+from cachefs_daemon.origin.web_client import BrokenWebResponse, Headers, WebRequest, WebResponse, checked_endpoint
 
 _HUB: Final = "https://huggingface.co"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -69,7 +69,7 @@ class _Revision(msgspec.Struct, frozen=True):
 
 
 class HubStore:
-    """The Hugging Face hub (see cachefs_daemon.origin.web.Store)."""
+    """The Hugging Face hub (see cachefs_daemon.origin.web.WebStore)."""
 
     def __init__(self, url: str, options: OriginOptions) -> None:
         """Raises ConfigError."""
@@ -87,9 +87,9 @@ class HubStore:
         self.identity = f"hf:{self._endpoint}:{kind}/{repository}/{self._prefix}".encode()
         self._revision = unquote(revision) or "main"
         self._repository = f"{kind}/{quote(repository)}"
-        self._bearer = None if options.anonymous else Bearer(_find_token)
+        self._bearer = None if options.anonymous else BearerTokens(_find_token)
         self.errors = HUB
-        self.words = {
+        self.text_values = {
             "url": self.url,
             "endpoint": self._endpoint,
             "page": f"{self._endpoint}/{self._repository}",
@@ -99,51 +99,55 @@ class HubStore:
             else "set HF_TOKEN for the daemon and restart it",
         }
 
-    async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
+    async def list(self, fetch_page: PageFetcher, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         api = f"{self._endpoint}/api/{self._repository}"
-        body, _ = await ask(functools.partial(self._request, f"{api}/revision/{quote(self._revision, safe='')}"))
-        found = _decoded(body, _Revision)
+        body, _ = await fetch_page(
+            functools.partial(self._make_request, f"{api}/revision/{quote(self._revision, safe='')}")
+        )
+        found = _decode_listing(body, _Revision)
         if not _COMMIT.fullmatch(found.sha):
-            raise BrokenAnswer("the hub names no commit")
+            raise BrokenWebResponse("the hub names no commit")
         mtime_ns = int((found.lastModified or datetime.fromtimestamp(0, UTC)).timestamp()) * 1_000_000_000
         where = f"/{quote(self._prefix.rstrip('/'))}" if self._prefix else ""
         url, seen = f"{api}/tree/{found.sha}{where}?recursive=true", set[str]()
         while url:
             if url in seen:
-                raise BrokenAnswer("the listing repeats itself")
+                raise BrokenWebResponse("the listing repeats itself")
             seen.add(url)
-            body, answer = await ask(functools.partial(self._request, url))
-            items = _decoded(body, list[_Item])
-            yield [each for item in items if (each := self._listed(item, found.sha, mtime_ns, report))]
+            body, answer = await fetch_page(functools.partial(self._make_request, url))
+            items = _decode_listing(body, list[_Item])
+            yield [each for item in items if (each := self._parse_item(item, found.sha, mtime_ns, report))]
             more = _NEXT.search(answer.headers.get("Link", ""))
             url = more[1] if more else ""
             if url and not url.startswith(f"{self._endpoint}/"):
-                raise BrokenAnswer("the next page of the listing is on another server")
+                raise BrokenWebResponse("the next page of the listing is on another server")
 
-    async def request(self, wanted: ObjectRange) -> Request:
+    async def make_request(self, wanted: ObjectRange) -> WebRequest:
         commit = wanted.version.partition(b"\0")[2].decode()
         path = quote(self._prefix + wanted.key.decode())
-        return await self._request(f"{self._endpoint}/{self._repository}/resolve/{commit}/{path}", range_of(wanted))
+        return await self._make_request(
+            f"{self._endpoint}/{self._repository}/resolve/{commit}/{path}", range_header(wanted)
+        )
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
         said: str = answer.own_headers.get("X-Linked-Etag") or answer.own_headers.get("ETag") or ""
         expected = content_version(wanted.version).partition(b":")[2]
         return said.removeprefix("W/").strip('"').encode() == expected if said else None
 
-    def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
+    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
         kind, _, said = content_version(wanted.version).decode().partition(":")
         if kind == "sha256":
             return Checksum("sha256", bytes.fromhex(said))
         return Checksum("sha1", bytes.fromhex(said), b"blob %d\0" % wanted.size)
 
-    def refused(self, request: Request) -> bool:
-        return self._bearer is not None and self._bearer.refused(request.secrets)
+    def handle_refusal(self, request: WebRequest) -> bool:
+        return self._bearer is not None and self._bearer.handle_refusal(request.secrets)
 
-    async def _request(self, url: str, headers: Headers = _NONE) -> Request:
+    async def _make_request(self, url: str, headers: Headers = _NONE) -> WebRequest:
         secrets = await self._bearer.headers() if self._bearer is not None else {}
-        return Request(url, headers, secrets)
+        return WebRequest(url, headers, secrets)
 
-    def _listed(self, item: _Item, commit: str, mtime_ns: int, report: Report) -> ListedObject | None:
+    def _parse_item(self, item: _Item, commit: str, mtime_ns: int, report: ReportProblem) -> ListedObject | None:
         if f"{item.path}/" == self._prefix:
             return None  # the dataset's own directory
         key = item.path[len(self._prefix) :].encode()
@@ -156,11 +160,11 @@ class HubStore:
         return ListedObject(key, item.lfs.size if item.lfs else item.size, mtime_ns, f"{kind}:{oid}\0{commit}".encode())
 
 
-def _decoded(body: bytes, kind: type[Result]) -> Result:
+def _decode_listing(body: bytes, kind: type[Result]) -> Result:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BrokenAnswer(f"the listing is not understood: {error}") from None
+        raise BrokenWebResponse(f"the listing is not understood: {error}") from None
 
 
 def _find_token() -> Token:

@@ -9,9 +9,9 @@ import functools
 from typing import Final, NamedTuple
 
 # Most bytes of the heads of one response, interim responses included, and most header lines of one head.
-MOST_BYTES: Final = 8 << 10
-MOST_LINES: Final = 100
-END: Final = b"\r\n\r\n"
+MAX_HEAD_BYTES: Final = 8 << 10
+MAX_HEADER_LINES: Final = 100
+HEAD_END: Final = b"\r\n\r\n"
 
 _VERSION: Final = b"HTTP/1.1 "
 _NAME: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -22,12 +22,12 @@ _SINGLE: Final = frozenset(
 # More digits are no valid length.
 _LONGEST_NUMBER: Final = 18
 # Responses without a body, whatever their heads say.
-_BODILESS: Final = frozenset((204, 304))
+_STATUSES_WITHOUT_BODY: Final = frozenset((204, 304))
 # Control characters besides the tab.
 _CONTROLS: Final = bytes({*range(32), 127} - {9})
 
 
-class Malformed(Exception):
+class MalformedHead(Exception):
     """The head violates HTTP/1.1."""
 
 
@@ -48,25 +48,25 @@ class Head(NamedTuple):
 
 
 def parse_head(text: bytes) -> Head:
-    """Parse a head, given without the empty line at its end. Raises Malformed."""
+    """Parse a head, given without the empty line at its end. Raises MalformedHead."""
     lines = text.split(b"\r\n")
     count = len(lines) - 1
-    if count > MOST_LINES:
-        raise Malformed(f"it has {count} header lines")
+    if count > MAX_HEADER_LINES:
+        raise MalformedHead(f"it has {count} header lines")
     if text.count(b"\r") != count or text.count(b"\n") != count:
-        raise Malformed("it has a CR or LF within a line")
+        raise MalformedHead("it has a CR or LF within a line")
     status = _parse_start(lines[0])
-    headers = parse_lines(lines[1:])
-    return Head(status, headers, _length(headers) if status not in _BODILESS else None)
+    headers = parse_header_lines(lines[1:])
+    return Head(status, headers, _length(headers) if status not in _STATUSES_WITHOUT_BODY else None)
 
 
-def parse_lines(lines: list[bytes]) -> dict[bytes, bytes]:
-    """Parse header lines without their ends, and return them by name in lower case. Raises Malformed."""
+def parse_header_lines(lines: list[bytes]) -> dict[bytes, bytes]:
+    """Parse header lines without their ends, and return them by name in lower case. Raises MalformedHead."""
     headers = dict(map(_parse_line, lines))
-    return headers if len(headers) == len(lines) else _joined(lines)
+    return headers if len(headers) == len(lines) else _parse_repeated(lines)
 
 
-def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
+def _parse_repeated(lines: list[bytes]) -> dict[bytes, bytes]:
     """Parse headers of which some are repeated."""
     headers: dict[bytes, bytes] = {}
     for line in lines:
@@ -74,7 +74,7 @@ def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
         if headers.get(name, value) == value:
             headers[name] = value
         elif name in _SINGLE:
-            raise Malformed(f"it has two different values of {name.decode()}")
+            raise MalformedHead(f"it has two different values of {name.decode()}")
         else:
             headers[name] += b", " + value
     return headers
@@ -84,7 +84,7 @@ def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
 @functools.lru_cache(16)
 def _parse_start(line: bytes) -> int:
     if not line.startswith(_VERSION) or not line[9:12].isdigit() or line[12:13] not in (b" ", b""):
-        raise Malformed(f"its status line is {line[:40]!r}")
+        raise MalformedHead(f"its status line is {line[:40]!r}")
     return int(line[9:12])
 
 
@@ -93,7 +93,7 @@ def _parse_line(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
     # An empty remainder proves that all characters are valid in names; a folded line begins with a blank, which is not.
     if not colon or not name or name.translate(None, _NAME) or len(line.translate(None, _CONTROLS)) != len(line):
-        raise Malformed(f"one of its lines is {line[:40]!r}")
+        raise MalformedHead(f"one of its lines is {line[:40]!r}")
     return name.lower(), value.strip(b" \t")
 
 
@@ -102,5 +102,5 @@ def _length(headers: dict[bytes, bytes]) -> int | None:
     if length is None or b"transfer-encoding" in headers:
         return None
     if not length.isdigit() or len(length) > _LONGEST_NUMBER:
-        raise Malformed(f"its length is {length[:40]!r}")
+        raise MalformedHead(f"its length is {length[:40]!r}")
     return int(length)

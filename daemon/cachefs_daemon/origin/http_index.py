@@ -19,10 +19,10 @@ import msgspec
 from cachefs.errors import ConfigError, NotFound
 from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
-from cachefs_daemon.origin.refusals import ErrorTable, Meaning
-from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, Request, is_plain, quoted, too_long
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, ReportProblem
+from cachefs_daemon.origin.refusals import ErrorMeaning, ErrorTable
+from cachefs_daemon.origin.web import Checksum, PageFetcher, range_header
+from cachefs_daemon.origin.web_client import WebRequest, WebResponse, is_plain, listing_too_long_error, percent_encode
 
 _INDEX: Final = "index.jsonl"
 _INDEXES: Final = (".jsonl", ".jsonl.gz")
@@ -36,13 +36,13 @@ _BATCH: Final = 5000
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
-_NO_INDEX: Final = Meaning(NotFound, "there is no {indexes}", "`cachectl index` makes one")
+_NO_INDEX: Final = ErrorMeaning(NotFound, "there is no {indexes}", "`cachectl index` makes one")
 _ERRORS: Final = ErrorTable(
     {},
     {
         404: _NO_INDEX,
         410: _NO_INDEX,
-        400: Meaning(
+        400: ErrorMeaning(
             ConfigError,
             "the index {asked} cannot be read: the server does not understand the request",
             "for S3 use s3://bucket/prefix --endpoint-url {server}",
@@ -64,7 +64,7 @@ class IndexLine(msgspec.Struct, frozen=True):
 
 
 class IndexedStore:
-    """A web server with an index (see cachefs_daemon.origin.web.Store)."""
+    """A web server with an index (see cachefs_daemon.origin.web.WebStore)."""
 
     def __init__(self, url: str, settings: OriginSettings) -> None:
         """Raises ConfigError."""
@@ -76,22 +76,22 @@ class IndexedStore:
         self.url = url.rstrip("/")
         parts = urlsplit(url)
         self.server = f"{parts.scheme}://{parts.netloc}"
-        sent = quoted(self.url)
+        sent = percent_encode(self.url)
         named = sent.endswith(_INDEXES)
         self._base = sent.rpartition("/")[0] if named else sent
         self._indexes = [sent] if named else [f"{self._base}/{_INDEX}", f"{self._base}/{_INDEX}.gz"]
         self.identity = f"http:{self._base}/".encode()
         self._settings = settings
         self.errors = _ERRORS
-        self.words = {"indexes": " or ".join(self._indexes), "server": self.server}
+        self.text_values = {"indexes": " or ".join(self._indexes), "server": self.server}
 
-    async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
+    async def list(self, fetch_page: PageFetcher, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         with tempfile.TemporaryFile(dir=self._settings.scratch or None) as index:
-            where = await self._fetch_index(ask, index)
+            where = await self._fetch_index(fetch_page, index)
             index.seek(0)
             batch: list[ListedObject] = []
             is_empty = True
-            for number, text in enumerate(_lines(index, where, self._settings.max_listing), 1):
+            for number, text in enumerate(_read_lines(index, where, self._settings.max_listing), 1):
                 if not text.strip():
                     continue
                 is_empty = False
@@ -102,7 +102,7 @@ class IndexedStore:
                 if reason := self._unreadable(line):
                     report(line.path.encode(), reason)
                 else:
-                    batch.append(_listed(line))
+                    batch.append(_listed_object(line))
                 if len(batch) == _BATCH:
                     yield batch
                     batch = []
@@ -110,33 +110,33 @@ class IndexedStore:
                 raise NotFound(f"the index {where} names no file; `cachectl index` makes one that does")
             yield batch
 
-    async def request(self, wanted: ObjectRange) -> Request:
+    async def make_request(self, wanted: ObjectRange) -> WebRequest:
         etag = _etag(wanted.version)
         if not etag and wanted.length != wanted.size:
             raise ConfigError(f"{self._base}/{wanted.key.decode()} {_TOO_LARGE}")
         match = {"If-Match": f'"{etag}"'} if etag else {}
-        return Request(f"{self._base}/{quote(wanted.key.decode(), safe='/~')}", {**match, **range_of(wanted)})
+        return WebRequest(f"{self._base}/{quote(wanted.key.decode(), safe='/~')}", {**match, **range_header(wanted)})
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
         etag, said = _etag(wanted.version), answer.headers.get("ETag", "")
         if not etag:
             return True  # its checksum proves the version
         return said == f'"{etag}"' if said else None
 
-    def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
+    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
         kind, _, said = content_version(wanted.version).decode().partition(":")
         if kind != "sha256":
             return None
         return Checksum("sha256", bytes.fromhex(said), is_only_proof=not _etag(wanted.version))
 
-    def refused(self, request: Request) -> bool:
+    def handle_refusal(self, request: WebRequest) -> bool:
         return False
 
-    async def _fetch_index(self, ask: Ask, index: BinaryIO) -> str:
+    async def _fetch_index(self, fetch_page: PageFetcher, index: BinaryIO) -> str:
         """Write the index to *index*, and return its URL."""
         for where in self._indexes:
             try:
-                await ask(functools.partial(_request, where), index)
+                await fetch_page(functools.partial(_make_request, where), index)
             except NotFound:
                 if where == self._indexes[-1]:
                     raise
@@ -154,11 +154,11 @@ class IndexedStore:
             return "has a weak ETag, which may stand for other bytes too; give its sha256 instead"
         if not line.etag.isascii() or not line.etag.isprintable():
             return "has an ETag that cannot be sent"
-        if '"' in _bare(line.etag):
+        if '"' in _unquoted(line.etag):
             return "has an ETag with a quotation mark in it"
-        if not _bare(line.etag) and not line.sha256:
+        if not _unquoted(line.etag) and not line.sha256:
             return "has neither sha256 nor etag in the index, so a change of it could not be noticed"
-        if not _bare(line.etag) and line.size > self._settings.block_size:
+        if not _unquoted(line.etag) and line.size > self._settings.block_size:
             return _TOO_LARGE
         return None
 
@@ -169,18 +169,18 @@ _TOO_LARGE: Final = (
 )
 
 
-async def _request(url: str) -> Request:
-    return Request(url)
+async def _make_request(url: str) -> WebRequest:
+    return WebRequest(url)
 
 
-def _listed(line: IndexLine) -> ListedObject:
-    etag = _bare(line.etag)
+def _listed_object(line: IndexLine) -> ListedObject:
+    etag = _unquoted(line.etag)
     version = f"sha256:{line.sha256.lower()}\0{etag}" if line.sha256 else f"etag:{etag}"
     mtime = min(max(line.mtime, -_MOST_SECONDS), _MOST_SECONDS)
     return ListedObject(line.path.encode(), line.size, int(mtime * 1e9), version.encode())
 
 
-def _bare(etag: str) -> str:
+def _unquoted(etag: str) -> str:
     """Strip the quotation marks of an ETag."""
     return etag.removeprefix('"').removesuffix('"')
 
@@ -191,15 +191,15 @@ def _etag(version: bytes) -> str:
     return version.partition(b"\0")[2].decode()
 
 
-def _lines(index: BinaryIO, where: str, most: int) -> Iterator[bytes]:
+def _read_lines(index: BinaryIO, where: str, most: int) -> Iterator[bytes]:
     """Yield the lines of an index with at most *most* unpacked bytes. Raises ConfigError."""
     rest, size = b"", 0
-    for chunk in _unpacked(index, where):
+    for chunk in _unpack_chunks(index, where):
         if not size:
             chunk = chunk.removeprefix(codecs.BOM_UTF8)
         size += len(chunk)
         if size > most:
-            raise too_long(f"{where}, unpacked", most)
+            raise listing_too_long_error(f"{where}, unpacked", most)
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
         if len(rest) > _LONGEST_LINE:
@@ -207,7 +207,7 @@ def _lines(index: BinaryIO, where: str, most: int) -> Iterator[bytes]:
     yield rest
 
 
-def _unpacked(index: BinaryIO, where: str) -> Iterator[bytes]:
+def _unpack_chunks(index: BinaryIO, where: str) -> Iterator[bytes]:
     """Yield the unpacked content in portions of bounded size, whatever the compression ratio."""
     chunk = index.read(_CHUNK)
     if not chunk.startswith(_GZIP):

@@ -6,13 +6,13 @@ import ssl
 from typing import Any
 
 
-def noticed(done: "asyncio.Future[Any]") -> None:
+def retrieve_exception(done: "asyncio.Future[Any]") -> None:
     """Retrieve a failure, so that asyncio does not complain when all waiters have gone."""
     if not done.cancelled():
         done.exception()
 
 
-class Tls:
+class ClientTls:
     """The TLS context and sessions of one client, for all servers. Used on the event loop."""
 
     def __init__(self, verify: bool | str) -> None:
@@ -26,10 +26,10 @@ class Tls:
         if self._context is None or (self._context.done() and self._context.exception()):
             # Reading the certificates takes 10 to 20 ms.
             self._context = asyncio.ensure_future(asyncio.to_thread(self._load))
-            self._context.add_done_callback(noticed)
+            self._context.add_done_callback(retrieve_exception)
         return await asyncio.shield(self._context)
 
-    def remember(self, transport: asyncio.BaseTransport) -> None:
+    def remember_session(self, transport: asyncio.BaseTransport) -> None:
         """Keep the session of a connection after its first response. TLS 1.3 has none before."""
         connection = transport.get_extra_info("ssl_object")
         if connection is not None and connection.session is not None:

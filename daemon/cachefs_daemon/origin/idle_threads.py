@@ -68,22 +68,22 @@ class IdleThreads:
                     self._threads -= 1
                     self._free -= 1
                     return
-            _carry_out(*work)
+            _run_work(*work)
             del work  # not kept alive while the thread is idle
             with self._lock:
                 self._free += 1
 
 
-def _carry_out(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
+def _run_work(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
     if future.done():
         return
     try:
-        _tell(loop, future, work(), None)
+        _set_outcome(loop, future, work(), None)
     except BaseException as error:  # raised to the waiter
-        _tell(loop, future, None, error)
+        _set_outcome(loop, future, None, error)
 
 
-def _tell(
+def _set_outcome(
     loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", result: Any, error: BaseException | None
 ) -> None:
     def tell() -> None:

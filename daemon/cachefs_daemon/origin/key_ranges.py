@@ -27,7 +27,7 @@ class KeyRange(msgspec.Struct, frozen=True):
 EVERYTHING: Final = KeyRange(b"", None)
 
 
-class Seam(msgspec.Struct):
+class RangeCut(msgspec.Struct):
     """A cut between two parts of a listing. Both parts see the same key after it, if the server lists keys in order and
     no client changes them meanwhile."""
 
@@ -45,53 +45,53 @@ class Seam(msgspec.Struct):
         return self.last is not None and self.is_begun
 
 
-class ListingPlace:
+class ListingCheckpoint:
     """The progress of a listing. The keys listed so far and those left are all keys."""
 
-    def __init__(self, left: Sequence[KeyRange] = (EVERYTHING,), seams: Sequence[Seam] = ()) -> None:
+    def __init__(self, left: Sequence[KeyRange] = (EVERYTHING,), seams: Sequence[RangeCut] = ()) -> None:
         """left, seams: those of the listing to resume."""
-        self.first = list(left)  # ranges at the beginning of the listing
-        self.first_seams = list(seams)  # cuts of the resumed listing that are not verified yet
-        self._left: Callable[[], list[KeyRange]] | None = None
-        self._seams: Mapping[bytes, Seam] = {}
+        self.resumed_ranges = list(left)  # ranges at the beginning of the listing
+        self.resumed_cuts = list(seams)  # cuts of the resumed listing that are not verified yet
+        self._remaining_ranges: Callable[[], list[KeyRange]] | None = None
+        self._cuts: Mapping[bytes, RangeCut] = {}
 
     @property
     def is_start(self) -> bool:
         """Whether the listing begins with the first key."""
-        return self.first == [EVERYTHING]
+        return self.resumed_ranges == [EVERYTHING]
 
     @property
-    def left(self) -> list[KeyRange] | None:
+    def remaining_ranges(self) -> list[KeyRange] | None:
         """Ranges that are still to be listed; None if the listing cannot be resumed here."""
-        left = self._left() if self._left is not None else None
+        left = self._remaining_ranges() if self._remaining_ranges is not None else None
         return None if left is None or not all(_is_text(one.after) for one in left) else left
 
     @property
-    def seams(self) -> list[Seam]:
+    def unverified_cuts(self) -> list[RangeCut]:
         """Cuts that are not verified yet: keys may have been lost there."""
-        return list(self._seams.values())
+        return list(self._cuts.values())
 
-    def follow(self, left: Callable[[], list[KeyRange]] | None, seams: Mapping[bytes, Seam]) -> None:
+    def track(self, left: Callable[[], list[KeyRange]] | None, seams: Mapping[bytes, RangeCut]) -> None:
         """left: returns the ranges that are left from now on; None if the listing cannot be resumed. seams: by cut."""
-        self._left = left
-        self._seams = seams
+        self._remaining_ranges = left
+        self._cuts = seams
 
 
-class Characters:
+class KeyCharacters:
     """The characters that occur in keys."""
 
     def __init__(self) -> None:
         self._seen: frozenset[str] = frozenset()
         self._sorted: list[str] = []
 
-    def see(self, key: str) -> None:
+    def add_characters_of(self, key: str) -> None:
         if not self._seen.issuperset(key):
             self._seen = self._seen.union(key)
             if self._seen & _DIGITS:
                 self._seen |= _DIGITS
             self._sorted = sorted(self._seen)
 
-    def after(self, character: str) -> list[str]:
+    def characters_after(self, character: str) -> list[str]:
         """Return the characters after this one, in order; all for ""."""
         return [one for one in self._sorted if one > character]
 
@@ -106,7 +106,7 @@ def common_length(one: str, other: str) -> int:
     return length
 
 
-def cuts(last: str, until: str | None, page_width: int, characters: Characters, most: int) -> list[str]:
+def choose_cuts(last: str, until: str | None, page_width: int, characters: KeyCharacters, most: int) -> list[str]:
     """Return at most *most* cuts between *last*, the last key seen, and *until*, in order.
 
     page_width: length of the common prefix of the first and the last key of a page. Cuts in later characters would lie
@@ -115,17 +115,17 @@ def cuts(last: str, until: str | None, page_width: int, characters: Characters, 
     start = common_length(last, until) if until is not None else 0
     levels = []
     for depth in range(start, min(page_width + 1, len(last))):
-        found = [last[:depth] + one for one in characters.after(last[depth])]
+        found = [last[:depth] + one for one in characters.characters_after(last[depth])]
         levels.append([cut for cut in found if until is None or cut < until])
     levels = [level for level in levels if level]
     if not levels:
         return []
     # Most keys differ early, but a whole level may be empty: each deeper level gets one cut.
     deeper = [level[0] for level in levels[1:]][: most // 2]
-    return sorted({*_evenly(levels[0], most - len(deeper)), *deeper})
+    return sorted({*_pick_evenly(levels[0], most - len(deeper)), *deeper})
 
 
-def _evenly(cuts: list[str], most: int) -> list[str]:
+def _pick_evenly(cuts: list[str], most: int) -> list[str]:
     return cuts if len(cuts) <= most else [cuts[number * len(cuts) // most] for number in range(most)]
 
 

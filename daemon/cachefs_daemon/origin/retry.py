@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 from cachefs.errors import CachefsError, OriginUnavailable
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.runtime.backoff import Backoff
 
 # Bounds of the pause in seconds: of the first one, and of any; and the drawn part of it. A reader notices the end of an
@@ -21,7 +21,7 @@ _FIRST: Final = 0.1
 _LONGEST: Final = 3.0
 _SPREAD: Final = (0.0, 1.0)
 # A number with this many digits is no plausible number of seconds.
-_LONG: Final = 6
+_MAX_DIGITS: Final = 6
 
 Result = TypeVar("Result")
 
@@ -38,30 +38,30 @@ class Failure(NamedTuple):
     retry_after: float = 0.0
 
 
-def retry_after(said: str | None) -> float | None:
+def parse_retry_after(said: str | None) -> float | None:
     """Return the seconds in the header Retry-After; 0 for a date, None without the header."""
     if said is None:
         return None
-    return float(said) if said.isascii() and said.isdigit() and len(said) < _LONG else 0.0
+    return float(said) if said.isascii() and said.isdigit() and len(said) < _MAX_DIGITS else 0.0
 
 
-async def retrying(
+async def run_with_retries(
     attempt: Callable[[], Awaitable[Result]],
     judge: Callable[[Exception], Failure],
     subject: object,
-    patience: Patience,
-    give_up: float = math.inf,
+    deadline: Deadline,
+    give_up_at: float = math.inf,
 ) -> Result:
-    """Return the result of *attempt*, retried until *patience* ends.
+    """Return the result of *attempt*, retried until *deadline* ends.
 
     judge: returns the meaning of an exception of *attempt*; raises exceptions that it does not know. subject: name of
-    the request, for messages. give_up: loop time after which failures are not retried, though a slow attempt may go on.
-    Raises the error of the last attempt, or OriginUnavailable if the first attempt takes too long.
+    the request, for messages. give_up_at: loop time after which failures are not retried, though a slow attempt may go
+    on. Raises the error of the last attempt, or OriginUnavailable if the first attempt takes too long.
     """
     backoff = Backoff(_FIRST, _LONGEST, _SPREAD)
     failure: Failure | None = None
     try:
-        with patience.enforced():
+        with deadline.enforced():
             while True:
                 try:
                     return await attempt()
@@ -69,10 +69,10 @@ async def retrying(
                     failure = judge(error)
                 now = asyncio.get_running_loop().time()
                 # Pauses become shorter towards the end, to reach an origin that returns at the last moment.
-                pause = min(failure.retry_after + backoff.fail(now), max(_FIRST, patience.left / 2))
-                if not failure.transient or now + pause > give_up:
+                pause = min(failure.retry_after + backoff.note_failure(now), max(_FIRST, deadline.seconds_left / 2))
+                if not failure.transient or now + pause > give_up_at:
                     raise failure.error
-                patience.trouble = failure.error
-                await patience.rest(pause)
+                deadline.last_error = failure.error
+                await deadline.pause(pause)
     except TimeoutError:
         raise (failure or Failure(OriginUnavailable(f"no answer in time for {subject}"), True)).error from None

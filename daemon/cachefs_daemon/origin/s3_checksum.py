@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from cachefs_daemon.origin.s3_answer import BrokenAnswer
+from cachefs_daemon.origin.s3_response import BrokenS3Response
 
 # The header that requests checksums, as botocore sends it.
-ASKED: Final = ("x-amz-checksum-mode", "ENABLED")
+CHECKSUM_HEADER: Final = ("x-amz-checksum-mode", "ENABLED")
 
 _CRC32: Final = b"x-amz-checksum-crc32"
 _SHA256: Final = b"x-amz-checksum-sha256"
@@ -33,8 +33,8 @@ def has_checksum(headers: Mapping[bytes, bytes]) -> bool:
     return _CRC32 in headers or _SHA256 in headers
 
 
-async def check_whole(data: memoryview, headers: Mapping[bytes, bytes]) -> None:
-    """Verify a whole object. headers: of the response, by name in lower case. Raises BrokenAnswer."""
+async def verify_checksum(data: memoryview, headers: Mapping[bytes, bytes]) -> None:
+    """Verify a whole object. headers: of the response, by name in lower case. Raises BrokenS3Response."""
     for name, count in _KINDS.items():
         said = headers.get(name)
         # A checksum of the part checksums has another type, or the number of parts behind it.
@@ -43,7 +43,7 @@ async def check_whole(data: memoryview, headers: Mapping[bytes, bytes]) -> None:
         try:
             expected = base64.b64decode(said, validate=True)
         except binascii.Error:
-            raise BrokenAnswer(f"its {name.decode()} is {said[:80]!r}") from None
+            raise BrokenS3Response(f"its {name.decode()} is {said[:80]!r}") from None
         found = count(data) if len(data) <= _SHORT else await asyncio.to_thread(count, data)
         if found != expected:
-            raise BrokenAnswer(f"its bytes do not have the {name.decode()} that the server sent with them")
+            raise BrokenS3Response(f"its bytes do not have the {name.decode()} that the server sent with them")

@@ -3,67 +3,78 @@
 from typing import Final
 
 from cachefs.errors import ConfigError, NotFound, OriginAccessDenied, OriginUnavailable
-from cachefs_daemon.origin.refusals import BUSY, CHANGED, GONE, SHORTER, THROTTLED, ErrorTable, Meaning, Meanings
+from cachefs_daemon.origin.refusals import (
+    BUSY,
+    CHANGED,
+    GONE,
+    SHORTER,
+    THROTTLED,
+    ErrorMeaning,
+    ErrorMeanings,
+    ErrorTable,
+)
 
 _RIGHTS: Final = "check the daemon's AWS credentials and the bucket's policy"
-_REFUSED: Final = Meaning(OriginAccessDenied, "{where} is refused", _RIGHTS + "{payer}")
+_REFUSED: Final = ErrorMeaning(OriginAccessDenied, "{where} is refused", _RIGHTS + "{payer}")
 # Sent for wrong credentials, but also for those that were replaced a moment ago.
-_WRONG_KEYS: Final = Meaning(OriginAccessDenied, "{where} is refused", _RIGHTS, may_renew=True)
+_WRONG_KEYS: Final = ErrorMeaning(OriginAccessDenied, "{where} is refused", _RIGHTS, may_renew=True)
 # The program that renews credentials may be a moment late. They are read again before each attempt.
-_EXPIRED: Final = Meaning(
+_EXPIRED: Final = ErrorMeaning(
     OriginAccessDenied, "{where}: the credentials have expired", "renew them for the daemon", True, may_renew=True
 )
 # A clock that is off is corrected within seconds, for instance after a virtual machine has slept.
-_SKEWED: Final = Meaning(
+_SKEWED: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where}: the server's clock and this node's differ too much",
     "set this node's clock (chronyc makestep)",
     is_transient=True,
 )
-_ACCOUNT: Final = Meaning(
+_ACCOUNT: Final = ErrorMeaning(
     OriginAccessDenied, "{where}: the server has closed the account or the bucket", "ask who runs or pays for it"
 )
-_ARCHIVED: Final = Meaning(
+_ARCHIVED: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where} is archived, so it cannot be read",
     "restore it (aws s3api restore-object), and read it again when that is done",
 )
-_KEY: Final = Meaning(
+_KEY: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where}: the server may not use the key that the object is encrypted with",
     "give the daemon's credentials the right kms:Decrypt, or mend that key",
 )
-_BAD_REQUEST: Final = Meaning(
+_BAD_REQUEST: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where}: the server does not take the request",
     "objects that are encrypted with a key of yours (SSE-C) cannot be read; store them with SSE-S3 or SSE-KMS",
 )
-_NO_BUCKET: Final = Meaning(NotFound, "there is no bucket {bucket} at {endpoint}", "check the URL and the endpoint")
-_NO_ACCESS_POINT: Final = Meaning(
+_NO_BUCKET: Final = ErrorMeaning(
+    NotFound, "there is no bucket {bucket} at {endpoint}", "check the URL and the endpoint"
+)
+_NO_ACCESS_POINT: Final = ErrorMeaning(
     NotFound, "there is no access point {bucket} at {endpoint}", "check the ARN, the account and the region"
 )
-_BAD_NAME: Final = Meaning(ConfigError, "{where}: S3 allows no such bucket name or key", "check the URL")
+_BAD_NAME: Final = ErrorMeaning(ConfigError, "{where}: S3 allows no such bucket name or key", "check the URL")
 # botocore's client may know the right region by now, or learn it from the response.
-OTHER_REGION: Final = Meaning(
+OTHER_REGION: Final = ErrorMeaning(
     ConfigError, "bucket {bucket} is in another region", "give the dataset its region (--region)"
 )
-_UNSIGNED: Final = Meaning(
+_UNSIGNED: Final = ErrorMeaning(
     OriginAccessDenied, "{where}: the server takes signed requests only", "leave out --anonymous"
 )
-_SIGNATURE: Final = Meaning(
+_SIGNATURE: Final = ErrorMeaning(
     ConfigError, "{where}: the server does not take signatures of version 4", "check the endpoint and its region"
 )
-_NO_S3: Final = Meaning(
+_NO_S3: Final = ErrorMeaning(
     OriginUnavailable,
     "{where}: the server does not understand the request",
     "where it says no more, the endpoint is no S3 server, or its region, its port or http:// in place of https:// is "
     "wrong",
 )
-_UNABLE: Final = Meaning(
+_UNABLE: Final = ErrorMeaning(
     OriginUnavailable, "{where}: the server does not know such requests", "check the endpoint, or use another server"
 )
 
-_CODES: Final[Meanings] = {
+_CODES: Final[ErrorMeanings] = {
     # Objects.
     "NoSuchKey": GONE,
     "NoSuchVersion": GONE,
@@ -110,7 +121,7 @@ _CODES: Final[Meanings] = {
     "AllAccessDisabled": _ACCOUNT,
     "NotSignedUp": _ACCOUNT,
     "UserSuspended": _ACCOUNT,
-    "UserProjectMissing": Meaning(
+    "UserProjectMissing": ErrorMeaning(
         OriginAccessDenied, "{where} is in a bucket whose requester pays", "read it with gs:// and --user-project"
     ),
     # Credentials.
@@ -150,6 +161,6 @@ _CODES: Final[Meanings] = {
     501: _UNABLE,
     400: _NO_S3,
 }
-_LISTING: Final[Meanings] = {"NoSuchKey": _NO_BUCKET, 404: _NO_BUCKET}
+_LISTING: Final[ErrorMeanings] = {"NoSuchKey": _NO_BUCKET, 404: _NO_BUCKET}
 
 S3: Final = ErrorTable(_CODES, _LISTING)

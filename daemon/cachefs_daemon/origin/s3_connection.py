@@ -26,14 +26,14 @@ from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.secrets_in_text import has_secrets
 from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.origin.detour import Detour
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.ledger import sending
+from cachefs_daemon.origin.fallback_client import FallbackState
 from cachefs_daemon.origin.outage import Outage
-from cachefs_daemon.origin.s3_credentials import in_time
+from cachefs_daemon.origin.request_counters import count_current_request
+from cachefs_daemon.origin.s3_credentials import with_timeout
 from cachefs_daemon.origin.s3_get import S3Get
 from cachefs_daemon.origin.s3_page import parse_time
-from cachefs_daemon.origin.s3_route import prepare
+from cachefs_daemon.origin.s3_route import register_capture
 
 # Seconds after its last request when a client is closed.
 IDLE_SECONDS: Final = 300.0
@@ -48,9 +48,9 @@ class OpenClient:
     """A pair of clients, aiobotocore's and our own, with their credentials."""
 
     # aiobotocore's client.
-    full: Any
+    botocore_client: Any
     # Our own client, which only gets objects.
-    lean: S3Get
+    own_client: S3Get
     # Access key and session token in use; None without credentials.
     credentials: tuple[str, str | None] | None
     # Closes the client.
@@ -62,33 +62,33 @@ class OpenClient:
     # Loop time of the last request's end, fetch processes included.
     used: float = 0.0
     # Another client has replaced this one.
-    retired: bool = False
+    is_retired: bool = False
 
 
 class S3Connection:
     """The access to one S3 server with one set of options. Used on the event loop."""
 
     def __init__(self, options: OriginOptions, settings: OriginSettings) -> None:
-        self.endpoint = (
+        self.endpoint_url = (
             options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         )
-        if has_secrets(self.endpoint or ""):
+        if has_secrets(self.endpoint_url or ""):
             raise ConfigError(
                 "the S3 endpoint must be a URL without a user and a signature, since everybody on this node can see it"
             )
-        name = f"S3 at {self.endpoint or 'AWS'}"
+        name = f"S3 at {self.endpoint_url or 'AWS'}"
         self.outage = Outage(name)
-        self.detour = Detour(name)
-        self.limits = Endpoint(
+        self.fallback = FallbackState(name)
+        self.server = Endpoint(
             name, settings.max_connections, hedge_share=settings.hedge_share, largest=settings.max_request
         )
         self._options = options
         self._settings = settings
-        self._holders = 0
+        self._origin_count = 0
         self._opening = asyncio.Lock()
         self._renewing = asyncio.Lock()
         self._current: OpenClient | None = None
-        self._looked = float("-inf")  # monotonic time of the last search for other credentials
+        self._searched_at = float("-inf")  # monotonic time of the last search for other credentials
         self._idle: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -98,11 +98,11 @@ class S3Connection:
         current = self._current
         return current if current is not None and current.loop is asyncio.get_running_loop() else None
 
-    def client(self) -> "_Use":
+    def client(self) -> "_ClientLease":
         """Return a context manager with a client, for one request. It raises ConfigError."""
-        return _Use(self)
+        return _ClientLease(self)
 
-    async def take(self) -> OpenClient:
+    async def acquire_client(self) -> OpenClient:
         """Return a client, opening one if necessary (see `client`)."""
         current = self._current
         if current is None or self._opening.locked() or not current.loop.is_running():
@@ -110,27 +110,27 @@ class S3Connection:
         current.users += 1
         return current
 
-    def give_back(self, client: OpenClient) -> None:
+    def release_client(self, client: OpenClient) -> None:
         """Return a client that was taken."""
         client.users -= 1
         if not client.users:
-            self._unused(client)
+            self._note_unused(client)
 
     def touch(self) -> None:
         """Mark the client as used: a fetch process that uses its prepared GETs got a response."""
         if (current := self.current) is not None:
             current.used = current.loop.time()
 
-    async def renew(self, refused: OpenClient) -> bool:
+    async def renew_credentials(self, refused: OpenClient) -> bool:
         """Search for other credentials than those of the client *refused*. Return whether the next client has any."""
         # `_opening` is not held: a provider may take long, and other requests may have valid credentials.
         async with self._renewing:
             current = self._current
             if current is None or current is not refused:
                 return True
-            if time.monotonic() - self._looked < RENEW_SECONDS or self._options.anonymous:
+            if time.monotonic() - self._searched_at < RENEW_SECONDS or self._options.anonymous:
                 return False
-            self._looked = time.monotonic()
+            self._searched_at = time.monotonic()
             try:
                 found = await _credentials_of(await self._session())
             except BotoCoreError:
@@ -138,61 +138,61 @@ class S3Connection:
             if found == current.credentials:
                 return False
             if self._current is current:
-                self._retire()
+                self._detach_client()
             return True
 
-    def hold(self) -> None:
+    def add_origin(self) -> None:
         """Register one more origin that uses this connection."""
-        self._holders += 1
+        self._origin_count += 1
 
-    async def release(self) -> None:
+    async def remove_origin(self) -> None:
         """Unregister an origin. The last one closes the client."""
-        self._holders -= 1
-        if not self._holders:
-            self._retire()
+        self._origin_count -= 1
+        if not self._origin_count:
+            self._detach_client()
             await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def _open(self) -> OpenClient:
         async with self._opening:
             if self._current is None or not self._current.loop.is_running():
-                self._retire()
+                self._detach_client()
                 self._current = await self._connect()
             return self._current
 
-    def _unused(self, current: OpenClient) -> None:
-        if current.retired:
+    def _note_unused(self, current: OpenClient) -> None:
+        if current.is_retired:
             task = current.loop.create_task(current.stack.aclose())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         else:
             current.used = current.loop.time()
             if self._idle is None:
-                self._idle = current.loop.call_later(IDLE_SECONDS, self._look, current)
+                self._idle = current.loop.call_later(IDLE_SECONDS, self._close_if_idle, current)
 
-    def _look(self, current: OpenClient) -> None:
+    def _close_if_idle(self, current: OpenClient) -> None:
         """Close the client once it is idle. One timer checks this: setting one after each request would take 2 us."""
         self._idle = None
         if current.users:
             return  # the last of them sets the timer again
         if current.loop.time() >= current.used + IDLE_SECONDS:
-            self._retire()
+            self._detach_client()
         else:
-            self._idle = current.loop.call_at(current.used + IDLE_SECONDS, self._look, current)
+            self._idle = current.loop.call_at(current.used + IDLE_SECONDS, self._close_if_idle, current)
 
-    def _retire(self) -> None:
+    def _detach_client(self) -> None:
         """Detach the client, so that the next request opens another one."""
         current, self._current = self._current, None
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
         if current is not None:
-            current.retired = True
+            current.is_retired = True
             if not current.users and current.loop.is_running():
-                self._unused(current)
+                self._note_unused(current)
 
     async def _session(self) -> AioSession:
         session = AioSession(profile=self._options.profile)
-        loader = await asyncio.get_running_loop().run_in_executor(None, _protocol)
+        loader = await asyncio.get_running_loop().run_in_executor(None, _load_protocol)
         session.register_component("data_loader", loader)
         session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse_time)
         return session
@@ -204,7 +204,7 @@ class S3Connection:
             made = session.create_client(
                 "s3",
                 region_name=self._options.region or session.get_config_variable("region") or "us-east-1",
-                endpoint_url=self.endpoint,
+                endpoint_url=self.endpoint_url,
                 config=self._config(),
             )
             stack = contextlib.AsyncExitStack()
@@ -212,14 +212,14 @@ class S3Connection:
         except ProfileNotFound as error:
             raise ConfigError(f"{error}; check --profile and ~/.aws of the user that the daemon runs as") from error
         except ValueError as error:
-            if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            if self.endpoint_url and not self.endpoint_url.startswith(("http://", "https://")):
                 raise ConfigError(
-                    f"S3 endpoint {self.endpoint!r} must begin with http:// or https://, as in http://127.0.0.1:9000"
+                    f"S3 endpoint {self.endpoint_url!r} must begin with http:// or https://, as in http://127.0.0.1:9000"
                 ) from error
-            raise ConfigError(f"{self.endpoint or 'AWS'} cannot be reached as configured: {error}") from error
-        prepare(full)
+            raise ConfigError(f"{self.endpoint_url or 'AWS'} cannot be reached as configured: {error}") from error
+        register_capture(full)
         full.meta.events.register("before-parse.s3.ListObjectsV2", _keep_raw_page)
-        full.meta.events.register("before-send.s3", sending)
+        full.meta.events.register("before-send.s3", count_current_request)
         if self._options.requester_pays:
             full.meta.events.register("before-parameter-build.s3", _let_requester_pay)
         # This handler would parse each page before us. `parse_page` itself detects an error with status 200.
@@ -227,13 +227,13 @@ class S3Connection:
             full.meta.events.unregister("before-parse.s3.*", botocore.handlers._handle_200_error)
         source = None if self._options.anonymous else await session.get_credentials()
         verify = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE", True)
-        lean = S3Get(full, source, self._settings, verify, self.limits)
+        lean = S3Get(full, source, self._settings, verify, self.server)
         stack.callback(lean.close)
         return OpenClient(full, lean, credentials, stack, asyncio.get_running_loop())
 
     def _config(self) -> AioConfig:
         # Servers other than AWS seldom support bucket names in host names.
-        style = self._options.addressing_style or ("path" if self.endpoint else "auto")
+        style = self._options.addressing_style or ("path" if self.endpoint_url else "auto")
         return AioConfig(
             max_pool_connections=self._settings.max_connections,
             connect_timeout=self._settings.connect_timeout,
@@ -247,7 +247,7 @@ class S3Connection:
         )
 
 
-class _Use:
+class _ClientLease:
     """One use of a client. A generator as context manager would take twice as long, 2 us of each read."""
 
     __slots__ = ("_client", "_connection")
@@ -257,19 +257,20 @@ class _Use:
         self._client: OpenClient | None = None
 
     async def __aenter__(self) -> OpenClient:
-        self._client = await self._connection.take()
+        self._client = await self._connection.acquire_client()
         return self._client
 
     async def __aexit__(self, *_: object) -> None:
         assert self._client is not None
-        self._connection.give_back(self._client)
+        self._connection.release_client(self._client)
 
 
 _shared: Final[WeakValueDictionary[tuple[OriginOptions, OriginSettings], S3Connection]] = WeakValueDictionary()
 
 
-def connection(options: OriginOptions, settings: OriginSettings) -> S3Connection:
-    """Return the connection that all origins with these options and settings share. Call its `hold` and `release`."""
+def shared_connection(options: OriginOptions, settings: OriginSettings) -> S3Connection:
+    """Return the connection that all origins with these options and settings share. Call its `add_origin` and
+    `remove_origin`."""
     key = msgspec.structs.replace(options, mtime_only=False), settings
     found = _shared.get(key)
     if found is None:
@@ -278,10 +279,10 @@ def connection(options: OriginOptions, settings: OriginSettings) -> S3Connection
 
 
 async def _credentials_of(session: AioSession) -> tuple[str, str | None] | None:
-    found = await in_time(session.get_credentials())
+    found = await with_timeout(session.get_credentials())
     if found is None:
         return None
-    frozen = await in_time(found.get_frozen_credentials())
+    frozen = await with_timeout(found.get_frozen_credentials())
     return frozen.access_key, frozen.token
 
 
@@ -299,7 +300,7 @@ def _keep_raw_page(response_dict: dict[str, Any], customized_response_dict: dict
 
 
 @functools.cache
-def _protocol() -> Any:
+def _load_protocol() -> Any:
     """Load the description of the S3 protocol. Call it in a thread."""
     loader = botocore.loaders.create_loader(os.environ.get("AWS_DATA_PATH"))
     with contextlib.suppress(BotoCoreError, ValueError):

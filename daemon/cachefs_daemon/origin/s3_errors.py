@@ -11,16 +11,16 @@ from botocore.compat import HTTPHeaders
 from botocore.parsers import ResponseParserError, RestXMLParser
 
 from cachefs.errors import CachefsError, ConfigError, OriginAccessDenied, OriginUnavailable
-from cachefs_daemon.origin.ledger import Outcome
-from cachefs_daemon.origin.refusals import Meaning, Refusal
+from cachefs_daemon.origin.refusals import ErrorMeaning, Refusal
+from cachefs_daemon.origin.request_counters import RequestOutcome
 from cachefs_daemon.origin.retry import Failure
-from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place
 from cachefs_daemon.origin.s3_codes import OTHER_REGION, S3
+from cachefs_daemon.origin.s3_response import BrokenS3Response, S3Target
 
 _PAYER: Final = ", or add --requester-pays if who reads the bucket pays for it"
 
 # Meanings of exceptions that are no response of the server: the first row with a matching type applies.
-_TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], Meaning], ...]] = (
+_EXCEPTION_MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], ErrorMeaning], ...]] = (
     (
         (
             boto.NoCredentialsError,
@@ -29,7 +29,7 @@ _TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], Meaning], ...]] = (
             boto.NoAuthTokenError,
             boto.SSOError,
         ),
-        Meaning(
+        ErrorMeaning(
             OriginAccessDenied,
             "no usable credentials for {where}: {error}",
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the daemon and restart it, write ~/.aws/credentials "
@@ -38,12 +38,12 @@ _TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], Meaning], ...]] = (
     ),
     (
         (boto.CredentialRetrievalError,),
-        Meaning(OriginAccessDenied, "the credentials for {where} cannot be renewed: {error}", is_transient=True),
+        ErrorMeaning(OriginAccessDenied, "the credentials for {where} cannot be renewed: {error}", is_transient=True),
     ),
-    ((boto.ParamValidationError,), Meaning(ConfigError, "{where}: S3 allows no such bucket name or key")),
+    ((boto.ParamValidationError,), ErrorMeaning(ConfigError, "{where}: S3 allows no such bucket name or key")),
     (
         (boto.EndpointConnectionError, boto.ConnectTimeoutError),
-        Meaning(
+        ErrorMeaning(
             OriginUnavailable,
             "no server answers at {endpoint} (for s3://{bucket}/{key})",
             "check the endpoint and the network",
@@ -52,36 +52,36 @@ _TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], Meaning], ...]] = (
     ),
     (
         (boto.SSLError, aiohttp.ClientSSLError, ssl.SSLError),
-        Meaning(OriginUnavailable, "{where}: {tls}", is_transient=True),
+        ErrorMeaning(OriginUnavailable, "{where}: {tls}", is_transient=True),
     ),
     (
         (boto.ProfileNotFound, boto.ConfigParseError, boto.InvalidRegionError, boto.EndpointProviderError),
-        Meaning(ConfigError, "{where} cannot be asked for: {error}"),
+        ErrorMeaning(ConfigError, "{where} cannot be asked for: {error}"),
     ),
     (
-        (ResponseParserError, boto.BotoCoreError, BrokenAnswer, aiohttp.ClientError, OSError),
-        Meaning(OriginUnavailable, "{where} is unreachable or broken: {error}", is_transient=True),
+        (ResponseParserError, boto.BotoCoreError, BrokenS3Response, aiohttp.ClientError, OSError),
+        ErrorMeaning(OriginUnavailable, "{where} is unreachable or broken: {error}", is_transient=True),
     ),
 )
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> RequestOutcome:
     """Return the outcome for the exception that ended a request of botocore's client."""
     match error:
         case asyncio.CancelledError():
-            return Outcome.CANCELLED
+            return RequestOutcome.CANCELLED
         case boto.ClientError():
-            return Outcome.REFUSED
+            return RequestOutcome.REFUSED
         case (
             boto.EndpointConnectionError() | boto.ConnectTimeoutError() | boto.SSLError() | boto.ProxyConnectionError()
         ):
-            return Outcome.UNREACHABLE
+            return RequestOutcome.UNREACHABLE
         case boto.ConnectionClosedError():
-            return Outcome.UNANSWERED
-    return Outcome.BROKEN
+            return RequestOutcome.UNANSWERED
+    return RequestOutcome.BROKEN
 
 
-def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> boto.ClientError:
+def client_error_of(status: int, headers: Mapping[bytes, bytes], body: bytes) -> boto.ClientError:
     """Return the exception that botocore's client raises for this response to a GET of an object."""
     pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.items()]
     parsed = RestXMLParser().parse(
@@ -92,35 +92,35 @@ def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> boto.Cl
 
 def is_redirect(error: boto.ClientError) -> bool:
     """Return whether botocore's client may know the right region now, or learn it from this response."""
-    return S3.meaning(_refusal_of(error), is_listing=False) is OTHER_REGION
+    return S3.find_meaning(_refusal_of(error), is_listing=False) is OTHER_REGION
 
 
 def are_credentials_refused(error: Exception) -> bool:
     """Return whether other credentials, such as renewed ones, may help."""
     if isinstance(error, boto.ClientError):
-        return S3.meaning(_refusal_of(error), is_listing=False).may_renew
+        return S3.find_meaning(_refusal_of(error), is_listing=False).may_renew
     return isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError)
 
 
-def judge(error: Exception, place: Place) -> Failure:
+def judge_error(error: Exception, target: S3Target) -> Failure:
     """Return the failure that *error* means. Raises *error* itself if network and server are not its cause."""
     if isinstance(error, CachefsError):
         return Failure(error, False)
     words = {
-        "where": str(place), "bucket": place.bucket, "key": place.key, "endpoint": place.endpoint,
-        "payer": "" if place.requester_pays else _PAYER,
+        "where": str(target), "bucket": target.bucket, "key": target.key, "endpoint": target.endpoint,
+        "payer": "" if target.requester_pays else _PAYER,
     }  # fmt: skip
     if isinstance(error, boto.ClientError):
-        return S3.judge(_refusal_of(error), words, is_listing=not place.key)
-    for kinds, meaning in _TROUBLES:
+        return S3.judge(_refusal_of(error), words, is_listing=not target.key)
+    for kinds, meaning in _EXCEPTION_MEANINGS:
         if isinstance(error, kinds):
-            return meaning.failure({**words, "error": _line(error), "tls": _tls_trouble(error)})
+            return meaning.make_failure({**words, "error": _line(error), "tls": _tls_problem(error)})
     raise error
 
 
 def _refusal_of(error: boto.ClientError) -> Refusal:
     facts, said = error.response.get("ResponseMetadata", {}), error.response.get("Error", {})
-    return Refusal.of(
+    return Refusal.from_response(
         facts.get("HTTPStatusCode", 0),
         str(said.get("Code", "")),
         str(said.get("Message", "")),
@@ -132,7 +132,7 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _tls_trouble(error: Exception) -> str:
+def _tls_problem(error: Exception) -> str:
     reason = _tls_reason(error)
     if reason == "WRONG_VERSION_NUMBER":  # OpenSSL's name for a response that is not TLS
         return "the server speaks no TLS at this port; write http:// in the endpoint, or name the port for https://"

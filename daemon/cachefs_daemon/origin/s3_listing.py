@@ -6,8 +6,8 @@ keys are cut (`key_ranges.py`), and their parts are listed concurrently. Cutting
 that lists nothing but names: a part begins with a request for its first key, since it may be empty.
 
 Some servers (gateways over file systems) do not list keys in order, and keys at the cuts would be lost. Keys out of
-order, and disagreement where two parts meet (`Seam`), reveal such a server, and then everything is listed anew in one
-piece. The builder drops duplicates.
+order, and disagreement where two parts meet (`RangeCut`), reveal such a server, and then everything is listed anew in
+one piece. The builder drops duplicates.
 """
 
 import asyncio
@@ -17,9 +17,16 @@ from typing import Any, Final
 
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.key_ranges import Characters, KeyRange, ListingPlace, Seam, common_length, cuts
-from cachefs_daemon.origin.s3_answer import BrokenAnswer
-from cachefs_daemon.origin.s3_page import Page
+from cachefs_daemon.origin.key_ranges import (
+    KeyCharacters,
+    KeyRange,
+    ListingCheckpoint,
+    RangeCut,
+    choose_cuts,
+    common_length,
+)
+from cachefs_daemon.origin.s3_page import ListingPage
+from cachefs_daemon.origin.s3_response import BrokenS3Response
 
 # Pages read before keys are cut. Each range reads half a page too much on average, so small buckets are not cut.
 _FIRST_PAGES: Final = 8
@@ -29,34 +36,34 @@ _PARALLEL: Final = 32
 _EMPTY_PARTS: Final = 64
 _PAGES_PER_EMPTY_PART: Final = 2
 # Keys of a page whose characters are recorded: recording all would take longer than the rest.
-_LOOKED_AT: Final = 4
+_SAMPLED_KEYS: Final = 4
 # How often two requests may see different keys where two parts meet, before the server counts as unordered.
-_LOOKS: Final = 3
+_CUT_CHECKS: Final = 3
 # Most empty pages in a row. A server that has deleted much may send some; one that sends more will never end.
-_MOST_EMPTY: Final = 1000
+_MAX_EMPTY_PAGES: Final = 1000
 
 
 class _OutOfOrder(Exception):
     """The server does not list keys in byte order, or ignores the start key."""
 
 
-FetchPage = Callable[..., Awaitable[Page]]
+FetchPage = Callable[..., Awaitable[ListingPage]]
 
 
 async def list_bucket(
-    fetch: FetchPage, prefix: str, place: ListingPlace | None = None
+    fetch: FetchPage, prefix: str, checkpoint: ListingCheckpoint | None = None
 ) -> AsyncIterator[list[ListedObject]]:
-    """Yield all objects below *prefix*, in batches. fetch: returns one page, given the parameters of the query. place:
-    where to begin; updated before each batch.
+    """Yield all objects below *prefix*, in batches. fetch: returns one page, given the parameters of the query.
+    checkpoint: where to begin; updated before each batch.
 
-    Raises BrokenAnswer if the listing would never end.
+    Raises BrokenS3Response if the listing would never end.
     """
-    place = place or ListingPlace()
+    checkpoint = checkpoint or ListingCheckpoint()
     try:
-        async for objects in _Ranges(fetch, prefix, place).all():
+        async for objects in _ParallelListing(fetch, prefix, checkpoint).list_objects():
             yield objects
     except _OutOfOrder:
-        place.follow(None, {})
+        checkpoint.track(None, {})
         async for page in _pages(fetch, {"Prefix": prefix}):
             yield page.objects
 
@@ -72,7 +79,7 @@ class _Range:
     # Token for the next page; None before the first one.
     token: str | None = None
     # Empty pages in a row so far.
-    empty: int = 0
+    empty_pages: int = 0
     # Pages that arrived since the range was cut.
     pages: int = 0
     # Length of the common prefix of the first and the last key of its last page.
@@ -82,12 +89,12 @@ class _Range:
     # The first key on its last page that is beyond its end.
     beyond: bytes | None = None
 
-    def take(self, page: Page) -> list[ListedObject]:
-        """Return the objects on its next page that are in the range. Raises _OutOfOrder, BrokenAnswer."""
+    def accept_page(self, page: ListingPage) -> list[ListedObject]:
+        """Return the objects on its next page that are in the range. Raises _OutOfOrder, BrokenS3Response."""
         # A failed listing may be resumed after `last`, so that moves once the page is known to be good.
         if page.token is not None and page.token == self.token:
-            raise BrokenAnswer("the listing repeats itself: a token to go on with came twice")
-        self.empty = _empty_pages(self.empty, page)
+            raise BrokenS3Response("the listing repeats itself: a token to go on with came twice")
+        self.empty_pages = _empty_pages(self.empty_pages, page)
         before = self.last
         for listed in page.objects:
             if listed.key < self.last:
@@ -113,60 +120,62 @@ class _Range:
         return self.token is None or (self.until is not None and self.last >= self.until)
 
 
-class _Ranges:
+class _ParallelListing:
     """The unlisted rest of a bucket, in ranges that are listed concurrently."""
 
-    def __init__(self, fetch: FetchPage, prefix: str, place: ListingPlace) -> None:
+    def __init__(self, fetch: FetchPage, prefix: str, place: ListingCheckpoint) -> None:
         self._fetch = fetch
         self._prefix = prefix
-        self._place = place
-        self._seams = {one.cut: one for one in place.first_seams}
-        unbegun = {one.cut for one in place.first_seams if not one.is_begun}
-        self._left = {_Range(one.after, one.until, is_new_part=one.after in unbegun): None for one in place.first}
-        self._requests: dict[asyncio.Task[Page], _Range] = {}
-        self._characters = Characters()
+        self._checkpoint = place
+        self._cuts = {one.cut: one for one in place.resumed_cuts}
+        unbegun = {one.cut for one in place.resumed_cuts if not one.is_begun}
+        self._remaining = {
+            _Range(one.after, one.until, is_new_part=one.after in unbegun): None for one in place.resumed_ranges
+        }
+        self._requests: dict[asyncio.Task[ListingPage], _Range] = {}
+        self._characters = KeyCharacters()
         self._pages = 0
         self._empty_parts = 0
 
-    async def all(self) -> AsyncIterator[list[ListedObject]]:
-        """Yield the objects of all ranges. Raises _OutOfOrder, BrokenAnswer."""
-        self._place.follow(lambda: [KeyRange(one.last, one.until) for one in self._left], self._seams)
+    async def list_objects(self) -> AsyncIterator[list[ListedObject]]:
+        """Yield the objects of all ranges. Raises _OutOfOrder, BrokenS3Response."""
+        self._checkpoint.track(lambda: [KeyRange(one.last, one.until) for one in self._remaining], self._cuts)
         try:
-            for cut in list(self._seams):
-                await self._check(cut)
-            self._ask()
+            for cut in list(self._cuts):
+                await self._verify_cut(cut)
+            self._send_requests()
             while self._requests:
                 done, _ = await asyncio.wait(self._requests, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     asked = self._requests.pop(task)
                     start = asked.last
-                    objects = self._took(asked, task.result())
+                    objects = self._accept_page(asked, task.result())
                     if asked.is_listed:
-                        del self._left[asked]
+                        del self._remaining[asked]
                     try:
-                        await self._check(start)
+                        await self._verify_cut(start)
                         if asked.until is not None:
-                            await self._check(asked.until)
+                            await self._verify_cut(asked.until)
                     except CachefsError:
                         # The page does not count: a resumed listing begins with it.
-                        asked.last, self._left[asked] = start, None
+                        asked.last, self._remaining[asked] = start, None
                         raise
                     yield objects
-                self._ask()
+                self._send_requests()
         finally:
             for task in self._requests:
                 task.cancel()
             await asyncio.gather(*self._requests, return_exceptions=True)
 
-    def _took(self, asked: _Range, page: Page) -> list[ListedObject]:
+    def _accept_page(self, asked: _Range, page: ListingPage) -> list[ListedObject]:
         start = asked.last
-        objects = asked.take(page)
-        if asked.is_listed and asked.until in self._seams:
-            seam = self._seams[asked.until]
+        objects = asked.accept_page(page)
+        if asked.is_listed and asked.until in self._cuts:
+            seam = self._cuts[asked.until]
             seam.last = max((one.key for one in objects), default=start)
             seam.seen_before = asked.beyond
-        if asked.is_new_part and start in self._seams and (page.objects or not page.token):
-            seam = self._seams[start]
+        if asked.is_new_part and start in self._cuts and (page.objects or not page.token):
+            seam = self._cuts[start]
             seam.seen_after = page.objects[0].key if page.objects else None
             seam.is_begun = True
         if asked.is_new_part:
@@ -175,40 +184,40 @@ class _Ranges:
             self._empty_parts += not objects
         else:
             self._pages += bool(objects)
-        for listed in objects[:: max(1, len(objects) // _LOOKED_AT)]:
-            self._characters.see(_text(listed.key))
+        for listed in objects[:: max(1, len(objects) // _SAMPLED_KEYS)]:
+            self._characters.add_characters_of(_text(listed.key))
         return objects
 
-    def _ask(self) -> None:
+    def _send_requests(self) -> None:
         """Send as many requests as allowed."""
         asked = set(self._requests.values())
-        for one in [one for one in self._left if one not in asked][: _PARALLEL - len(asked)]:
-            self._ask_for(one)
+        for one in [one for one in self._remaining if one not in asked][: _PARALLEL - len(asked)]:
+            self._request_page(one)
         if self._pages < _FIRST_PAGES:
             return
         # The longer a range has been listed without an end, the more is probably left of it.
-        long = sorted((one for one in self._left if one.pages), key=lambda one: one.pages, reverse=True)
+        long = sorted((one for one in self._remaining if one.pages), key=lambda one: one.pages, reverse=True)
         for number, one in enumerate(long):
             free = min(_PARALLEL - len(self._requests), self._empty_parts_left())
             if free <= 0:
                 break
-            for part in self._cut(one, -(-free // (len(long) - number))):
-                self._ask_for(part)
+            for part in self._split_range(one, -(-free // (len(long) - number))):
+                self._request_page(part)
 
-    async def _check(self, cut: bytes) -> None:
+    async def _verify_cut(self, cut: bytes) -> None:
         """Verify the seam at *cut*, if there is one and both its parts are known. Raises _OutOfOrder."""
-        seam = self._seams.get(cut)
+        seam = self._cuts.get(cut)
         if seam is None or not seam.is_known:
             return
-        if seam.seen_before != seam.seen_after and not await self._is_passing(seam):
+        if seam.seen_before != seam.seen_after and not await self._is_transient_difference(seam):
             raise _OutOfOrder
-        del self._seams[cut]  # only now: a listing that fails earlier is resumed here
+        del self._cuts[cut]  # only now: a listing that fails earlier is resumed here
 
-    async def _is_passing(self, seam: Seam) -> bool:
+    async def _is_transient_difference(self, seam: RangeCut) -> bool:
         """Return whether the difference at a seam is transient: keys may come or go between requests, but not every
         time."""
         assert seam.last is not None
-        for _ in range(_LOOKS):
+        for _ in range(_CUT_CHECKS):
             before, after = [await self._first_key(start) for start in (seam.last, seam.cut)]
             if before == after or (before is not None and before <= seam.cut):
                 return True
@@ -227,10 +236,10 @@ class _Ranges:
         new = sum(one.is_new_part for one in self._requests.values())
         return _EMPTY_PARTS + self._pages // _PAGES_PER_EMPTY_PART - self._empty_parts - new
 
-    def _cut(self, whole: _Range, most: int) -> list[_Range]:
+    def _split_range(self, whole: _Range, most: int) -> list[_Range]:
         """Cut at most *most* parts off the end of a range."""
         until = None if whole.until is None else _text(whole.until)
-        found = cuts(_text(whole.last), until, whole.page_width, self._characters, most)
+        found = choose_cuts(_text(whole.last), until, whole.page_width, self._characters, most)
         # Keys that are not UTF-8 are never cut.
         at = [cut for cut in map(str.encode, found) if whole.last < cut and (whole.until is None or cut < whole.until)]
         if not at:
@@ -238,12 +247,12 @@ class _Ranges:
         parts = [
             _Range(after, before, is_new_part=True) for after, before in zip(at, [*at[1:], whole.until], strict=True)
         ]
-        self._seams.update((cut, Seam(cut)) for cut in at)
+        self._cuts.update((cut, RangeCut(cut)) for cut in at)
         whole.until, whole.pages = at[0], 0
-        self._left.update(dict.fromkeys(parts))
+        self._remaining.update(dict.fromkeys(parts))
         return parts
 
-    def _ask_for(self, one: _Range) -> None:
+    def _request_page(self, one: _Range) -> None:
         query: dict[str, Any] = {"Prefix": self._prefix}
         if one.token is not None:
             query["ContinuationToken"] = one.token
@@ -253,7 +262,7 @@ class _Ranges:
             query["MaxKeys"] = 1
         self._requests[asyncio.create_task(self._page(query, one.last))] = one
 
-    async def _page(self, query: dict[str, Any], last: bytes) -> Page:
+    async def _page(self, query: dict[str, Any], last: bytes) -> ListingPage:
         try:
             return await self._fetch(**query)
         except OriginUnavailable as error:
@@ -262,8 +271,8 @@ class _Ranges:
             raise OriginUnavailable(f"{error} (keys after {_text(last)!r})") from None
 
 
-async def _pages(fetch: FetchPage, query: dict[str, str]) -> AsyncIterator[Page]:
-    """Yield the pages of one listing. Raises BrokenAnswer if they would never end."""
+async def _pages(fetch: FetchPage, query: dict[str, str]) -> AsyncIterator[ListingPage]:
+    """Yield the pages of one listing. Raises BrokenS3Response if they would never end."""
     token: str | None = None
     seen: set[str] = set()
     empty = 0
@@ -275,15 +284,15 @@ async def _pages(fetch: FetchPage, query: dict[str, str]) -> AsyncIterator[Page]
             return
         empty = _empty_pages(empty, page)
         if token in seen:
-            raise BrokenAnswer("the listing repeats itself: a token to go on with came twice")
+            raise BrokenS3Response("the listing repeats itself: a token to go on with came twice")
         seen.add(token)
 
 
-def _empty_pages(before: int, page: Page) -> int:
-    """Return the number of empty pages in a row, *page* included. Raises BrokenAnswer if there are too many."""
+def _empty_pages(before: int, page: ListingPage) -> int:
+    """Return the number of empty pages in a row, *page* included. Raises BrokenS3Response if there are too many."""
     empty = 0 if page.objects else before + 1
-    if empty > _MOST_EMPTY:
-        raise BrokenAnswer(f"the listing does not go on: {empty} pages in a row had nothing on them")
+    if empty > _MAX_EMPTY_PAGES:
+        raise BrokenS3Response(f"the listing does not go on: {empty} pages in a row had nothing on them")
     return empty
 
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from botocore.utils import parse_timestamp
 
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.s3_answer import BrokenAnswer
+from cachefs_daemon.origin.s3_response import BrokenS3Response
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BEGIN: Final = b"<Contents>"
@@ -29,7 +29,7 @@ _ARCHIVED: Final = re.compile(rb"<StorageClass>\s*(?:%b)\s*<" % b"|".join(_ARCHI
 _RAW_RETURN: Final = re.compile(rb"<Key>[^<]*\r[^<]*<")
 
 
-class Page(NamedTuple):
+class ListingPage(NamedTuple):
     """One page of a listing."""
 
     # Objects, with keys relative to the dataset's prefix.
@@ -38,8 +38,8 @@ class Page(NamedTuple):
     token: str | None
 
 
-def parse_page(body: bytes, prefix: str) -> Page:
-    """Parse the body of a response to ListObjectsV2. Raises BrokenAnswer."""
+def parse_page(body: bytes, prefix: str) -> ListingPage:
+    """Parse the body of a response to ListObjectsV2. Raises BrokenS3Response."""
     if b"\r" in body:
         body = _RAW_RETURN.sub(lambda name: name[0].replace(b"\r", b"&#13;"), body)
     # Archived objects are seldom read, so only the XML parser looks for their class.
@@ -53,7 +53,7 @@ def parse_page(body: bytes, prefix: str) -> Page:
         space = root.tag.rpartition("}")[0]
         space = f"{space}}}" if space else ""
         if root.tag == f"{space}Error":
-            raise BrokenAnswer(f"the server answers 200 and {root.findtext(f'{space}Code')}")
+            raise BrokenS3Response(f"the server answers 200 and {root.findtext(f'{space}Code')}")
         encoded = root.findtext(f"{space}EncodingType") == "url"
         start = len(prefix.encode())
         objects = [
@@ -64,14 +64,14 @@ def parse_page(body: bytes, prefix: str) -> Page:
                 _version(etag),
                 is_archived=bool(more and more[0] in _ARCHIVE),
             )
-            for key, time, etag, size, *more in found or _parsed(root, space)
+            for key, time, etag, size, *more in found or _parse_objects(root, space)
         ]
-        return Page(objects, _token(root, space))
+        return ListingPage(objects, _token(root, space))
     except (ElementTree.ParseError, KeyError, ValueError) as error:
-        raise BrokenAnswer(f"the listing cannot be understood: {error!r}") from None
+        raise BrokenS3Response(f"the listing cannot be understood: {error!r}") from None
 
 
-def _parsed(root: ElementTree.Element, space: str) -> list[tuple[bytes, ...]]:
+def _parse_objects(root: ElementTree.Element, space: str) -> list[tuple[bytes, ...]]:
     """Return the groups of _OBJECT, and the storage class. space: prefix of each tag. Raises KeyError."""
     key, time, etag, size, kind = (space + name for name in ("Key", "LastModified", "ETag", "Size", "StorageClass"))
     rows = [{part.tag: (part.text or "").encode() for part in element} for element in root.iterfind(f"{space}Contents")]
@@ -79,13 +79,13 @@ def _parsed(root: ElementTree.Element, space: str) -> list[tuple[bytes, ...]]:
 
 
 def _token(root: ElementTree.Element, space: str) -> str | None:
-    """Raises BrokenAnswer."""
+    """Raises BrokenS3Response."""
     if root.findtext(f"{space}IsTruncated", "").lower() != "true":
         return None
     token = root.findtext(f"{space}NextContinuationToken")
     if not token:
         # A server that only knows version 1 of ListObjects answers like this. Ending here would lose files.
-        raise BrokenAnswer("the listing is cut short without a token to go on with; does it know ListObjectsV2?")
+        raise BrokenS3Response("the listing is cut short without a token to go on with; does it know ListObjectsV2?")
     return token
 
 

@@ -4,8 +4,8 @@ import time
 from typing import Any
 
 from cachefs_daemon.origin.base import ObjectRange
-from cachefs_daemon.origin.s3_checksum import ASKED
-from cachefs_daemon.origin.s3_route import Route
+from cachefs_daemon.origin.s3_checksum import CHECKSUM_HEADER
+from cachefs_daemon.origin.s3_route import S3Route
 from cachefs_daemon.origin.sigv4 import Signer
 
 _Headers = list[tuple[str, str]]
@@ -14,7 +14,7 @@ _Headers = list[tuple[str, str]]
 class RequestMaker:
     """Makes the requests of one moment for one bucket, from headers that it prepares once."""
 
-    def __init__(self, route: Route, credentials: Any, *, checksums: bool = True) -> None:
+    def __init__(self, route: S3Route, credentials: Any, *, checksums: bool = True) -> None:
         """credentials: frozen, of botocore; None for unsigned requests. checksums: request those of whole objects."""
         self._route = route
         self._signer: Signer | None = None
@@ -31,13 +31,13 @@ class RequestMaker:
         self._signed_part = _lines(own, ":", "\n")
         self._names_part = ";".join(["host", "if-match", "range", *(name for name, _ in own)])
         if checksums:
-            own.insert(0, ASKED)
+            own.insert(0, CHECKSUM_HEADER)
         self._sent_whole = _lines(own, ": ", "\r\n")
         self._signed_whole = _lines(own, ":", "\n")
         self._names_whole = ";".join(["host", "if-match", *(name for name, _ in own)])
         self._end = f"user-agent: {route.user_agent}\r\naccept-encoding: identity\r\n\r\n"
 
-    def get(self, key: str, etag: str, wanted: ObjectRange) -> bytes:
+    def make_get(self, key: str, etag: str, wanted: ObjectRange) -> bytes:
         """Return a request for the *wanted* bytes. etag: printable ASCII without blanks."""
         route = self._route
         path = route.path(key)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from cachefs_daemon.origin.http_pool import Server
+from cachefs_daemon.origin.http_pool import ServerAddress
 from cachefs_daemon.origin.sigv4 import ALGORITHM
 
 # No object has this ETag.
-_PROBE: Final = '"cachefs: never sent"'
+_PROBE_ETAG: Final = '"cachefs: never sent"'
 _KEY: Final = "key"
 _PAYER: Final = "x-amz-request-payer"
 _SIGNED: Final = frozenset(("host", "if-match", "x-amz-content-sha256", "x-amz-date", _PAYER, "x-amz-security-token"))
@@ -26,7 +26,7 @@ class NoRoute(Exception):
     """Our own client cannot send GETs to this bucket."""
 
 
-class _Revealed(Exception):
+class _CapturedRequest(Exception):
     """Stops the captured GET."""
 
     def __init__(self, request: Any) -> None:
@@ -34,10 +34,10 @@ class _Revealed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class S3Route:
     """The server, headers and path prefix of GETs to one bucket, and the scope of their signature."""
 
-    server: Server
+    server: ServerAddress
     # Value of the header Host.
     host: str
     user_agent: str
@@ -57,26 +57,26 @@ class Route:
         return self.prefix + (key if _PLAIN.fullmatch(key) else quote(key, safe="/~"))
 
 
-def prepare(client: Any) -> None:
+def register_capture(client: Any) -> None:
     """Prepare a new client for find_route."""
-    client.meta.events.register("before-send.s3.GetObject", _reveal)
+    client.meta.events.register("before-send.s3.GetObject", _capture_request)
 
 
-async def find_route(client: Any, bucket: str) -> Route:
+async def find_route(client: Any, bucket: str) -> S3Route:
     """Return the route to *bucket*. Raises NoRoute, and what botocore raises, as for missing credentials."""
     try:
-        await client.get_object(Bucket=bucket, Key=_KEY, IfMatch=_PROBE)
-    except _Revealed as revealed:
+        await client.get_object(Bucket=bucket, Key=_KEY, IfMatch=_PROBE_ETAG)
+    except _CapturedRequest as revealed:
         return _route(client, revealed.request)
     raise NoRoute("botocore prepares requests in an unknown way")
 
 
-def _reveal(request: Any, **_: Any) -> None:
-    if request.headers.get("If-Match") in (_PROBE, _PROBE.encode()):
-        raise _Revealed(request)
+def _capture_request(request: Any, **_: Any) -> None:
+    if request.headers.get("If-Match") in (_PROBE_ETAG, _PROBE_ETAG.encode()):
+        raise _CapturedRequest(request)
 
 
-def _route(client: Any, request: Any) -> Route:
+def _route(client: Any, request: Any) -> S3Route:
     url = urlsplit(request.url)
     headers = {name.lower(): _text(value) for name, value in request.headers.items()}
     if url.query or not url.path.endswith("/" + _KEY) or url.hostname is None or url.username is not None:
@@ -88,8 +88,8 @@ def _route(client: Any, request: Any) -> Route:
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     port = url.port or _PORTS[url.scheme]
     region, service = _scope(headers)
-    return Route(
-        Server(url.hostname, port, url.scheme == "https"),
+    return S3Route(
+        ServerAddress(url.hostname, port, url.scheme == "https"),
         host if port == _PORTS[url.scheme] else f"{host}:{port}",
         headers.get("user-agent", "cachefs"),
         url.path.removesuffix(_KEY),

@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 
 from cachefs.errors import CachefsError, ConfigError
-from cachefs.secrets_in_text import without_secrets
+from cachefs.secrets_in_text import remove_secrets
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.base import ObjectRange, ReportProblem
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.patience import Patience
 
 
 class UnusableOrigin:
@@ -18,18 +18,18 @@ class UnusableOrigin:
         self.url = url
         self.requests = 0
         self.errors = 0
-        self.detours = 0
-        self.endpoint = Endpoint(without_secrets(url), 1)
+        self.fallback_reads = 0
+        self.endpoint = Endpoint(remove_secrets(url), 1)
         self._reason = ConfigError(f"{url} cannot be used: {reason}")
 
     def identity(self, key: bytes) -> bytes:
         raise self._reason
 
-    async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+    async def list(self, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         raise self._reason
         yield
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
+    async def read(self, wanted: ObjectRange, deadline: Deadline) -> bytes:
         self.errors += 1
         raise self._reason
 

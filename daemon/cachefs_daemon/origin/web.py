@@ -18,21 +18,29 @@ import aiohttp
 from cachefs.errors import CachefsError, ObjectChanged, OriginError, OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import (
-    ALTERED,
+    ALTERED_HINT,
     Data,
     ObjectRange,
     OriginSettings,
-    Report,
+    ReportProblem,
     is_weak_form,
-    too_many_pages,
+    too_many_pages_error,
 )
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.ledger import HERE
 from cachefs_daemon.origin.outage import Outage
-from cachefs_daemon.origin.patience import Patience
-from cachefs_daemon.origin.refusals import ErrorTable, Meaning
-from cachefs_daemon.origin.retry import Failure, retrying
-from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Refused, Request, WebClient, receive
+from cachefs_daemon.origin.refusals import ErrorMeaning, ErrorTable
+from cachefs_daemon.origin.request_counters import OWN_COUNTERS
+from cachefs_daemon.origin.retry import Failure, run_with_retries
+from cachefs_daemon.origin.web_client import (
+    BrokenWebResponse,
+    Headers,
+    RequestRefused,
+    WebClient,
+    WebRequest,
+    WebResponse,
+    receive_range,
+)
 
 # Seconds for all attempts for one page of the listing together.
 _PAGE_DEADLINE: Final = 120.0
@@ -44,17 +52,17 @@ _FIRST_PAGE_TRIED: Final = 3.0
 _SHORT: Final = 256 << 10
 _UNAUTHORIZED: Final = 401
 # Responses with a file have one of these headers. Other pages, such as a maintenance notice, seldom do.
-_OF_FILES: Final = ("ETag", "Last-Modified")
+_FILE_HEADERS: Final = ("ETag", "Last-Modified")
 
 Result = TypeVar("Result")
 _Digests = set[bytes]  # of wrong bytes, and lengths, received so far
-MakeRequest = Callable[[], Awaitable[Request]]  # called for each attempt, since credentials may be new
+MakeRequest = Callable[[], Awaitable[WebRequest]]  # called for each attempt, since credentials may be new
 
 
-class Ask(Protocol):
+class PageFetcher(Protocol):
     """Requests a page of a listing, with retries."""
 
-    async def __call__(self, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
+    async def __call__(self, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, WebResponse]:
         """Return the page and the head of its response. into: the file that a long page is written to."""
 
 
@@ -70,14 +78,14 @@ class Checksum:
     # No header but this checksum proves that a response is the listed object.
     is_only_proof: bool = False
 
-    def fits(self, data: Data) -> bool:
+    def matches(self, data: Data) -> bool:
         """Return whether *data*, a whole object, has the checksum."""
         digest = hashlib.new(self.kind, self.before, usedforsecurity=False)
         digest.update(data)
         return digest.digest() == self.expected
 
 
-class Store(Protocol):
+class WebStore(Protocol):
     """The part of an origin that depends on its kind."""
 
     @property
@@ -92,19 +100,19 @@ class Store(Protocol):
     def identity(self) -> bytes:
         """The prefix that makes a key unique among the objects of all origins."""
 
-    def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
+    def list(self, fetch_page: PageFetcher, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         """List all objects (see Origin.list)."""
 
-    async def request(self, wanted: ObjectRange) -> Request:
+    async def make_request(self, wanted: ObjectRange) -> WebRequest:
         """Prepare a request for these bytes of an object as it was listed. Raises CachefsError."""
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
         """Return whether a response has the listed version; None if it does not tell its version."""
 
-    def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
+    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
         """Return the checksum of the whole object, if it is known."""
 
-    def refused(self, request: Request) -> bool:
+    def handle_refusal(self, request: WebRequest) -> bool:
         """Handle refused credentials. Return whether others may be found at once."""
 
     @property
@@ -112,12 +120,12 @@ class Store(Protocol):
         """Meanings of the store's error codes."""
 
     @property
-    def words(self) -> Mapping[str, str]:
+    def text_values(self) -> Mapping[str, str]:
         """Values of the names in the texts of `errors`, beside {where}."""
 
 
 @dataclass(slots=True)
-class _Extent:
+class _ListingSize:
     """The size of a listing so far."""
 
     pages: int = 0
@@ -127,154 +135,160 @@ class _Extent:
 class WebOrigin:
     """A store as an origin (see cachefs_daemon.origin.base.Origin)."""
 
-    def __init__(self, store: Store, settings: OriginSettings) -> None:
+    def __init__(self, store: WebStore, settings: OriginSettings) -> None:
         self.url = store.url
         self.requests = 0
         self.errors = 0
-        self.detours = 0
+        self.fallback_reads = 0
         self._store = store
         self._settings = settings
         kind = store.url.partition("://")[0].replace("https", "http")
-        self._read = HERE.of(kind)
-        self._client = WebClient(settings, HERE.of(kind, "list"))
+        self._read_counters = OWN_COUNTERS.counters_of(kind)
+        self._client = WebClient(settings, OWN_COUNTERS.counters_of(kind, "list"))
         self.endpoint = _endpoint(store.server, settings.max_connections)
-        self._at = "" if store.server in store.url else f" at {store.server}"
-        self._outage = Outage(f"{store.url}{self._at}")
+        self._server_suffix = "" if store.server in store.url else f" at {store.server}"
+        self._outage = Outage(f"{store.url}{self._server_suffix}")
         self._has_answered = False
 
     def identity(self, key: bytes) -> bytes:
         return self._store.identity + key
 
-    async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+    async def list(self, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         try:
-            async for objects in self._store.list(functools.partial(self._page, _Extent()), report):
+            async for objects in self._store.list(functools.partial(self._fetch_page, _ListingSize()), report):
                 yield objects
-        except (Refused, BrokenAnswer, aiohttp.ClientError, OSError) as error:
+        except (RequestRefused, BrokenWebResponse, aiohttp.ClientError, OSError) as error:
             raise self._judge("", error).error from None
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
+    async def read(self, wanted: ObjectRange, deadline: Deadline) -> Data:
         key = wanted.key.decode()
         last: _Digests = set()
-        read = functools.partial(self._get, key, wanted, last)
-        return await self._retrying(read, key, patience, math.inf)
+        read = functools.partial(self._read_once, key, wanted, last)
+        return await self._run_with_retries(read, key, deadline, math.inf)
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def _page(self, extent: _Extent, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
-        async def page() -> tuple[bytes, Answer]:
-            return await self._client.page(await make(), self._settings.max_listing - extent.bytes, into)
+    async def _fetch_page(
+        self, extent: _ListingSize, make_request: MakeRequest, into: BinaryIO | None = None
+    ) -> tuple[bytes, WebResponse]:
+        async def page() -> tuple[bytes, WebResponse]:
+            return await self._client.fetch_page(await make_request(), self._settings.max_listing - extent.bytes, into)
 
         extent.pages += 1
         if extent.pages > self._settings.max_pages:
-            raise too_many_pages(self._named(""), self._settings.max_pages)
+            raise too_many_pages_error(self._display_name(""), self._settings.max_pages)
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
-        patience = Patience.of(_PAGE_DEADLINE if into is None else _INDEX_DEADLINE)
-        found = await self._retrying(page, "", patience, give_up)
+        patience = Deadline.after(_PAGE_DEADLINE if into is None else _INDEX_DEADLINE)
+        found = await self._run_with_retries(page, "", patience, give_up)
         self._has_answered = True
         extent.bytes += len(found[0])
         return found
 
-    async def _retrying(
-        self, work: Callable[[], Awaitable[Result]], key: str, patience: Patience, give_up: float
+    async def _run_with_retries(
+        self, work: Callable[[], Awaitable[Result]], key: str, deadline: Deadline, give_up: float
     ) -> Result:
         def judge_attempt(error: Exception) -> Failure:
             self.errors += 1
             failure = self._judge(key, error)
-            self.endpoint.failed(self.url, failure, self._outage)
+            self.endpoint.note_failure(self.url, failure, self._outage)
             return failure
 
         async def attempt() -> Result:
             result = await self._with_credentials(work)
-            self._outage.answered()
+            self._outage.note_response()
             return result
 
-        return await retrying(attempt, judge_attempt, self._named(key), patience, give_up)
+        return await run_with_retries(attempt, judge_attempt, self._display_name(key), deadline, give_up)
 
     async def _with_credentials(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """Make one attempt, repeated at once if its credentials were refused and others may be found."""
         self.requests += 1
         try:
             return await work()
-        except Refused as refusal:
-            if refusal.refusal.status != _UNAUTHORIZED or not self._store.refused(refusal.request):
+        except RequestRefused as refusal:
+            if refusal.refusal.status != _UNAUTHORIZED or not self._store.handle_refusal(refusal.request):
                 raise
         self.requests += 1
         self.errors += 1
         return await work()
 
-    async def _get(self, key: str, wanted: ObjectRange, last: _Digests) -> Data:
-        began = await self.endpoint.turn(self.url)
-        request = await self._store.request(wanted)
-        async with self._client.answer(request, self._read) as (answer, content):
+    async def _read_once(self, key: str, wanted: ObjectRange, last: _Digests) -> Data:
+        began = await self.endpoint.wait_for_turn(self.url)
+        request = await self._store.make_request(wanted)
+        async with self._client.open_response(request, self._read_counters) as (answer, content):
             is_version = self._store.is_version(wanted, answer)
             if is_version is None:
                 # A login page or a maintenance notice.
-                raise BrokenAnswer("it does not say which version it has")
+                raise BrokenWebResponse("it does not say which version it has")
             if not is_version:
                 if is_weak_form(
                     answer.headers.get("ETag", ""), request.headers.get("If-Match", "").strip('"').encode()
                 ):
-                    raise OriginError(f"{self._named(key)}: the answer has a weak ETag; {ALTERED}")
-                raise ObjectChanged(f"{self._named(key)} has changed since it was listed; refresh the dataset")
-            data = await receive(content, answer, wanted)
+                    raise OriginError(f"{self._display_name(key)}: the answer has a weak ETag; {ALTERED_HINT}")
+                raise ObjectChanged(f"{self._display_name(key)} has changed since it was listed; refresh the dataset")
+            data = await receive_range(content, answer, wanted)
         try:
-            right = await self._checked(key, wanted, answer, data, last)
+            right = await self._verify(key, wanted, answer, data, last)
         except BaseException as error:
-            self._read.thrown_away(error, content.received)
+            self._read_counters.count_unused_response(error, content.received)
             raise
-        self._read.drop(content.received - len(right))
-        self.endpoint.answered(self.url, wanted.length, began)
+        self._read_counters.count_dropped_bytes(content.received - len(right))
+        self.endpoint.note_response(self.url, wanted.length, began)
         return right
 
-    async def _checked(self, key: str, wanted: ObjectRange, answer: Answer, data: Data | None, last: _Digests) -> Data:
+    async def _verify(
+        self, key: str, wanted: ObjectRange, answer: WebResponse, data: Data | None, last: _Digests
+    ) -> Data:
         """Return *data*, verified to be those of the object. data: None if the response has another length."""
         checksum = self._store.checksum(wanted, answer) if wanted.length == wanted.size else None
         if data is None and (checksum is None or not checksum.is_only_proof):
             raise OriginError(
-                f"{self._named(key)}: the server sent other bytes than {wanted.length} from {wanted.offset} on of "
-                f"{wanted.size}, but of the version that was listed; {ALTERED}"
+                f"{self._display_name(key)}: the server sent other bytes than {wanted.length} from {wanted.offset} on "
+                f"of {wanted.size}, but of the version that was listed; {ALTERED_HINT}"
             )
         if checksum is not None:
-            await self._check(key, checksum, answer, data, last)
+            await self._verify_checksum(key, checksum, answer, data, last)
         assert data is not None  # one of the two would have raised
         return data
 
-    async def _check(self, key: str, checksum: Checksum, answer: Answer, data: Data | None, last: _Digests) -> None:
-        """Verify a checksum. data: None if the response has another length. Raises BrokenAnswer, and ObjectChanged if
-        the same wrong bytes, or the same wrong length, arrived twice."""
+    async def _verify_checksum(
+        self, key: str, checksum: Checksum, answer: WebResponse, data: Data | None, last: _Digests
+    ) -> None:
+        """Verify a checksum. data: None if the response has another length. Raises BrokenWebResponse, and ObjectChanged
+        if the same wrong bytes, or the same wrong length, arrived twice."""
         if data is None:
             wrong = f"length {answer.headers.get('Content-Length', '')}".encode()
-        elif checksum.fits(data) if len(data) <= _SHORT else await asyncio.to_thread(checksum.fits, data):
+        elif checksum.matches(data) if len(data) <= _SHORT else await asyncio.to_thread(checksum.matches, data):
             return
         else:
             wrong = hashlib.sha256(data).digest()
         # Without a version, the response may be an error page, which is transient.
-        is_page = checksum.is_only_proof and not any(answer.headers.get(name) for name in _OF_FILES)
+        is_page = checksum.is_only_proof and not any(answer.headers.get(name) for name in _FILE_HEADERS)
         if wrong in last and not is_page:
             raise ObjectChanged(
-                f"{self._named(key)} does not have the {checksum.kind} that it was listed or stored with; upload it "
-                "again or refresh the dataset"
+                f"{self._display_name(key)} does not have the {checksum.kind} that it was listed or stored with; "
+                "upload it again or refresh the dataset"
             )
         last.add(wrong)
-        raise BrokenAnswer(f"what it sends does not have the {checksum.kind} of the object")
+        raise BrokenWebResponse(f"what it sends does not have the {checksum.kind} of the object")
 
-    def _named(self, key: str) -> str:
-        return f"{self.url}/{key}".rstrip("/") + self._at
+    def _display_name(self, key: str) -> str:
+        return f"{self.url}/{key}".rstrip("/") + self._server_suffix
 
     def _judge(self, key: str, error: Exception) -> Failure:
         """Return the failure that *error* means. Raises *error* itself if network and server are not its cause."""
         if isinstance(error, CachefsError):
             return Failure(error, isinstance(error, OriginUnavailable))
-        words = {"where": self._named(key)}
-        if isinstance(error, Refused):
-            words |= {"asked": error.request.url, **self._store.words}
+        words = {"where": self._display_name(key)}
+        if isinstance(error, RequestRefused):
+            words |= {"asked": error.request.url, **self._store.text_values}
             return self._store.errors.judge(error.refusal, words, is_listing=not key)
-        for kinds, cause in _TROUBLES:
+        for kinds, cause in _EXCEPTION_CAUSES:
             if isinstance(error, kinds):
-                said = {"error": str(error) if isinstance(error, BrokenAnswer) else type(error).__name__}
-                return Meaning(OriginUnavailable, cause, is_transient=True).failure(
+                said = {"error": str(error) if isinstance(error, BrokenWebResponse) else type(error).__name__}
+                return ErrorMeaning(OriginUnavailable, cause, is_transient=True).make_failure(
                     {**words, **said, "tls": _tls_reason(error)}
                 )
         raise error
@@ -282,8 +296,8 @@ class WebOrigin:
 
 # Meanings of exceptions that are no response of the server: the first row with a matching type applies. Texts of
 # aiohttp's exceptions are not repeated: they contain URLs, which may hold credentials.
-_TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], str], ...]] = (
-    ((BrokenAnswer,), "{where} is broken: {error}"),
+_EXCEPTION_CAUSES: Final[tuple[tuple[tuple[type[Exception], ...], str], ...]] = (
+    ((BrokenWebResponse,), "{where} is broken: {error}"),
     (
         (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError),
         "{where}: the server's certificate is not trusted, or TLS fails ({tls}); REQUESTS_CA_BUNDLE names the file of "
@@ -317,7 +331,7 @@ def _endpoint(server: str, most: int) -> Endpoint:
     return found
 
 
-def range_of(wanted: ObjectRange) -> Headers:
+def range_header(wanted: ObjectRange) -> Headers:
     """Return the header that requests a part of an object; none for a whole one."""
     if wanted.length == wanted.size:
         return {}

@@ -25,14 +25,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.sizes import format_size
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
-from cachefs_daemon.origin.http_tls import Tls
-from cachefs_daemon.origin.ledger import Exchange, Ledger, Outcome
-from cachefs_daemon.origin.refusals import MOST_BODY, Refusal, words_in
+from cachefs_daemon.origin.http_tls import ClientTls
+from cachefs_daemon.origin.refusals import MAX_ERROR_BODY, Refusal, parse_error_body
+from cachefs_daemon.origin.request_counters import CountedRequest, RequestCounters, RequestOutcome
 
-_MOST_REDIRECTS: Final = 5
+_MAX_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 # Most bytes of one page of a listing. Azure's longest have about 8 MiB.
-_MOST_OF_A_PAGE: Final = 64 << 20
+_MAX_PAGE_BYTES: Final = 64 << 20
 _CHUNK: Final = 1 << 20
 # Timeout of a refusal's body in seconds.
 _BODY_SECONDS: Final = 2.0
@@ -43,12 +43,12 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 Headers = Mapping[str, str]
 
 
-class BrokenAnswer(Exception):
+class BrokenWebResponse(Exception):
     """The response is not what the server promised, for instance cut short; a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WebRequest:
     """A GET."""
 
     # Percent-encoded.
@@ -60,7 +60,7 @@ class Request:
     secret_query: str = ""
 
 
-class Answer(NamedTuple):
+class WebResponse(NamedTuple):
     """The head of a response."""
 
     status: int
@@ -69,19 +69,19 @@ class Answer(NamedTuple):
     own_headers: CIMultiDictProxy[str]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A response with another status than 200 or 206."""
 
-    def __init__(self, refusal: Refusal, request: Request) -> None:
+    def __init__(self, refusal: Refusal, request: WebRequest) -> None:
         super().__init__(str(refusal))
         self.refusal = refusal
         self.request = request
 
 
-class Body:
+class ResponseBody:
     """The body of a response, whose bytes are counted as they arrive."""
 
-    def __init__(self, content: aiohttp.StreamReader, exchange: Exchange) -> None:
+    def __init__(self, content: aiohttp.StreamReader, exchange: CountedRequest) -> None:
         self._content = content
         self._exchange = exchange
         self.received = 0  # bytes
@@ -89,78 +89,83 @@ class Body:
     async def read(self, most: int) -> bytes:
         chunk = await self._content.read(most)
         self.received += len(chunk)
-        self._exchange.got(len(chunk))
+        self._exchange.count_received(len(chunk))
         return chunk
 
 
-class _Redirected(Exception):
+class _Redirect(Exception):
     """The server redirects the request."""
 
 
-def _sending() -> aiohttp.TraceConfig:
+def _request_trace() -> aiohttp.TraceConfig:
     """Make a trace that begins each exchange when its request is sent, not while it waits for a connection."""
     config = aiohttp.TraceConfig()
 
     async def sent(_: object, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.begin()
+        context.trace_request_ctx.count_begin()
 
     config.on_request_headers_sent.append(sent)
     return config
 
 
-def _outcome_of(error: BaseException) -> Outcome:
+def _outcome_of(error: BaseException) -> RequestOutcome:
     match error:
         case asyncio.CancelledError() | GeneratorExit():
-            return Outcome.CANCELLED
-        case Refused() | _Redirected():
-            return Outcome.REFUSED
+            return RequestOutcome.CANCELLED
+        case RequestRefused() | _Redirect():
+            return RequestOutcome.REFUSED
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
-            return Outcome.UNREACHABLE
+            return RequestOutcome.UNREACHABLE
         case aiohttp.ServerDisconnectedError():
-            return Outcome.UNANSWERED
-    return Outcome.BROKEN
+            return RequestOutcome.UNANSWERED
+    return RequestOutcome.BROKEN
 
 
 class WebClient:
     """Connections for one origin, opened on demand. Belongs to the event loop that first uses it."""
 
-    def __init__(self, settings: OriginSettings, listed: Ledger) -> None:
+    def __init__(self, settings: OriginSettings, listed: RequestCounters) -> None:
         """listed: counts requests for pages of listings."""
         self._settings = settings
-        self._listed = listed
+        self._list_counters = listed
         self._opening: asyncio.Task[aiohttp.ClientSession] | None = None
 
-    async def page(self, request: Request, most: int, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
+    async def fetch_page(
+        self, request: WebRequest, most: int, into: BinaryIO | None = None
+    ) -> tuple[bytes, WebResponse]:
         """Return a whole response: a page of a listing. most: its most bytes. into: a file that is overwritten with a
         long response; no bytes are returned then.
 
-        Raises Refused, BrokenAnswer, what aiohttp raises; ConfigError for a response of more bytes.
+        Raises RequestRefused, BrokenWebResponse, what aiohttp raises; ConfigError for a response of more bytes.
         """
-        async with self.answer(request, self._listed) as (answer, content):
+        async with self.open_response(request, self._list_counters) as (answer, content):
             if answer.status == 206:
-                raise BrokenAnswer("it sends a part of the listing, although the whole was asked for")
+                raise BrokenWebResponse("it sends a part of the listing, although the whole was asked for")
             if into is not None:
                 into.seek(0)
                 into.truncate()
                 while chunk := await content.read(_CHUNK):
                     if into.tell() + len(chunk) > most:
-                        raise too_long(request.url, self._settings.max_listing)
+                        raise listing_too_long_error(request.url, self._settings.max_listing)
                     self._write(into, chunk)
                 return b"", answer
-            body = await _at_most(content, _MOST_OF_A_PAGE + 1)
-        if len(body) > _MOST_OF_A_PAGE:
-            raise BrokenAnswer(f"a page of the listing has more than {_MOST_OF_A_PAGE >> 20} MiB")
+            body = await _read_at_most(content, _MAX_PAGE_BYTES + 1)
+        if len(body) > _MAX_PAGE_BYTES:
+            raise BrokenWebResponse(f"a page of the listing has more than {_MAX_PAGE_BYTES >> 20} MiB")
         if len(body) > most:
-            raise too_long(request.url, self._settings.max_listing)
+            raise listing_too_long_error(request.url, self._settings.max_listing)
         return body, answer
 
     @contextlib.asynccontextmanager
-    async def answer(self, request: Request, ledger: Ledger) -> AsyncIterator[tuple[Answer, "Body"]]:
-        """Yield a response with status 200 or 206, and its body. ledger: counts the request. Raises as `page` does."""
+    async def open_response(
+        self, request: WebRequest, counters: RequestCounters
+    ) -> AsyncIterator[tuple[WebResponse, "ResponseBody"]]:
+        """Yield a response with status 200 or 206, and its body. counters: counts the request. Raises as `fetch_page`
+        does."""
         session = await self._session()
         url, own = request.url, None
-        for _ in range(_MOST_REDIRECTS + 1):
-            with contextlib.suppress(_Redirected), ledger.request(_outcome_of) as exchange:
+        for _ in range(_MAX_REDIRECTS + 1):
+            with contextlib.suppress(_Redirect), counters.counted_request(_outcome_of) as exchange:
                 async with session.get(
                     yarl.URL(_with_secret_query(request, url), encoded=True),
                     headers=_headers_to(request, url),
@@ -170,16 +175,16 @@ class WebClient:
                 ) as response:
                     if own is None or urlsplit(url)[:2] == urlsplit(request.url)[:2]:
                         own = response.headers
-                    answer = Answer(response.status, response.headers, own)
+                    answer = WebResponse(response.status, response.headers, own)
                     if response.status in (200, 206):
-                        yield answer, Body(response.content, exchange)
+                        yield answer, ResponseBody(response.content, exchange)
                         return
                     where = response.headers.get("Location", "")
                     if response.status not in _REDIRECTS or not where:
-                        raise Refused(await _refusal(answer, response), request)
-                    url = redirected(url, where)
-                    raise _Redirected
-        raise BrokenAnswer(f"it redirects more than {_MOST_REDIRECTS} times")
+                        raise RequestRefused(await _refusal(answer, response), request)
+                    url = redirect_target(url, where)
+                    raise _Redirect
+        raise BrokenWebResponse(f"it redirects more than {_MAX_REDIRECTS} times")
 
     async def close(self) -> None:
         """Close all connections."""
@@ -203,7 +208,7 @@ class WebClient:
         return await asyncio.shield(opening)
 
     async def _open(self) -> aiohttp.ClientSession:
-        tls = Tls(os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE") or True)
+        tls = ClientTls(os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE") or True)
         settings = self._settings
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=settings.max_connections, ssl=await tls.context()),
@@ -211,24 +216,24 @@ class WebClient:
                 total=None, sock_connect=settings.connect_timeout, sock_read=settings.read_timeout
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[_sending()],
+            trace_configs=[_request_trace()],
             auto_decompress=False,
             headers={"User-Agent": "cachefs", "Accept-Encoding": "identity"},
         )
 
 
-async def _refusal(answer: Answer, response: aiohttp.ClientResponse) -> Refusal:
+async def _refusal(answer: WebResponse, response: aiohttp.ClientResponse) -> Refusal:
     """Return the refusal in a response, from its headers, as Azure and the hub send it, or its body."""
     body = b""
     with contextlib.suppress(aiohttp.ClientError, TimeoutError, zlib.error):
         async with asyncio.timeout(_BODY_SECONDS):
-            while len(body) < MOST_BODY and (chunk := await response.content.read(MOST_BODY - len(body))):
+            while len(body) < MAX_ERROR_BODY and (chunk := await response.content.read(MAX_ERROR_BODY - len(body))):
                 body += chunk
         if response.headers.get("Content-Encoding", "") == "gzip":
-            body = zlib.decompressobj(wbits=31).decompress(body, MOST_BODY)
-    code, message = words_in(body)
+            body = zlib.decompressobj(wbits=31).decompress(body, MAX_ERROR_BODY)
+    code, message = parse_error_body(body)
     own = answer.own_headers
-    return Refusal.of(
+    return Refusal.from_response(
         answer.status,
         own.get("x-ms-error-code") or own.get("X-Error-Code") or code,
         message or own.get("X-Error-Message", ""),
@@ -243,7 +248,7 @@ def checked_endpoint(url: str, example: str) -> str:
     """
     if not is_plain(url):
         raise ConfigError(f"the endpoint must be a URL such as {example}, without a user and a query")
-    return quoted(url).rstrip("/")
+    return percent_encode(url).rstrip("/")
 
 
 def is_plain(url: str) -> bool:
@@ -258,13 +263,13 @@ def is_plain(url: str) -> bool:
     return not parts.query and not parts.fragment
 
 
-def quoted(url: str) -> str:
+def percent_encode(url: str) -> str:
     """Percent-encode the characters that are invalid in a request."""
     return quote(url, safe=":/%@!$&'()*+,;=~[]")
 
 
-async def receive(content: Body, answer: Answer, wanted: ObjectRange) -> bytearray | None:
-    """Return the *wanted* bytes of a response's body; None if the body has other bytes. Raises BrokenAnswer."""
+async def receive_range(content: ResponseBody, answer: WebResponse, wanted: ObjectRange) -> bytearray | None:
+    """Return the *wanted* bytes of a response's body; None if the body has other bytes. Raises BrokenWebResponse."""
     length = answer.headers.get("Content-Length")
     promised = int(length) if length is not None and length.isdecimal() else None
     skip = 0
@@ -290,21 +295,21 @@ async def receive(content: Body, answer: Answer, wanted: ObjectRange) -> bytearr
     if missing:
         if answer.status == 200 and answer.headers.get("Transfer-Encoding", "").lower() == "chunked":
             return None  # the object is shorter: the last chunk proves that nothing is missing
-        raise BrokenAnswer(f"the body ended {missing} bytes early")
+        raise BrokenWebResponse(f"the body ended {missing} bytes early")
     ends_here = answer.status == 206 or wanted.offset + wanted.length == wanted.size
     if ends_here and await content.read(1):
         return None
     return data
 
 
-def too_long(where: str, most: int) -> ConfigError:
+def listing_too_long_error(where: str, most: int) -> ConfigError:
     """Return the error for an index or a listing with too many bytes."""
     return ConfigError(
         f"{where}: the listing has more than {format_size(most)}, or no end; if it is right, raise origin.max_listing"
     )
 
 
-async def _at_most(content: Body, most: int) -> bytes:
+async def _read_at_most(content: ResponseBody, most: int) -> bytes:
     """Return the body, or its first *most* bytes."""
     data = bytearray()
     while len(data) < most and (chunk := await content.read(min(most - len(data), _CHUNK))):
@@ -312,7 +317,7 @@ async def _at_most(content: Body, most: int) -> bytes:
     return bytes(data)
 
 
-def _headers_to(request: Request, url: str) -> CIMultiDict[str]:
+def _headers_to(request: WebRequest, url: str) -> CIMultiDict[str]:
     """Return the headers for the request, or for a server that it is redirected to."""
     headers = CIMultiDict(request.headers)
     if request.secrets and _is_trusted(request, url):
@@ -320,13 +325,13 @@ def _headers_to(request: Request, url: str) -> CIMultiDict[str]:
     return headers
 
 
-def _with_secret_query(request: Request, url: str) -> str:
+def _with_secret_query(request: WebRequest, url: str) -> str:
     if url != request.url or not request.secret_query or not _is_trusted(request, url):
         return url
     return f"{url}{'&' if '?' in url else '?'}{request.secret_query}"
 
 
-def _is_trusted(request: Request, url: str) -> bool:
+def _is_trusted(request: WebRequest, url: str) -> bool:
     """Return whether credentials may go to this URL: only to their own server. Raises ConfigError for it without
     TLS."""
     asked, now = urlsplit(request.url), urlsplit(url)
@@ -340,14 +345,14 @@ def _is_trusted(request: Request, url: str) -> bool:
     return True
 
 
-def redirected(url: str, where: str) -> str:
-    """Return the target of a redirect. Raises BrokenAnswer."""
+def redirect_target(url: str, where: str) -> str:
+    """Return the target of a redirect. Raises BrokenWebResponse."""
     there = urljoin(url, where)
     parts = urlsplit(there)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise BrokenAnswer("it redirects to something that is no URL of a web server")
+        raise BrokenWebResponse("it redirects to something that is no URL of a web server")
     if url.startswith("https:") and parts.scheme != "https":
-        raise BrokenAnswer(f"it redirects to {parts.hostname} without TLS")
+        raise BrokenWebResponse(f"it redirects to {parts.hostname} without TLS")
     return there
 
 

@@ -12,7 +12,7 @@ from cachefs.block import TIER_NAMES
 from cachefs.errors import CachefsError
 from cachefs_daemon.peers.server import open_server
 from cachefs_daemon.peers.tls import Certificates, TlsFiles
-from cachefs_daemon.runtime import collector, logs, own_process
+from cachefs_daemon.runtime import child_process, garbage_collector, logs
 
 
 def main() -> None:
@@ -25,9 +25,9 @@ def main() -> None:
     parser.add_argument("--tier", action="append", default=[], help="NAME=DIRECTORY of a tier.")
     parser.add_argument("--tls", nargs=3, type=Path, metavar=("CA", "CERT", "KEY"), help="Files for TLS, in PEM.")
     arguments = parser.parse_args()
-    if not own_process.begin("cachefs-peers", arguments.parent):
+    if not child_process.set_up_child("cachefs-peers", arguments.parent):
         return
-    logs.set_up("info")
+    logs.set_up_logging("info")
     tiers = dict(each.split("=", 1) for each in arguments.tier)
     files = TlsFiles(*arguments.tls) if arguments.tls else None
     try:
@@ -41,8 +41,8 @@ def main() -> None:
     except (CachefsError, OSError) as error:
         logging.getLogger("cachefs_daemon.peers").error("the peer server cannot serve: %s", error)
         sys.exit(1)
-    collector.settle()
-    server.run()
+    garbage_collector.freeze_present_objects()
+    server.serve()
     os._exit(0)  # threads that serve are not waited for
 
 

@@ -18,24 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.block import pieces_match
-from cachefs_daemon.peers.answers import PeerBlock
-from cachefs_daemon.peers.connecting import Tls
+from cachefs_daemon.peers.connecting import PeerTls
+from cachefs_daemon.peers.peer_requests import PeerBlock
 from cachefs_daemon.peers.protocol import (
-    AnswerParser,
-    BadAnswer,
-    Block,
-    NoBlock,
-    Refused,
+    BlockStatus,
+    InvalidResponse,
+    PeerRefusal,
+    ReceivedBlock,
+    ResponseParser,
     SenderCheck,
-    answer_room,
+    max_response_bytes,
     tier_of,
 )  # fmt: skip
 
 # Bytes per receive call; and the same for encrypted bytes of a TLS connection.
-AT_ONCE: Final = 512 << 10
-ENCRYPTED_AT_ONCE: Final = 256 << 10
+RECEIVE_BYTES: Final = 512 << 10
+ENCRYPTED_BYTES: Final = 256 << 10
 # Bytes of memory that a connection may keep for its next response.
-_MOST_KEPT: Final = 16 << 20
+_MAX_KEPT_BUFFER: Final = 16 << 20
 # Offset of the smoothed round-trip time, in microseconds, in struct tcp_info.
 _RTT: Final = 68
 
@@ -47,66 +47,66 @@ class WrongBytes:
     moved: bool
 
 
-Outcome = PeerBlock | WrongBytes | NoBlock
+BlockOutcome = PeerBlock | WrongBytes | BlockStatus
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
+class PeerExchange:
     """A request in progress. The loop makes it; the receiver then writes to it until it is done."""
 
     keys: Sequence[bytes]
     lengths: Sequence[int]
     # Monotonic seconds.
-    sent: float
+    sent_at: float
     # The check of the responding node; None accepts any node.
-    check: SenderCheck | None = None
-    parser: AnswerParser = field(init=False)
-    first: float = 0.0  # when the first byte of the response arrived; 0 before
-    last: float = 0.0  # when the last bytes arrived, or were sent
-    sign: float = 0.0  # when the last proof arrived that the peer serves or fetches blocks; 0 before
+    sender_check: SenderCheck | None = None
+    parser: ResponseParser = field(init=False)
+    first_byte_at: float = 0.0  # when the first byte of the response arrived; 0 before
+    last_byte_at: float = 0.0  # when the last bytes arrived, or were sent
+    last_heartbeat: float = 0.0  # when the last proof arrived that the peer serves or fetches blocks; 0 before
     # Once at most this many bytes are missing, the receiver reports it, so that the next request can go out. 0: never.
-    tail: int = 0
+    tail_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.parser = AnswerParser(self.lengths, self.check)
-        self.last = self.sent
+        self.parser = ResponseParser(self.lengths, self.sender_check)
+        self.last_byte_at = self.sent_at
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class News:
+class ReceiverReport:
     """A report of the receiver about one connection."""
 
     connection: "PeerConnection"
-    exchange: Exchange | None
+    exchange: PeerExchange | None
     # By number in the request.
-    outcomes: Sequence[tuple[int, Outcome]] = ()
-    refused: Refused | None = None
+    outcomes: Sequence[tuple[int, BlockOutcome]] = ()
+    refused: PeerRefusal | None = None
     # The response is complete; or all but its tail has arrived.
-    done: bool = False
-    is_tail: bool = False
+    is_complete: bool = False
+    has_only_tail_left: bool = False
     # The connection is closed, and the reason.
-    ended: bool = False
+    has_ended: bool = False
     reason: str = ""
     # The peer sent an invalid response.
-    is_bad: bool = False
+    is_invalid: bool = False
 
 
 class PeerConnection:
     """One connection to a peer, without or with TLS."""
 
-    def __init__(self, link: socket.socket, tls: Tls | None, peer: str) -> None:
+    def __init__(self, link: socket.socket, tls: PeerTls | None, peer: str) -> None:
         """link: a non-blocking socket. peer: id of the node."""
         self.peer = peer
-        self.used = 0  # responses received on this connection
+        self.response_count = 0  # responses received on this connection
         self.idle_since = 0.0  # loop time
-        self.exchange: Exchange | None = None
+        self.exchange: PeerExchange | None = None
         self.is_closing = False
         self._link = link
         self._tls = tls
         self._lock = threading.Lock()  # guards the TLS state
-        self._encrypted = memoryview(bytearray(ENCRYPTED_AT_ONCE)) if tls is not None else memoryview(b"")
+        self._encrypted = memoryview(bytearray(ENCRYPTED_BYTES)) if tls is not None else memoryview(b"")
         self._memory: npt.NDArray[np.uint8] | None = None
-        self._handed: list[Callable[[], object]] = []  # weak references to views of `_memory` that were given away
+        self._lent_views: list[Callable[[], object]] = []  # weak references to views of `_memory` that were given away
         self._view = memoryview(b"")
         self._filled = 0
 
@@ -115,9 +115,9 @@ class PeerConnection:
 
     # --- used by the event loop -----------------------------------------------------------------------------------
 
-    def send(self, exchange: Exchange, request: bytes) -> None:
+    def send(self, exchange: PeerExchange, request: bytes) -> None:
         """Send a request. Raises OSError if the connection does not take it whole."""
-        self._view = self._room(answer_room(exchange.lengths))
+        self._view = self._allocate_buffer(max_response_bytes(exchange.lengths))
         self._filled = 0
         self.exchange = exchange
         if self._tls is not None:
@@ -130,7 +130,7 @@ class PeerConnection:
         if self._link.send(request) < len(request):
             raise ConnectionError("it takes no more questions")
 
-    def limit(self, window: int) -> None:
+    def limit_receive_buffer(self, window: int) -> None:
         """Limit the kernel's receive buffer to *window* bytes."""
         with contextlib.suppress(OSError):
             self._link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
@@ -149,76 +149,78 @@ class PeerConnection:
             return 0.0
         return int.from_bytes(info[_RTT : _RTT + 4], "little") / 1e6
 
-    def _room(self, size: int) -> memoryview:
+    def _allocate_buffer(self, size: int) -> memoryview:
         """Return memory for a response: that of the last one, if no view of it is left. The kernel would have to clear
         new memory page by page, which takes as long as receiving into it."""
-        self._handed = [handed for handed in self._handed if handed() is not None]
-        if self._memory is None or self._handed or not size <= len(self._memory) <= max(size * 8, _MOST_KEPT):
-            self._memory, self._handed = np.empty(size, np.uint8), []
+        self._lent_views = [handed for handed in self._lent_views if handed() is not None]
+        if self._memory is None or self._lent_views or not size <= len(self._memory) <= max(size * 8, _MAX_KEPT_BUFFER):
+            self._memory, self._lent_views = np.empty(size, np.uint8), []
         return self._memory.data[:size]
 
     # --- used by the receiver -------------------------------------------------------------------------------------
 
-    def receive(self) -> News | None:
+    def receive(self) -> ReceiverReport | None:
         """Read what has arrived. Return None if there is nothing to report yet."""
         exchange = self.exchange
         if exchange is None:
-            return self._receive_unasked()
-        outcomes: list[tuple[int, Outcome]] = []
-        refused: Refused | None = None
+            return self._receive_idle()
+        outcomes: list[tuple[int, BlockOutcome]] = []
+        refused: PeerRefusal | None = None
         parser = exchange.parser
         try:
             while not parser.is_done:
                 if self._filled == len(self._view):
-                    raise BadAnswer("an answer has more bytes than it may have")
-                count = self._read(self._view[self._filled : self._filled + AT_ONCE])
+                    raise InvalidResponse("an answer has more bytes than it may have")
+                count = self._read(self._view[self._filled : self._filled + RECEIVE_BYTES])
                 if count == 0:
                     reason = "the connection was closed"
-                    return News(self, exchange, outcomes, refused, ended=True, reason=reason)
-                exchange.last = time.monotonic()
-                exchange.first = exchange.first or exchange.last
+                    return ReceiverReport(self, exchange, outcomes, refused, has_ended=True, reason=reason)
+                exchange.last_byte_at = time.monotonic()
+                exchange.first_byte_at = exchange.first_byte_at or exchange.last_byte_at
                 self._filled += count
-                signs = parser.signs
+                signs = parser.heartbeats
                 for item in parser.parse(self._view[: self._filled]):
-                    if isinstance(item, Refused):
+                    if isinstance(item, PeerRefusal):
                         refused = item
                     else:
-                        outcomes.append((item.at, self._judged(item, exchange)))
-                if parser.signs != signs or parser.wanted_to > self._filled:
-                    exchange.sign = exchange.last
+                        outcomes.append((item.at, self._verify_block(item, exchange)))
+                if parser.heartbeats != signs or parser.needed_until > self._filled:
+                    exchange.last_heartbeat = exchange.last_byte_at
                 self._filled = parser.rewind(self._filled)
-                if self._tls is None and count < AT_ONCE:
+                if self._tls is None and count < RECEIVE_BYTES:
                     break
         except BlockingIOError:
             pass
-        except BadAnswer as error:
-            return News(self, exchange, outcomes, refused, ended=True, reason=str(error), is_bad=True)
+        except InvalidResponse as error:
+            return ReceiverReport(self, exchange, outcomes, refused, has_ended=True, reason=str(error), is_invalid=True)
         except OSError as error:
-            return News(self, exchange, outcomes, refused, ended=True, reason=error.strerror or str(error))
+            return ReceiverReport(
+                self, exchange, outcomes, refused, has_ended=True, reason=error.strerror or str(error)
+            )
         if parser.is_done:
             self.exchange = None
-            self.used += 1
+            self.response_count += 1
             self._view = memoryview(b"")
-            return News(self, exchange, outcomes, refused, done=True, ended=parser.is_last)
-        is_tail = exchange.tail > 0 and len(self._view) - self._filled <= exchange.tail
+            return ReceiverReport(self, exchange, outcomes, refused, is_complete=True, has_ended=parser.is_last)
+        is_tail = exchange.tail_bytes > 0 and len(self._view) - self._filled <= exchange.tail_bytes
         if is_tail:
-            exchange.tail = 0
-        return News(self, exchange, outcomes, is_tail=is_tail) if outcomes or is_tail else None
+            exchange.tail_bytes = 0
+        return ReceiverReport(self, exchange, outcomes, has_only_tail_left=is_tail) if outcomes or is_tail else None
 
     def close(self) -> None:
         self._link.close()
 
-    def _judged(self, item: Block | NoBlock, exchange: Exchange) -> Outcome:
-        if isinstance(item, NoBlock):
+    def _verify_block(self, item: ReceivedBlock | BlockStatus, exchange: PeerExchange) -> BlockOutcome:
+        if isinstance(item, BlockStatus):
             return item
         if not pieces_match(exchange.keys[item.at], item.checksums, 0, item.data):
             return WrongBytes(moved=not item.stayed)
         # An array of its own: it lives as long as any view of it.
         part = np.frombuffer(item.data, np.uint8)
-        self._handed.append(weakref.ref(part))
+        self._lent_views.append(weakref.ref(part))
         return PeerBlock(part.data, item.checksums, tier_of(item.tier))
 
-    def _receive_unasked(self) -> News | None:
+    def _receive_idle(self) -> ReceiverReport | None:
         """Read while no request is in progress: only the end of the connection is valid then."""
         try:
             reason = "" if not self._link.recv(1) else "bytes came that were not asked for"
@@ -226,7 +228,7 @@ class PeerConnection:
             return None
         except OSError as error:
             reason = error.strerror or str(error)
-        return News(self, None, ended=True, reason=reason)
+        return ReceiverReport(self, None, has_ended=True, reason=reason)
 
     def _read(self, view: memoryview) -> int:
         """Read into *view*. Return 0 at the end of the connection. Raises BlockingIOError, OSError."""
@@ -235,7 +237,7 @@ class PeerConnection:
         with self._lock:
             return self._decrypt(self._tls, view)
 
-    def _decrypt(self, tls: Tls, view: memoryview) -> int:
+    def _decrypt(self, tls: PeerTls, view: memoryview) -> int:
         session: Any = tls.session  # typeshed does not know that read() takes a buffer
         got = 0
         while got < len(view):

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from cachefs.block import Location
+from cachefs.block import BlockLocation
 from cachefs.segment import segment_path
 
-MOST_OPEN: Final = 512
+MAX_OPEN: Final = 512
 
 
-class OpenSegment:
+class SegmentDescriptor:
     """An open file, closed once no thread refers to it: one may send from it while another drops it from the table."""
 
     __slots__ = ("descriptor",)
@@ -36,17 +36,17 @@ class OpenSegment:
                 os.close(self.descriptor)
 
 
-class OpenSegments:
-    """A table of at most MOST_OPEN open segments. Thread-safe."""
+class SegmentDescriptors:
+    """A table of at most MAX_OPEN open segments. Thread-safe."""
 
     def __init__(self, directories: Mapping[int, Path], owner: int) -> None:
         self._directories = dict(directories)
         self._owner = owner
         self._lock = threading.Lock()
         # by tier and segment number, oldest first
-        self._open: OrderedDict[tuple[int, int], OpenSegment] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int], SegmentDescriptor] = OrderedDict()
 
-    def get(self, location: Location) -> OpenSegment | None:
+    def open_segment(self, location: BlockLocation) -> SegmentDescriptor | None:
         """Return the file that holds the block; None if it is gone."""
         name = (location.tier, location.segment)
         found = self._open.get(name)
@@ -56,12 +56,12 @@ class OpenSegments:
         if directory is None:
             return None
         try:
-            opened = OpenSegment(segment_path(directory, location.segment), self._owner)
+            opened = SegmentDescriptor(segment_path(directory, location.segment), self._owner)
         except OSError:
             return None
         with self._lock:
             self._open[name] = opened
-            if len(self._open) > MOST_OPEN:
+            if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
         return opened
 

@@ -1,14 +1,14 @@
 """The configured certificate of this node, and whether other nodes will accept it."""
 
 from cachefs_daemon.cluster_section import ClusterSection
-from cachefs_daemon.peers.tls import TlsFiles, remark
+from cachefs_daemon.peers.tls import TlsFiles, certificate_problem
 
 
-def certificate_remark(section: ClusterSection) -> str:
+def own_certificate_problem(section: ClusterSection) -> str:
     """Return why other nodes would refuse this node's certificate; "" if they would not, or without TLS. Raises
     ConfigError if the certificate cannot be used at all."""
     files = tls_files(section) if section.enabled else None
-    return remark(files, section.own_name) if files is not None else ""
+    return certificate_problem(files, section.own_name) if files is not None else ""
 
 
 def tls_files(section: ClusterSection) -> TlsFiles | None:

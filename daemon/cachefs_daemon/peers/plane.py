@@ -10,16 +10,16 @@ from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.peers.client import PeerClient
-from cachefs_daemon.peers.own_certificate import certificate_remark, tls_files
-from cachefs_daemon.peers.server_messages import Served
-from cachefs_daemon.peers.server_process import PeerServers, ServerPlaces
+from cachefs_daemon.peers.own_certificate import own_certificate_problem, tls_files
+from cachefs_daemon.peers.server_messages import ServedTotals
+from cachefs_daemon.peers.server_process import PeerServers, ServerSettings
 from cachefs_daemon.peers.tls import Certificates
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 log = logging.getLogger(__name__)
 
 # Serves one connection of the fetch channel for a peer server.
-Adopt = Callable[[socket.socket], Awaitable[None]]
+AdoptConnection = Callable[[socket.socket], Awaitable[None]]
 
 
 class DataPlane:
@@ -35,17 +35,17 @@ class DataPlane:
         self._errors = errors
         self._files = tls_files(section)
         self.certificates = Certificates(self._files) if self._files is not None else None
-        if why := certificate_remark(section):
+        if why := own_certificate_problem(section):
             log.warning("%s", why)
         self.client = PeerClient(section.cluster, membership, errors, self.certificates, section.window, secret)
         self.servers: PeerServers | None = None  # until `open_servers`
         # Called with a node's id and the keys of the blocks that it received from this node.
         self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
 
-    def open_servers(self, index: Path, tiers: dict[str, Path], adopt: Adopt) -> None:
+    def open_servers(self, index: Path, tiers: dict[str, Path], adopt: AdoptConnection) -> None:
         """Bind the port. index, tiers: what servers read: the index, and tier directories by name. Raises
         ConfigError."""
-        places = ServerPlaces(self._section.listens, index, tiers, self._files, secret=self._secret)
+        places = ServerSettings(self._section.listen_address, index, tiers, self._files, secret=self._secret)
         self.servers = PeerServers(self._section.cluster, self._membership, places, adopt, self._errors)
         self.servers.on_served = lambda node, keys: self.on_served(node, keys)
 
@@ -62,8 +62,8 @@ class DataPlane:
     def traffic(self, node_id: str) -> PeerTraffic:
         """Return the blocks and bytes that this node and *node_id* exchanged."""
         got = self.client.counters.get(node_id)
-        gave = self.servers.served().get(node_id) if self.servers is not None else None
-        gave = gave or Served(node_id)
+        gave = self.servers.served_totals().get(node_id) if self.servers is not None else None
+        gave = gave or ServedTotals(node_id)
         return PeerTraffic(
             blocks_in=got.blocks if got is not None else 0,
             bytes_in=got.bytes if got is not None else 0,
@@ -73,5 +73,5 @@ class DataPlane:
             busy=got.busy if got is not None else 0,
             wrong=got.wrong if got is not None else 0,
             seconds=self.client.median_seconds(node_id),
-            cooling=not self.client.usable(node_id),
+            cooling=not self.client.is_usable(node_id),
         )

@@ -9,26 +9,26 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from cachefs_daemon.peers.connection import News, PeerConnection
+from cachefs_daemon.peers.connection import PeerConnection, ReceiverReport
 
 log = logging.getLogger(__name__)
 
 
-class Receiver:
+class PeerReceiver:
     """Receives on all connections given to it. Made on the event loop.
 
     One thread receives 1.4 GB/s; more threads would contend for the interpreter lock with each other and with the loop.
     """
 
-    def __init__(self, take: Callable[[News], None]) -> None:
-        """take: called on the loop with all news, in order."""
-        self._take = take
+    def __init__(self, on_report: Callable[[ReceiverReport], None]) -> None:
+        """on_report: called on the loop with all news, in order."""
+        self._on_report = on_report
         self._loop = asyncio.get_running_loop()
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake, select.EPOLLIN)
         self._connections: dict[int, PeerConnection] = {}  # by descriptor
-        self._news: deque[News] = deque()
+        self._reports: deque[ReceiverReport] = deque()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
         self._thread.start()
@@ -59,24 +59,26 @@ class Receiver:
         try:
             news = connection.receive()
         except Exception as error:  # a bug costs this connection only
-            news = News(connection, connection.exchange, ended=True, reason=f"internal error ({error!r})", is_bad=True)
+            news = ReceiverReport(
+                connection, connection.exchange, has_ended=True, reason=f"internal error ({error!r})", is_invalid=True
+            )
         if news is None:
             return
-        if news.ended:
+        if news.has_ended:
             del self._connections[descriptor]
             self._poll.unregister(descriptor)
             connection.close()
-        self._news.append(news)
-        if len(self._news) == 1:
+        self._reports.append(news)
+        if len(self._reports) == 1:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._tell)
+                self._loop.call_soon_threadsafe(self._deliver_reports)
 
-    def _tell(self) -> None:
-        while self._news:
+    def _deliver_reports(self) -> None:
+        while self._reports:
             # An item leaves the deque after it was handled, so that items that arrive meanwhile need no call.
             try:
-                self._take(self._news[0])
+                self._on_report(self._reports[0])
             except Exception:  # a bug costs this item only: no other call would handle the items behind it
-                log.exception("internal error with what came from node %s", self._news[0].connection.peer)
+                log.exception("internal error with what came from node %s", self._reports[0].connection.peer)
             finally:
-                self._news.popleft()
+                self._reports.popleft()

@@ -8,19 +8,19 @@ from cachefs.messages import Message
 from cachefs_daemon.cluster.view import ClusterView
 
 # Most bytes of a frame: 1,000 members take 60 KB.
-MOST_TOLD: Final = 16 << 20
-MOST_SAID: Final = 1 << 20
+MAX_STATE_BYTES: Final = 16 << 20
+MAX_REPORT_BYTES: Final = 1 << 20
 # Complaints that a server keeps until its next message. Further ones are only counted.
-MOST_COMPLAINTS: Final = 50
+MAX_FAULTS: Final = 50
 # Most seconds between two messages of a live server.
-SAY_SECONDS: Final = 1.0
+REPORT_SECONDS: Final = 1.0
 # Seconds between two reports of served blocks to the daemon, and most blocks in one report. Copies change hands by
 # these reports; blocks that are not reported are found out as the other nodes read on.
-HANDED_SECONDS: Final = 0.1
-MOST_HANDED: Final = 32768
+SERVED_REPORT_SECONDS: Final = 0.1
+MAX_SERVED_KEYS: Final = 32768
 
 
-class Told(Message, frozen=True):
+class ServerStateMessage(Message, frozen=True):
     """The state that a server needs. The last message received applies."""
 
     # Name of the cluster, and its view as the daemon knows it. None: unchanged; the daemon is alive.
@@ -30,7 +30,7 @@ class Told(Message, frozen=True):
     secret: bytes = b""
 
 
-class Served(msgspec.Struct, frozen=True, array_like=True):
+class ServedTotals(msgspec.Struct, frozen=True, array_like=True):
     """Counts what one node was served since the server started."""
 
     node: str
@@ -41,24 +41,24 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     refused: int = 0
 
 
-class Complaint(Message, frozen=True, array_like=True):
+class ServerFault(Message, frozen=True, array_like=True):
     """A problem for the daemon's error log."""
 
     subject: str
     text: str
 
 
-class Said(Message, frozen=True):
+class ServerReport(Message, frozen=True):
     """A message of a server: a full one every second, the first of which tells that it is ready; and brief ones in
     between, with the blocks that other nodes received, or with the question whether the daemon is alive."""
 
     brief: bool = False
-    # Asks for a `Told`, as proof that the daemon is alive.
+    # Asks for a `ServerStateMessage`, as proof that the daemon is alive.
     asks: bool = False
     # By id of the node: keys of the blocks that it received since the last message, concatenated.
     handed: dict[str, bytes] = msgspec.field(default_factory=dict)
-    served: tuple[Served, ...] = ()
-    complaints: tuple[Complaint, ...] = ()
+    served: tuple[ServedTotals, ...] = ()
+    complaints: tuple[ServerFault, ...] = ()
     # Complaints that did not fit.
     more: int = 0
     # Has a node with a newer view asked?

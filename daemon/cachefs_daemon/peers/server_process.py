@@ -13,12 +13,12 @@ from typing import Final
 
 from cachefs.block import KEY_SIZE
 from cachefs.errors import ConfigError
-from cachefs.fetch_frames import BadFrame, Frames, decoder, frame
+from cachefs.fetch_frames import FrameSplitter, InvalidFrame, body_decoder, encode_frame
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.secret import ClusterSecret
-from cachefs_daemon.peers.server_messages import MOST_SAID, Said, Served, Told
+from cachefs_daemon.peers.server_messages import MAX_REPORT_BYTES, ServedTotals, ServerReport, ServerStateMessage
 from cachefs_daemon.peers.tls import TlsFiles
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +29,18 @@ _MANY_PROCESSORS: Final = 8
 # Seconds from the end of a server to its next start: at first, and at most. The backoff starts anew after a server that
 # outlived it.
 _PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 30.0
+_MAX_PAUSE: Final = 30.0
 # Seconds of silence after which a server is replaced. A live one sends something every second.
-_SILENT: Final = 20.0
+_SILENT_SECONDS: Final = 20.0
 _TICK: Final = 0.5
 _END_SECONDS: Final = 2.0
 _END_TICK: Final = 0.005
 
-_said = decoder(Said)
+_decode_report = body_decoder(ServerReport)
 
 
 @dataclass(frozen=True, slots=True)
-class ServerPlaces:
+class ServerSettings:
     """The files that a peer server reads, and the address that it listens on."""
 
     # Host and port; port 0 for any free one.
@@ -57,18 +57,18 @@ class ServerPlaces:
 
 
 @dataclass(slots=True, eq=False)
-class _Server:
+class _ServerProcess:
     """One server process."""
 
     process: subprocess.Popen[bytes]
     pipe: socket.socket
     started: float
-    heard: float
-    frames: Frames = field(default_factory=lambda: Frames(MOST_SAID))
+    last_message: float
+    frames: FrameSplitter = field(default_factory=lambda: FrameSplitter(MAX_REPORT_BYTES))
     unsent: bytearray = field(default_factory=bytearray)
     is_outdated: bool = False  # the view has changed since the one in `unsent`
     is_ready: bool = False
-    served: tuple[Served, ...] = ()
+    served: tuple[ServedTotals, ...] = ()
     connections: int = 0
 
 
@@ -79,7 +79,7 @@ class PeerServers:
         self,
         cluster: str,
         membership: Membership,
-        places: ServerPlaces,
+        places: ServerSettings,
         adopt: Callable[[socket.socket], Awaitable[None]],
         errors: ErrorLog,
     ) -> None:
@@ -89,16 +89,16 @@ class PeerServers:
         self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
         self._cluster = cluster
         self._membership = membership
-        self._places = places
+        self._settings = places
         self._adopt = adopt
         self._errors = errors
-        self._listening = _listen(places.listen)
-        self._servers: list[_Server | None] = [None] * (places.count or 1 + (_processors() >= _MANY_PROCESSORS))
-        self._keepers: list[asyncio.Task[None]] = []
+        self._listening = _bind_socket(places.listen)
+        self._servers: list[_ServerProcess | None] = [None] * (places.count or 1 + (_processors() >= _MANY_PROCESSORS))
+        self._supervisors: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gone: dict[str, Served] = {}  # counts of servers that have ended
+        self._ended_totals: dict[str, ServedTotals] = {}  # counts of servers that have ended
         self._ready = asyncio.Event()
-        membership.listen(lambda _: self._tell_all())
+        membership.add_listener(lambda _: self._send_state_to_all())
 
     @property
     def port(self) -> int:
@@ -116,18 +116,18 @@ class PeerServers:
         """Number of open connections."""
         return sum(server.connections for server in self._servers if server is not None)
 
-    def served(self) -> dict[str, Served]:
+    def served_totals(self) -> dict[str, ServedTotals]:
         """Return what other nodes were served since the daemon started, by node id."""
-        total = dict(self._gone)
+        total = dict(self._ended_totals)
         for server in self._servers:
             for one in server.served if server is not None else ():
-                total[one.node] = _sum(total.get(one.node), one)
+                total[one.node] = _add_totals(total.get(one.node), one)
         return total
 
     async def start(self) -> None:
         """Start the servers, and wait up to 10 s until one is ready."""
         self._listening.listen(_BACKLOG)
-        self._keepers = [asyncio.create_task(self._keep(number)) for number in range(len(self._servers))]
+        self._supervisors = [asyncio.create_task(self._supervise(number)) for number in range(len(self._servers))]
         try:
             async with asyncio.timeout(10):
                 await self._ready.wait()
@@ -137,17 +137,17 @@ class PeerServers:
     async def stop(self) -> None:
         """End the servers. May be called again."""
         self._listening.close()
-        for keeper in self._keepers:
+        for keeper in self._supervisors:
             keeper.cancel()
-        await asyncio.gather(*self._keepers, *self._tasks, return_exceptions=True)
-        self._keepers = []
+        await asyncio.gather(*self._supervisors, *self._tasks, return_exceptions=True)
+        self._supervisors = []
         for number, server in enumerate(self._servers):
             if server is not None:
-                await self._end(number, server)
+                await self._end_server(number, server)
 
     # --- one server -----------------------------------------------------------------------------------------------
 
-    async def _keep(self, number: int) -> None:
+    async def _supervise(self, number: int) -> None:
         """Keep server *number* running."""
         loop, pause = asyncio.get_running_loop(), _PAUSE
         while True:
@@ -157,36 +157,36 @@ class PeerServers:
             except OSError as error:
                 self._errors.add("peers", f"the peer server cannot be started: {error}")
             else:
-                await self._watch(server)
-                await self._end(number, server)
+                await self._wait_until_ended(server)
+                await self._end_server(number, server)
                 status = server.process.returncode
                 self._errors.add("peers", f"a peer server has ended (status {status}), and is started again")
-            pause = _PAUSE if loop.time() - began > max(5.0, pause) else min(_LONGEST_PAUSE, pause * 2)
+            pause = _PAUSE if loop.time() - began > max(5.0, pause) else min(_MAX_PAUSE, pause * 2)
             await asyncio.sleep(pause)
 
-    async def _watch(self, server: _Server) -> None:
+    async def _wait_until_ended(self, server: _ServerProcess) -> None:
         """Wait until the server has ended or is silent for too long."""
         loop = asyncio.get_running_loop()
         looked = loop.time()
         while server.process.poll() is None:
             # If this daemon stood still, messages are unread: that time is no silence of the server.
-            server.heard += max(0.0, loop.time() - looked - 2 * _TICK)
-            if loop.time() - server.heard > _SILENT:
-                log.warning("a peer server has said nothing for %.0f s; it is replaced", _SILENT)
+            server.last_message += max(0.0, loop.time() - looked - 2 * _TICK)
+            if loop.time() - server.last_message > _SILENT_SECONDS:
+                log.warning("a peer server has said nothing for %.0f s; it is replaced", _SILENT_SECONDS)
                 return
             looked = loop.time()
             await asyncio.sleep(_TICK)
 
-    async def _start(self, number: int) -> _Server:
+    async def _start(self, number: int) -> _ServerProcess:
         """Start server *number*. Raises OSError."""
         server, link = self._spawn()
         self._servers[number] = server
         await self._adopt(link)
-        asyncio.get_running_loop().add_reader(server.pipe, self._hear, server)
-        self._tell(server)
+        asyncio.get_running_loop().add_reader(server.pipe, self._read_messages, server)
+        self._send_state(server)
         return server
 
-    def _spawn(self) -> tuple[_Server, socket.socket]:
+    def _spawn(self) -> tuple[_ServerProcess, socket.socket]:
         """Start a process, and return it with the daemon's end of its fetch-channel connection. Runs on this thread, as
         the process ends with the thread that started it. Raises OSError."""
         pipe, their_pipe = socket.socketpair()
@@ -198,10 +198,10 @@ class PeerServers:
         pipe.setblocking(False)
         link.setblocking(False)
         now = asyncio.get_running_loop().time()
-        return _Server(process, pipe, now, now), link
+        return _ServerProcess(process, pipe, now, now), link
 
     def _command(self, pipe: int, link: int) -> list[str]:
-        places = self._places
+        places = self._settings
         tiers = [f"--tier={name}={path}" for name, path in places.tiers.items()]
         tls = places.tls
         files = ["--tls", str(tls.ca), str(tls.cert), str(tls.key)] if tls is not None else []
@@ -211,27 +211,27 @@ class PeerServers:
             *tiers, *files,
         ]  # fmt: skip
 
-    def _hear(self, server: _Server) -> None:
+    def _read_messages(self, server: _ServerProcess) -> None:
         try:
             data = server.pipe.recv(1 << 16)
-            for body in server.frames.feed(data):
-                self._take(server, _said(bytes(body)))
+            for body in server.frames.split_frames(data):
+                self._handle_report(server, _decode_report(bytes(body)))
         except BlockingIOError:
             return
-        except (OSError, BadFrame) as error:
+        except (OSError, InvalidFrame) as error:
             self._errors.add("peers", f"a peer server is replaced, since it sent an invalid message: {error}")
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(server.pipe)
             server.process.kill()
 
-    def _take(self, server: _Server, said: Said) -> None:
-        server.heard = asyncio.get_running_loop().time()
+    def _handle_report(self, server: _ServerProcess, said: ServerReport) -> None:
+        server.last_message = asyncio.get_running_loop().time()
         for node, keys in said.handed.items():
             self.on_served(node, [keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)])
         if said.asks and not server.unsent:  # else other bytes on their way show that this daemon is alive
-            server.unsent += frame(Told(cluster=self._cluster))
-            self._send(server)
+            server.unsent += encode_frame(ServerStateMessage(cluster=self._cluster))
+            self._send_pending(server)
         if said.brief:
             return
         server.served, server.connections = said.served, said.connections
@@ -247,7 +247,7 @@ class PeerServers:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _end(self, number: int, server: _Server) -> None:
+    async def _end_server(self, number: int, server: _ServerProcess) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(server.pipe)
         loop.remove_writer(server.pipe)
@@ -260,25 +260,27 @@ class PeerServers:
         if server.process.poll() is None:
             log.warning("peer server %d does not end; is a disk hanging?", server.process.pid)
         for one in server.served:
-            self._gone[one.node] = _sum(self._gone.get(one.node), one)
+            self._ended_totals[one.node] = _add_totals(self._ended_totals.get(one.node), one)
         self._servers[number] = None
 
     # --- messages to servers --------------------------------------------------------------------------------------
 
-    def _tell_all(self) -> None:
+    def _send_state_to_all(self) -> None:
         for server in self._servers:
             if server is not None:
-                self._tell(server)
+                self._send_state(server)
 
-    def _tell(self, server: _Server) -> None:
+    def _send_state(self, server: _ServerProcess) -> None:
         server.is_outdated = bool(server.unsent)  # while it reads slowly it needs only the last view
         if not server.is_outdated:
-            secret = self._places.secret
+            secret = self._settings.secret
             key = secret.key if secret is not None else b""
-            server.unsent += frame(Told(cluster=self._cluster, view=self._membership.view, secret=key))
-            self._send(server)
+            server.unsent += encode_frame(
+                ServerStateMessage(cluster=self._cluster, view=self._membership.view, secret=key)
+            )
+            self._send_pending(server)
 
-    def _send(self, server: _Server) -> None:
+    def _send_pending(self, server: _ServerProcess) -> None:
         loop = asyncio.get_running_loop()
         try:
             sent = server.pipe.send(server.unsent)
@@ -288,14 +290,14 @@ class PeerServers:
         except OSError:
             server.unsent.clear()
         if server.unsent:
-            loop.add_writer(server.pipe, self._send, server)
+            loop.add_writer(server.pipe, self._send_pending, server)
             return
         loop.remove_writer(server.pipe)
         if server.is_outdated:
-            self._tell(server)
+            self._send_state(server)
 
 
-def _listen(address: tuple[str, int]) -> socket.socket:
+def _bind_socket(address: tuple[str, int]) -> socket.socket:
     """Return a bound socket that does not listen yet. Raises ConfigError."""
     host, port = address
     try:
@@ -319,10 +321,10 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _sum(first: Served | None, second: Served) -> Served:
+def _add_totals(first: ServedTotals | None, second: ServedTotals) -> ServedTotals:
     if first is None:
         return second
-    return Served(
+    return ServedTotals(
         node=second.node,
         blocks=first.blocks + second.blocks,
         bytes=first.bytes + second.bytes,

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachefs.errors import ConfigError
-from cachefs.pem_files import PemFiles, files_state
+from cachefs.pem_files import PemFiles, file_stamps
 from cachefs_daemon.cluster.view import NodeRecord
 
 log = logging.getLogger(__name__)
 
 # Seconds between two checks whether the files have changed.
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 # Turns that each side needs to finish a handshake of TLS 1.3.
-_MESSAGES: Final = 3
+_HANDSHAKE_STEPS: Final = 3
 _SETTINGS: Final = ("cluster.tls_cert", "cluster.tls_key", "cluster.tls_ca")
 
 
@@ -49,33 +49,33 @@ class Certificates:
         """Raises ConfigError."""
         self._files = files
         self._lock = threading.Lock()
-        self._state = files_state((files.ca, files.cert, files.key))
-        self._looked = time.monotonic()
-        self._server, self._client = _contexts(files)
+        self._state = file_stamps((files.ca, files.cert, files.key))
+        self._checked_at = time.monotonic()
+        self._newest_server, self._newest_client = _contexts(files)
         # Servers keep this context. Python calls the callback for every ClientHello, which selects the newest one.
-        self.server: ssl.SSLContext = _server_context(files)
-        self.server.sni_callback = self._use_newest
+        self.server_context: ssl.SSLContext = _server_context(files)
+        self.server_context.sni_callback = self._use_newest
 
-    def client(self) -> ssl.SSLContext:
+    def client_context(self) -> ssl.SSLContext:
         """Return the context for a connection to a peer. It checks no name: compare `member_of` after the handshake."""
-        self._follow()
-        return self._client
+        self._reload_if_changed()
+        return self._newest_client
 
     def _use_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        self._follow()
-        connection.context = self._server
+        self._reload_if_changed()
+        connection.context = self._newest_server
 
-    def _follow(self) -> None:
+    def _reload_if_changed(self) -> None:
         with self._lock:
             now = time.monotonic()
-            if now - self._looked < LOOK_SECONDS:
+            if now - self._checked_at < CHECK_SECONDS:
                 return
-            self._looked = now
-            state = files_state((self._files.ca, self._files.cert, self._files.key))
+            self._checked_at = now
+            state = file_stamps((self._files.ca, self._files.cert, self._files.key))
             if state == self._state:
                 return
             try:
-                self._server, self._client = _contexts(self._files)
+                self._newest_server, self._newest_client = _contexts(self._files)
             except ConfigError as error:
                 log.warning("new certificates cannot be used yet, the former ones stay in use: %s", error)
                 self._state = state
@@ -100,14 +100,14 @@ def member_of(names: frozenset[str], members: Iterable[NodeRecord]) -> NodeRecor
     return next((record for record in members if record.name.lower() in names), None)
 
 
-def remark(files: TlsFiles, name: str) -> str:
+def certificate_problem(files: TlsFiles, name: str) -> str:
     """Return why the other nodes would refuse this node, whose name in its cluster is *name*; "" if they would not.
     Plays their side of a handshake with the same authorities. Raises ConfigError if the files cannot be used at all."""
-    server, client = _server_context(files), _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
+    server, client = _server_context(files), _with_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     asked = server.wrap_bio(to_server, to_client, server_side=True)
     asks = client.wrap_bio(to_client, to_server)
-    for side in (asks, asked) * _MESSAGES:
+    for side in (asks, asked) * _HANDSHAKE_STEPS:
         try:
             side.do_handshake()
         except ssl.SSLWantReadError:
@@ -124,18 +124,18 @@ def remark(files: TlsFiles, name: str) -> str:
 
 def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Return the contexts of this node as a server and as a client. Raises ConfigError."""
-    client = _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
+    client = _with_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
     return _server_context(files), client
 
 
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
-    context = _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
+    context = _with_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
     # A resumed session would not be checked against certificates that changed since.
     context.num_tickets = 0
     return context
 
 
-def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+def _with_files(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED

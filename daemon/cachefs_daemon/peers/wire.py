@@ -13,13 +13,13 @@ from typing import Final, Protocol
 STALLED_SECONDS: Final = 10.0
 USER_TIMEOUT_MS: Final = 5_000
 # Bytes that are encrypted and sent at once.
-_AT_ONCE: Final = 256 << 10
+_SEND_BYTES: Final = 256 << 10
 # Offset of the number of retransmitted packets (tcpi_total_retrans) in struct tcp_info; and the bytes to read.
 _RETRANSMITTED: Final = 100
 _TCP_INFO_SIZE: Final = 104
 
 
-class Gone(Exception):
+class ConnectionLost(Exception):
     """The other side closed the connection, stalls, or is refused."""
 
     def __init__(self, text: str = "", kind: str = "connections") -> None:
@@ -30,26 +30,27 @@ class Gone(Exception):
 class Wire(Protocol):
     """One connection, plain or encrypted. Used by one thread."""
 
-    def wait(self, seconds: float) -> bool:
+    def wait_readable(self, seconds: float) -> bool:
         """Return whether there is, or arrives within *seconds*, anything to read."""
 
     def receive(self, most: int, seconds: float) -> bytes:
-        """Return what has arrived, at least one byte. Raises Gone."""
+        """Return what has arrived, at least one byte. Raises ConnectionLost."""
 
     def send(self, data: bytes | bytearray | memoryview, *, more: bool = False) -> None:
-        """Send *data*. more: other bytes follow at once. Raises Gone."""
+        """Send *data*. more: other bytes follow at once. Raises ConnectionLost."""
 
     def send_file(self, descriptor: int, offset: int, count: int, until: float) -> None:
-        """Send bytes of a file by *until* (monotonic seconds). Raises Gone; OSError if the file cannot be read."""
+        """Send bytes of a file by *until* (monotonic seconds). Raises ConnectionLost; OSError if the file cannot be
+        read."""
 
-    def retransmitted(self) -> int:
+    def retransmitted_packets(self) -> int:
         """Return the number of packets retransmitted so far."""
 
     def close(self) -> None:
         """Close the connection at once."""
 
 
-def prepare(connection: socket.socket) -> None:
+def set_socket_options(connection: socket.socket) -> None:
     """Set the socket options that all connections between nodes share."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
@@ -73,18 +74,18 @@ class PlainWire:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN | select.POLLRDHUP)
 
-    def wait(self, seconds: float) -> bool:
+    def wait_readable(self, seconds: float) -> bool:
         return bool(self._poll.poll(max(0, seconds * 1000)))
 
     def receive(self, most: int, seconds: float) -> bytes:
-        if not self.wait(seconds):
-            raise Gone(f"nothing has come for {seconds:.0f} s")
+        if not self.wait_readable(seconds):
+            raise ConnectionLost(f"nothing has come for {seconds:.0f} s")
         try:
             data = self._connection.recv(most, socket.MSG_DONTWAIT)
         except OSError as error:
-            raise Gone(str(error)) from None
+            raise ConnectionLost(str(error)) from None
         if not data:
-            raise Gone
+            raise ConnectionLost
         return data
 
     def send(self, data: bytes | bytearray | memoryview, *, more: bool = False) -> None:
@@ -93,7 +94,7 @@ class PlainWire:
             while view:
                 view = view[self._connection.send(view, socket.MSG_MORE if more else 0) :]
         except OSError as error:
-            raise Gone(str(error)) from None
+            raise ConnectionLost(str(error)) from None
 
     def send_file(self, descriptor: int, offset: int, count: int, until: float) -> None:
         target, end = self._connection.fileno(), offset + count
@@ -101,14 +102,14 @@ class PlainWire:
             try:
                 sent = os.sendfile(target, descriptor, offset, end - offset)
             except (BlockingIOError, ConnectionError, TimeoutError) as error:
-                raise Gone(str(error)) from None
+                raise ConnectionLost(str(error)) from None
             if sent == 0:
                 raise OSError("the segment is shorter than the index says")
             offset += sent
             if offset < end and time.monotonic() > until:
-                raise Gone("it reads too slowly")
+                raise ConnectionLost("it reads too slowly")
 
-    def retransmitted(self) -> int:
+    def retransmitted_packets(self) -> int:
         return _retransmitted(self._connection)
 
     def close(self) -> None:
@@ -122,23 +123,23 @@ class TlsWire:
         """connection: after its handshake."""
         self.connection = connection
         connection.settimeout(STALLED_SECONDS)
-        self._room = memoryview(bytearray(_AT_ONCE))
+        self._room = memoryview(bytearray(_SEND_BYTES))
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN | select.POLLRDHUP)
         self._kept = bytearray()  # small bytes that precede the next ones: they get no TLS record of their own
 
-    def wait(self, seconds: float) -> bool:
+    def wait_readable(self, seconds: float) -> bool:
         return bool(self.connection.pending() or self._poll.poll(max(0, seconds * 1000)))
 
     def receive(self, most: int, seconds: float) -> bytes:
-        if not self.wait(seconds):
-            raise Gone(f"nothing has come for {seconds:.0f} s")
+        if not self.wait_readable(seconds):
+            raise ConnectionLost(f"nothing has come for {seconds:.0f} s")
         try:
             data = self.connection.recv(most)
         except OSError as error:
-            raise Gone(str(error)) from None
+            raise ConnectionLost(str(error)) from None
         if not data:
-            raise Gone
+            raise ConnectionLost
         return data
 
     def send(self, data: bytes | bytearray | memoryview, *, more: bool = False) -> None:
@@ -158,7 +159,7 @@ class TlsWire:
             self._send(self._room[: kept + step])
             offset += step
             if offset < end and time.monotonic() > until:
-                raise Gone("it reads too slowly")
+                raise ConnectionLost("it reads too slowly")
 
     def _flush(self) -> None:
         data, self._kept = self._kept, bytearray()
@@ -169,9 +170,9 @@ class TlsWire:
         try:
             self.connection.sendall(data)
         except OSError as error:
-            raise Gone(str(error)) from None
+            raise ConnectionLost(str(error)) from None
 
-    def retransmitted(self) -> int:
+    def retransmitted_packets(self) -> int:
         return _retransmitted(self.connection)
 
     def close(self) -> None:

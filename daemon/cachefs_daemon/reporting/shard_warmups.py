@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from cachefs.errors import Busy, ConfigError
 from cachefs.messages import BlockRef
-from cachefs.observe_messages import Order, OrderDone, OrderedWarmup
+from cachefs.observe_messages import CommandedWarmup, NodeCommand, NodeCommandResult
 from cachefs.planning.blocks.shard_bytes import SHARDS, shards_of_blocks
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.sequences.epoch import UNKNOWN
+from cachefs.planning.sequences.epoch import UNKNOWN_READ
 from cachefs.planning.sequences.plan import Plan
 from cachefs.snapshot import Snapshot
-from cachefs_daemon.content.warmup import Bringing, Run, Warmups, WarmupState
+from cachefs_daemon.content.warmup import WarmupBlocks, WarmupRun, Warmups, WarmupState
 from cachefs_daemon.jobs.owners import given_name
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.runtime.threads import Threads
@@ -23,8 +23,8 @@ from cachefs_daemon.runtime.threads import Threads
 log = logging.getLogger(__name__)
 
 # Most warm-ups of all schedulers that run at once, and most that are kept, including ended ones.
-MOST_RUNNING: Final = 32
-MOST_KNOWN: Final = 128
+MAX_RUNNING: Final = 32
+MAX_KNOWN: Final = 128
 # Blocks for which references are created at once.
 _PORTION: Final = 4096
 
@@ -37,34 +37,38 @@ class ShardWarmups:
         self._plan = plan
         self._jobs = jobs
         self._threads = threads
-        self._runs: dict[str, Run | None] = {}  # by id of the command; None: in preparation
+        self._runs: dict[str, WarmupRun | None] = {}  # by id of the command; None: in preparation
 
     @property
     def is_busy(self) -> bool:
         """Whether a warm-up is in progress."""
         return any(run is None or not run.task.done() for run in self._runs.values())
 
-    async def begin(self, order: Order, snapshot: Snapshot) -> OrderDone:
+    async def begin(self, command: NodeCommand, snapshot: Snapshot) -> NodeCommandResult:
         """Begin a warm-up, unless one with that id is known. Raises ConfigError, Busy."""
-        if not order.id or len(order.shards) not in (0, SHARDS // 8):
+        if not command.id or len(command.shards) not in (0, SHARDS // 8):
             raise ConfigError(f"a warm-up has an id, and no shards (all) or {SHARDS // 8} bytes of them")
-        if order.id in self._runs:
-            known = self._runs[order.id]
-            return OrderDone(known.wanted.blocks, known.wanted.bytes) if known is not None else OrderDone()
+        if command.id in self._runs:
+            known = self._runs[command.id]
+            return (
+                NodeCommandResult(known.blocks_to_fetch.blocks, known.blocks_to_fetch.bytes)
+                if known is not None
+                else NodeCommandResult()
+            )
         running = sum(1 for run in self._runs.values() if run is None or not run.task.done())
-        if running >= MOST_RUNNING:
+        if running >= MAX_RUNNING:
             raise Busy(f"{running} warm-ups that schedulers have ordered run on this node already; try again later")
-        self._make_room()
-        self._runs[order.id] = None
+        self._forget_old_runs()
+        self._runs[command.id] = None
         try:
-            wanted = await self._threads.planning(self._wanted, order, snapshot)
+            wanted = await self._threads.planning(self._blocks_to_fetch, command, snapshot)
         except BaseException:
-            del self._runs[order.id]
+            del self._runs[command.id]
             raise
-        if order.id not in self._runs:  # stopped meanwhile
-            return OrderDone()
-        self._runs[order.id] = self._warmups.begin(wanted)
-        return OrderDone(wanted.blocks, wanted.bytes)
+        if command.id not in self._runs:  # stopped meanwhile
+            return NodeCommandResult()
+        self._runs[command.id] = self._warmups.start_fetching(wanted)
+        return NodeCommandResult(wanted.blocks, wanted.bytes)
 
     def stop(self, order: str) -> None:
         """End a warm-up; ignore one that has ended, or is unknown."""
@@ -74,37 +78,37 @@ class ShardWarmups:
         elif order in self._runs:
             del self._runs[order]
 
-    def reports(self) -> list[OrderedWarmup]:
+    def reports(self) -> list[CommandedWarmup]:
         """Return the progress of recent warm-ups."""
         return [_report(name, run) for name, run in self._runs.items()]
 
-    def _make_room(self) -> None:
+    def _forget_old_runs(self) -> None:
         ended = [name for name, run in self._runs.items() if run is not None and run.task.done()]
-        for name in ended[: max(0, len(self._runs) - MOST_KNOWN + 1)]:
+        for name in ended[: max(0, len(self._runs) - MAX_KNOWN + 1)]:
             del self._runs[name]
 
-    def _wanted(self, order: Order, snapshot: Snapshot) -> Bringing:
+    def _blocks_to_fetch(self, command: NodeCommand, snapshot: Snapshot) -> WarmupBlocks:
         space = self._plan.spaces.get(snapshot.id) or BlockSpace.of(snapshot)
         numbers = np.arange(space.count, dtype=np.int64)
-        if order.shards:
-            marked = np.unpackbits(np.frombuffer(order.shards, np.uint8), bitorder="little").astype(np.bool_)
+        if command.shards:
+            marked = np.unpackbits(np.frombuffer(command.shards, np.uint8), bitorder="little").astype(np.bool_)
             numbers = numbers[marked[shards_of_blocks(numbers, space.count)]]
-        first = self._first_reads(order.job, snapshot.id)
+        first = self._first_reads(command.job, snapshot.id)
         if first is not None and len(first) == space.count:
             numbers = numbers[np.argsort(first[numbers], kind="stable")]
         size = int(space.sizes[numbers].sum(dtype=np.int64))
-        return Bringing(order.dataset, _refs(space, numbers), len(numbers), size, snapshot=space.snapshot)
+        return WarmupBlocks(command.dataset, _refs(space, numbers), len(numbers), size, snapshot=space.snapshot)
 
     def _first_reads(self, job: str, snapshot: str) -> npt.NDArray[np.uint32] | None:
         """Return the position of each block's first read by a consumer of the job here, or None."""
         for consumer in self._jobs.consumers if job else ():
             if consumer.snapshot.id == snapshot and job in (consumer.request.job, given_name(consumer.request.job)):
-                if not self._plan.knows(consumer.key):
+                if not self._plan.has_consumer(consumer.key):
                     continue
-                epoch = self._plan.epoch(consumer.key, self._plan.place(consumer.key)[0])
+                epoch = self._plan.epoch(consumer.key, self._plan.progress(consumer.key)[0])
                 if epoch is not None:
-                    # UNKNOWN goes last.
-                    return np.where(epoch.first == UNKNOWN, np.iinfo(np.uint32).max, epoch.first).astype(np.uint32)
+                    # UNKNOWN_READ goes last.
+                    return np.where(epoch.first == UNKNOWN_READ, np.iinfo(np.uint32).max, epoch.first).astype(np.uint32)
         return None
 
 
@@ -116,9 +120,9 @@ def _refs(space: BlockSpace, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[B
             yield BlockRef(snapshot=space.snapshot, entry=entry, number=part), size
 
 
-def _report(name: str, run: Run | None) -> OrderedWarmup:
+def _report(name: str, run: WarmupRun | None) -> CommandedWarmup:
     if run is None:
-        return OrderedWarmup(name, WarmupState.RUNNING, 0, 0, 0)
-    return OrderedWarmup(
-        name, run.state, run.blocks, run.wanted.blocks, run.bytes, run.skipped, run.failed, run.message[:200]
+        return CommandedWarmup(name, WarmupState.RUNNING, 0, 0, 0)
+    return CommandedWarmup(
+        name, run.state, run.blocks, run.blocks_to_fetch.blocks, run.bytes, run.skipped, run.failed, run.message[:200]
     )

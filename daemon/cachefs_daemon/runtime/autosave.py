@@ -10,7 +10,7 @@ from cachefs.errors import CachefsError
 log = logging.getLogger(__name__)
 
 # Seconds between two calls. Changes within them before a daemon is killed are lost: no caller waits for the disk.
-SECONDS: Final = 0.5
+SAVE_SECONDS: Final = 0.5
 # Seconds until the next call after a failure.
 PAUSE_SECONDS: Final = 10.0
 
@@ -23,7 +23,7 @@ async def autosave(save: Callable[[], Awaitable[None]], loss: str) -> None:
     """
     problem = ""
     while True:
-        await asyncio.sleep(PAUSE_SECONDS if problem else SECONDS)
+        await asyncio.sleep(PAUSE_SECONDS if problem else SAVE_SECONDS)
         before, problem = problem, ""
         try:
             await save()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # Doublings after which a pause is at its bound in any case: 2.0 ** 1024 overflows.
-_MOST_DOUBLINGS = 64
+_MAX_DOUBLINGS = 64
 
 
 @dataclass(slots=True)
@@ -27,15 +27,15 @@ class Backoff:
     @property
     def pause(self) -> float:
         """The pause after this many failures, before a part of it is drawn."""
-        doublings = min(max(0, self.failures - 1), _MOST_DOUBLINGS)
+        doublings = min(max(0, self.failures - 1), _MAX_DOUBLINGS)
         return min(self.longest, self.first * 2.0**doublings)
 
-    def fail(self, now: float) -> float:
+    def note_failure(self, now: float) -> float:
         """Count a failure. Return the seconds until the next attempt."""
         self.failures += 1
-        return self.wait(now)
+        return self.restart_pause(now)
 
-    def wait(self, now: float) -> float:
+    def restart_pause(self, now: float) -> float:
         """Begin the pause anew without another failure. Return the seconds until the next attempt."""
         seconds = self.pause * self.draw(*self.spread)
         self.until = now + seconds

@@ -16,20 +16,20 @@ import msgspec
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 # Indices of the fields after the name in /proc/PID/stat (see proc_pid_stat(5)).
-_STATE: Final = 0
-_START: Final = 19
-_ENDED: Final = (b"Z", b"X", b"x")  # zombies, and processes that the kernel is about to forget
+_STATE_FIELD: Final = 0
+_START_FIELD: Final = 19
+_ENDED_STATES: Final = (b"Z", b"X", b"x")  # zombies, and processes that the kernel is about to forget
 
 
-class Moment(msgspec.Struct, frozen=True):
+class BootMoment(msgspec.Struct, frozen=True):
     """A moment on the clock that runs from one start of the machine to the next."""
 
     seconds: float  # since that start
     boot: str  # the start: an id that the kernel generates
 
-    def after(self, seconds: float) -> "Moment":
+    def after(self, seconds: float) -> "BootMoment":
         """Return the moment *seconds* later."""
-        return Moment(self.seconds + seconds, self.boot)
+        return BootMoment(self.seconds + seconds, self.boot)
 
     @property
     def unix_time(self) -> float:
@@ -37,11 +37,11 @@ class Moment(msgspec.Struct, frozen=True):
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - self.seconds)
 
 
-def now() -> Moment:
-    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), _boot())
+def now() -> BootMoment:
+    return BootMoment(time.clock_gettime(time.CLOCK_BOOTTIME), _boot_id())
 
 
-def birth_of(pid: int) -> Moment | None:
+def birth_of(pid: int) -> BootMoment | None:
     """Return the start time of the process, which distinguishes it from another one of the same number. None where no
     process has that number, or only a zombie."""
     if pid <= 0:
@@ -51,13 +51,13 @@ def birth_of(pid: int) -> Moment | None:
     except OSError:
         return None
     fields = stat[stat.rfind(b")") + 1 :].split()  # the name may have blanks and parentheses
-    if len(fields) <= _START or fields[_STATE] in _ENDED:
+    if len(fields) <= _START_FIELD or fields[_STATE_FIELD] in _ENDED_STATES:
         return None
-    return Moment(int(fields[_START]) / _TICKS_PER_SECOND, _boot())
+    return BootMoment(int(fields[_START_FIELD]) / _TICKS_PER_SECOND, _boot_id())
 
 
 @functools.cache
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

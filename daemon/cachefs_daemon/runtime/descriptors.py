@@ -10,18 +10,18 @@ import logging
 import resource
 from typing import Any, Final
 
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 log = logging.getLogger(__name__)
 
 # Largest limit that is set: with a limit of a billion, programs that close all descriptors one by one take minutes.
-ENOUGH: Final = 1 << 20
+WANTED_LIMIT: Final = 1 << 20
 
 
 def raise_limit() -> None:
     """Raise the soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(ENOUGH, hard) if hard != resource.RLIM_INFINITY else ENOUGH
+    wanted = min(WANTED_LIMIT, hard) if hard != resource.RLIM_INFINITY else WANTED_LIMIT
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     try:
@@ -30,13 +30,13 @@ def raise_limit() -> None:
         log.warning("the limit of %d open files cannot be raised to %d: %s", soft, wanted, error)
 
 
-def limit() -> int:
+def open_file_limit() -> int:
     """Return the number of files that may be open now."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return ENOUGH if soft == resource.RLIM_INFINITY else soft
+    return WANTED_LIMIT if soft == resource.RLIM_INFINITY else soft
 
 
-def tell_of_shortage(loop: asyncio.AbstractEventLoop, errors: ErrorLog) -> None:
+def report_shortage(loop: asyncio.AbstractEventLoop, errors: ErrorLog) -> None:
     """Add an entry to *errors* where connections cannot be accepted, instead of asyncio's tracebacks."""
 
     def handle(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -44,8 +44,8 @@ def tell_of_shortage(loop: asyncio.AbstractEventLoop, errors: ErrorLog) -> None:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             errors.add(
                 "open files",
-                f"new connections of mounts and commands wait: {error.strerror}, with a limit of {limit()}; raise the "
-                "hard limit (LimitNOFILE, ulimit -n)",
+                f"new connections of mounts and commands wait: {error.strerror}, with a limit of {open_file_limit()}; "
+                "raise the hard limit (LimitNOFILE, ulimit -n)",
             )
         else:
             loop.default_exception_handler(context)

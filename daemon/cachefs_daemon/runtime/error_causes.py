@@ -8,11 +8,11 @@ from typing import Final
 
 from cachefs.messages import ErrorCause
 
-KEPT: Final = 50  # causes
+MAX_CAUSES: Final = 50  # causes
 # Stands in a message for the thing that failed.
-THING: Final = "…"
+PLACEHOLDER: Final = "…"
 # Parts that differ between failures of one cause: long numbers, and names made of digits.
-_VARIES: Final = re.compile(r"\b(?:[0-9a-f]{12,}|\d{4,})\b")
+_VARIABLE_PART: Final = re.compile(r"\b(?:[0-9a-f]{12,}|\d{4,})\b")
 _URL: Final = re.compile(r"[a-z][a-z0-9]*://[^/]*")
 
 
@@ -33,7 +33,7 @@ class _Cause:
 
 
 class ErrorCauses:
-    """The last KEPT causes. Used from the event loop only."""
+    """The last MAX_CAUSES causes. Used from the event loop only."""
 
     def __init__(self) -> None:
         self._causes: OrderedDict[tuple[str, str], _Cause] = OrderedDict()  # oldest first
@@ -43,14 +43,14 @@ class ErrorCauses:
         key = cause_key(subject, message)
         cause = self._causes.pop(key, None) or _Cause(when, when, subject, message, common=subject)
         cause.is_single = cause.is_single and cause.subject == subject
-        cause.common = _common(cause.common, subject)
+        cause.common = _common_prefix(cause.common, subject)
         cause.subject, cause.message, cause.last = subject, message, when
         cause.count += 1
         self._causes[key] = cause
-        if len(self._causes) > KEPT:
+        if len(self._causes) > MAX_CAUSES:
             self._causes.popitem(last=False)
 
-    def goes_on(self, subject: str, message: str, when: float) -> None:
+    def note_ongoing(self, subject: str, message: str, when: float) -> None:
         """Record that a failure still lasts at this unix time."""
         cause = self._causes.get(cause_key(subject, message))
         if cause is not None:
@@ -64,7 +64,7 @@ class ErrorCauses:
                 last=one.last,
                 count=one.count,
                 where=one.common,
-                message=one.message if one.is_single else without(one.subject, one.message),
+                message=one.message if one.is_single else without_subject(one.subject, one.message),
                 example=one.subject,
             )
             for one in reversed(self._causes.values())
@@ -73,10 +73,10 @@ class ErrorCauses:
 
 def cause_key(subject: str, message: str) -> tuple[str, str]:
     """Return the key that all failures of one cause share."""
-    return area_of(subject), _VARIES.sub(THING, without(subject, message))
+    return cause_area(subject), _VARIABLE_PART.sub(PLACEHOLDER, without_subject(subject, message))
 
 
-def _common(one: str, other: str) -> str:
+def _common_prefix(one: str, other: str) -> str:
     """Return the common prefix, up to a slash; all of it where both are the same."""
     if one == other:
         return one
@@ -85,16 +85,16 @@ def _common(one: str, other: str) -> str:
     return "/".join([*parts, ""]) or one
 
 
-def area_of(subject: str) -> str:
+def cause_area(subject: str) -> str:
     """Return the part that subjects of one cause have in common: of a URL the server or bucket."""
     url = _URL.match(subject)
     return url[0] if url is not None else subject
 
 
-def without(subject: str, message: str) -> str:
-    """Return the message with THING in place of the subject, in whatever form it is named there."""
-    key = subject.removeprefix(area_of(subject))
+def without_subject(subject: str, message: str) -> str:
+    """Return the message with PLACEHOLDER in place of the subject, in whatever form it is named there."""
+    key = subject.removeprefix(cause_area(subject))
     for name in (subject, key, key.lstrip("/")):
         if len(name) > 1:
-            message = message.replace(name, THING)
+            message = message.replace(name, PLACEHOLDER)
     return message

@@ -14,11 +14,11 @@ class Locked(Generic[Value]):
         self.unlocked = value  # for uses that the value's documentation allows without the lock
         self._lock = threading.Lock()
 
-    def take_now(self) -> bool:
-        """Take the lock if it is free, and return whether it was. The caller releases it with `give_back`."""
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free, and return whether it was. The caller releases it with `release`."""
         return self._lock.acquire(blocking=False)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._lock.release()
 
     def __enter__(self) -> Value:

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from cachefs.secrets_in_text import without_secrets
+from cachefs.secrets_in_text import remove_secrets
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 # Of syslog(3): crit, err, warning, info, debug.
 _PRIORITIES: Final = (
     (logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7),
 )  # fmt: skip
-_CHATTY: Final = ("aiobotocore", "botocore", "asyncio", "grpc")
+_VERBOSE_LIBRARIES: Final = ("aiobotocore", "botocore", "asyncio", "grpc")
 _TEXT: Final = "%(levelname)s %(name)s: %(message)s"
 
 
@@ -26,7 +26,7 @@ class LogFormat(StrEnum):
     JSON = "json"  # an object
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     """Formats a line as an object: `time` (ISO 8601, UTC), `level`, `logger`, `message`, and any `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -34,18 +34,18 @@ class _Json(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": without_secrets(record.getMessage()),
+            "message": remove_secrets(record.getMessage()),
         }
         if record.exc_info:
-            line["exception"] = without_secrets(self.formatException(record.exc_info))
+            line["exception"] = remove_secrets(self.formatException(record.exc_info))
         return json.dumps(line)
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     """Formats lines as text. Messages may contain text chosen by users, so control characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return without_secrets(super().format(record))
+        return remove_secrets(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
@@ -54,7 +54,7 @@ class _Text(logging.Formatter):
         return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
 
 
-class _WithPriority(logging.Formatter):
+class _PriorityFormatter(logging.Formatter):
     """Prefixes each line with its priority, as in sd-daemon(3): a traceback has many lines."""
 
     def __init__(self, inner: logging.Formatter) -> None:
@@ -66,14 +66,14 @@ class _WithPriority(logging.Formatter):
         return "\n".join(f"<{priority}>{line}" for line in self._inner.format(record).splitlines())
 
 
-def set_up(level: str, form: LogFormat = LogFormat.TEXT) -> None:
+def set_up_logging(level: str, form: LogFormat = LogFormat.TEXT) -> None:
     """Log to stderr from now on. May be called again."""
     journal = is_journal()
     # The journal adds the time itself.
-    text = _Text(_TEXT if journal else f"%(asctime)s {_TEXT}")
-    formatter = _Json() if form is LogFormat.JSON else text
+    text = _TextFormatter(_TEXT if journal else f"%(asctime)s {_TEXT}")
+    formatter = _JsonFormatter() if form is LogFormat.JSON else text
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_WithPriority(formatter) if journal else formatter)
+    handler.setFormatter(_PriorityFormatter(formatter) if journal else formatter)
     logging.basicConfig(handlers=[handler], force=True)
     set_level(level)
 
@@ -82,13 +82,13 @@ def set_level(level: str) -> None:
     """Log messages of this level, one of LEVELS, or above it."""
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(number)
-    for chatty in _CHATTY:
+    for chatty in _VERBOSE_LIBRARIES:
         # At `info` libraries log where they have found credentials, at each start and for each origin.
         least = logging.INFO if number <= logging.DEBUG else logging.WARNING
         logging.getLogger(chatty).setLevel(max(least, number))
 
 
-def level() -> str:
+def current_level() -> str:
     """Return the present level."""
     return logging.getLevelName(logging.getLogger().level).lower()
 

@@ -10,12 +10,12 @@ from pathlib import Path
 _PROC = Path("/proc")
 
 
-def own() -> int:
+def own_namespace() -> int:
     """Return the inode number of this process's pid namespace, by which others name it; 0 where unknown."""
-    return of("self")
+    return namespace_of("self")
 
 
-def of(pid: str) -> int:
+def namespace_of(pid: str) -> int:
     """Return the inode number of the pid namespace of a process; 0 where this process may not read it."""
     try:
         return os.stat(_PROC / pid / "ns" / "pid").st_ino
@@ -23,16 +23,16 @@ def of(pid: str) -> int:
         return 0
 
 
-def find(pid: int, namespace: int) -> int:
+def find_pid(pid: int, namespace: int) -> int:
     """Return the number, here, of the process with the number *pid* in that namespace; 0 where it is not visible.
     Searches all processes (10 us each), so call it in a thread."""
     for name in os.listdir(_PROC):
-        if name.isdigit() and of(name) == namespace and _innermost(name) == pid:
+        if name.isdigit() and namespace_of(name) == namespace and _pid_in_own_namespace(name) == pid:
             return int(name)
     return 0
 
 
-def _innermost(pid: str) -> int:
+def _pid_in_own_namespace(pid: str) -> int:
     """Return the number of a process in its own namespace; 0 where it has ended."""
     try:
         status = (_PROC / pid / "status").read_bytes()

@@ -20,7 +20,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 # Steps of the node's upkeep (see `Node.maintain`): each has a thread.
-UPKEEP: Final = 7
+UPKEEP_THREADS: Final = 7
 
 
 class Threads:
@@ -30,7 +30,7 @@ class Threads:
         self._urgent = ThreadPoolExecutor(8, thread_name_prefix="urgent")
         self._background = ThreadPoolExecutor(4, thread_name_prefix="background")
         self._ahead = ThreadPoolExecutor(4, thread_name_prefix="ahead")
-        self._upkeep = ThreadPoolExecutor(UPKEEP, thread_name_prefix="upkeep")
+        self._upkeep = ThreadPoolExecutor(UPKEEP_THREADS, thread_name_prefix="upkeep")
         self._planning = ThreadPoolExecutor(2, thread_name_prefix="planning")
         self._indexing = ThreadPoolExecutor(8, thread_name_prefix="indexing")
 

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from cachefs.job_messages import SampleMap
-from cachefs.planning.sequences.sampler import Order
-from cachefs_daemon.sharing.blobs import Blobs
+from cachefs.planning.sequences.sampler import EpochOrder
+from cachefs_daemon.sharing.blobs import SharedBlobs
 from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.sections import CONSUMERS, PROGRESS, ConsumerFacts, ConsumerProgress
 from cachefs_daemon.sharing.state import SharedState
@@ -26,44 +26,44 @@ class RemoteConsumer:
     facts: ConsumerFacts
     # None: it has not begun, or this node does not follow that node's progress.
     progress: ConsumerProgress | None
-    _blobs: Blobs = field(repr=False, compare=False)
+    _blobs: SharedBlobs = field(repr=False, compare=False)
 
-    async def order(self, epoch: int) -> Order | None:
+    async def fetch_order(self, epoch: int) -> EpochOrder | None:
         """Return the published order of an epoch, or None: sample numbers, shape (samples of the epoch,), uint32.
         Raises PeerFailed."""
         for ref in self.facts.orders:
             if ref.epoch == epoch:
-                raw = await self._blobs.get(self.node, ref.digest, 4 * ref.samples)
+                raw = await self._blobs.fetch_blob(self.node, ref.digest, 4 * ref.samples)
                 return np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)
         return None
 
-    async def sample_map(self) -> SampleMap:
+    async def fetch_sample_map(self) -> SampleMap:
         """Return the consumer's sample map. Raises PeerFailed."""
         if not self.facts.map:
             return _TREE
-        raw = await self._blobs.get(self.node, self.facts.map, self.facts.map_size)
+        raw = await self._blobs.fetch_blob(self.node, self.facts.map, self.facts.map_size)
         try:
             return msgspec.msgpack.decode(raw, type=SampleMap)
         except msgspec.MsgspecError as error:
             raise PeerFailed(f"the sample map of {self.name}: {error}") from None
 
 
-class Consumers:
+class PublishedConsumers:
     """The consumers that all nodes have published. Used on the event loop.
 
-    Use `SharedState.listen` with CONSUMERS and PROGRESS to learn of changes.
+    Use `SharedState.add_listener` with CONSUMERS and PROGRESS to learn of changes.
     """
 
-    def __init__(self, shared: SharedState, blobs: Blobs) -> None:
+    def __init__(self, shared: SharedState, blobs: SharedBlobs) -> None:
         self._shared = shared
         self._blobs = blobs
 
     def remote_consumers(self) -> list[RemoteConsumer]:
         """Return the consumers of other nodes, sorted by node id and name."""
-        places = self._shared.values(PROGRESS)
+        places = self._shared.remote_values(PROGRESS)
         return [
             RemoteConsumer(node, name, facts, places.get(node, {}).get(name), self._blobs)
-            for node, values in sorted(self._shared.values(CONSUMERS).items())
+            for node, values in sorted(self._shared.remote_values(CONSUMERS).items())
             for name, facts in sorted(values.items())
         ]
 
@@ -71,8 +71,8 @@ class Consumers:
         """Return the consumers of this node, as other nodes see them."""
         me = self._shared.membership.view.me
         found = []
-        for name in sorted(self._shared.published(CONSUMERS)):
-            facts = self._shared.own(CONSUMERS, name)
+        for name in sorted(self._shared.published_names(CONSUMERS)):
+            facts = self._shared.own_value(CONSUMERS, name)
             if facts is not None:
-                found.append(RemoteConsumer(me, name, facts, self._shared.own(PROGRESS, name), self._blobs))
+                found.append(RemoteConsumer(me, name, facts, self._shared.own_value(PROGRESS, name), self._blobs))
         return found

@@ -16,15 +16,25 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from cachefs.errors import AccessDenied, Busy, CachefsError, ConfigError
-from cachefs.observe_messages import OBSERVE, OBSERVER
+from cachefs.observe_messages import OBSERVE_PREFIX, OBSERVER_HEADER
 from cachefs_daemon.cluster.handshake import SECRET_HINT
 from cachefs_daemon.cluster.membership import Membership
-from cachefs_daemon.cluster.secret import ProofScope, is_nonce, is_proof
+from cachefs_daemon.cluster.secret import ProofScope, is_nonce, proofs_match
 from cachefs_daemon.cluster.view import NodeRecord, encode_record, format_address
-from cachefs_daemon.runtime.connection_limits import Bounds, ConnectionLimits
+from cachefs_daemon.runtime.connection_limits import ConnectionBounds, ConnectionLimits
 from cachefs_daemon.sharing.observers import NO_OBSERVERS, Observers
-from cachefs_daemon.sharing.security import INSECURE, Security
-from cachefs_daemon.sharing.wire import ADDRESSEE, ANSWERED_BY, CLUSTER, LIST, NODE, NONCE, OTHER_START, PROOF, SENDER
+from cachefs_daemon.sharing.security import INSECURE, ConnectionSecurity
+from cachefs_daemon.sharing.wire import (
+    ADDRESSEE,
+    CLUSTER,
+    LIST,
+    NODE,
+    NONCE,
+    OTHER_INCARNATION,
+    PROOF,
+    RESPONDER,
+    SENDER,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +42,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HANDSHAKE_SECONDS: Final = 5.0
 # Limits of connections. A member has one for its poll, and a few for snapshots, orders and counters.
-BOUNDS: Final = Bounds(total=16384, unknown=64, unknown_of_address=64, of_member=32)
+CONNECTION_BOUNDS: Final = ConnectionBounds(total=16384, unknown=64, unknown_of_address=64, of_member=32)
 # Seconds within which a connection must identify its sender.
-UNKNOWN_SECONDS: Final = 10.0
+UNIDENTIFIED_SECONDS: Final = 10.0
 # Seconds that responses in progress may take when the daemon ends.
 STOP_SECONDS: Final = 1.0
 # Most bytes of a request's body.
-MOST_BODY: Final = 64 << 10
+MAX_BODY: Final = 64 << 10
 # Seconds between two log lines about the same refusal.
-QUIET: Final = 60.0
+LOG_SECONDS: Final = 60.0
 # Most reasons that are remembered for the log's rate limit.
-_MOST_REFUSALS: Final = 256
+_MAX_REFUSALS: Final = 256
 _STATUS: Final = {Busy: 503, AccessDenied: 403}
 
 
@@ -53,29 +63,32 @@ class ControlEndpoint:
         self,
         cluster: str,
         membership: Membership,
-        security: Security = INSECURE,
+        security: ConnectionSecurity = INSECURE,
         observers: Observers = NO_OBSERVERS,
     ) -> None:
-        """cluster: its name; nodes of others are refused. observers: clients that may read the paths below OBSERVE."""
+        """cluster: its name; nodes of others are refused. observers: clients that may read the paths below
+        OBSERVE_PREFIX."""
         self.port = 0  # set by `start`
         self.cluster = self._cluster = cluster
         self._observers = observers
         self._membership = membership
         self._security = security
-        self._app = web.Application(middlewares=[self._check], client_max_size=MOST_BODY)
+        self._app = web.Application(middlewares=[self._check], client_max_size=MAX_BODY)
         self._app.on_response_prepare.append(self._sign)
-        self._app.router.add_get(NODE, self._node)
+        self._app.router.add_get(NODE, self._serve_record)
         self._runner = web.AppRunner(
             self._app, access_log=None, shutdown_timeout=STOP_SECONDS, keepalive_timeout=300, handle_signals=False,
-            logger=_Complaints(self),
+            logger=_RequestLogger(self),
         )  # fmt: skip
         self._server: asyncio.Server | None = None
-        self.limits: ConnectionLimits[_Doorstep] = ConnectionLimits(BOUNDS)
-        self._timers: dict[_Doorstep, asyncio.TimerHandle] = {}  # close connections that do not identify themselves
-        self._doorsteps: dict[object, _Doorstep] = {}  # by the protocol that serves the connection
-        self._refused: dict[str, float] = {}  # time of the last log line, by reason
+        self.limits: ConnectionLimits[_HandshakeConnection] = ConnectionLimits(CONNECTION_BOUNDS)
+        self._timers: dict[
+            _HandshakeConnection, asyncio.TimerHandle
+        ] = {}  # close connections that do not identify themselves
+        self._connections: dict[object, _HandshakeConnection] = {}  # by the protocol that serves the connection
+        self._logged_refusals: dict[str, float] = {}  # time of the last log line, by reason
 
-    def add(self, method: str, path: str, handler: Handler) -> None:
+    def add_route(self, method: str, path: str, handler: Handler) -> None:
         """Route requests for *path*, in aiohttp's syntax, to *handler*. Call it before `start`. A CachefsError of the
         handler is answered with its text."""
         self._app.router.add_route(method, path, handler)
@@ -84,21 +97,23 @@ class ControlEndpoint:
         """Return the member that sent the request; None if the sender is no member (yet)."""
         return self._membership.view.get(request.headers.get(SENDER, ""))
 
-    def observer(self, request: web.Request) -> str:
+    def observer_name(self, request: web.Request) -> str:
         """Return the name of the observer that sent the request, or ""."""
         transport = request.transport
         proven = self._security.names(transport and transport.get_extra_info("ssl_object"))
-        return self._observers.recognised(request.headers.get(OBSERVER, ""), proven)
+        return self._observers.identify(request.headers.get(OBSERVER_HEADER, ""), proven)
 
-    def may_order(self, observer: str) -> bool:
+    def may_command(self, observer: str) -> bool:
         """Return whether the observer may send commands to this node."""
-        return observer in self._observers.may_order
+        return observer in self._observers.commanders
 
     async def start(self, host: str, port: int) -> None:
         """Listen on the address. Raises ConfigError if that fails."""
         await self._runner.setup()
         try:
-            self._server = await asyncio.get_running_loop().create_server(lambda: _Doorstep(self), host, port)
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: _HandshakeConnection(self), host, port
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {format_address(host, port)} for other nodes: {error.strerror}; see `cluster.listen`"
@@ -112,61 +127,61 @@ class ControlEndpoint:
 
     # --- each connection ---------------------------------------------------------------------------------------------
 
-    def admit(self, doorstep: "_Doorstep") -> asyncio.Protocol:
+    def add_connection(self, connection: "_HandshakeConnection") -> asyncio.Protocol:
         """Admit a connection, and return the protocol that serves it."""
-        leaves = self.limits.enter(doorstep)
+        leaves = self.limits.add(connection)
         if leaves is not None:
             leaves.dismiss("there are too many connections, and this one has been idle for longest")
-        why = f"it has not said within {UNKNOWN_SECONDS:.0f} s who it is"
-        self._timers[doorstep] = asyncio.get_running_loop().call_later(UNKNOWN_SECONDS, doorstep.dismiss, why)
+        why = f"it has not said within {UNIDENTIFIED_SECONDS:.0f} s who it is"
+        self._timers[connection] = asyncio.get_running_loop().call_later(UNIDENTIFIED_SECONDS, connection.dismiss, why)
         server = self._runner.server
         assert server is not None
         inside = cast(asyncio.Protocol, server())
-        self._doorsteps[inside] = doorstep
+        self._connections[inside] = connection
         return inside
 
-    def leave(self, doorstep: "_Doorstep", inside: asyncio.Protocol) -> None:
+    def remove_connection(self, connection: "_HandshakeConnection", protocol: asyncio.Protocol) -> None:
         """Remove a closed connection that was admitted."""
-        self.limits.leave(doorstep)
-        self._end_timer(doorstep)
-        self._doorsteps.pop(inside, None)
+        self.limits.remove(connection)
+        self._end_timer(connection)
+        self._connections.pop(protocol, None)
 
-    def _recognise(self, doorstep: "_Doorstep | None", member: str) -> bool:
+    def _identify(self, connection: "_HandshakeConnection | None", member: str) -> bool:
         """Return whether the connection of *member* may stay."""
-        if doorstep is None:
+        if connection is None:
             return True
-        if not self.limits.recognise(doorstep, member):
+        if not self.limits.identify(connection, member):
             return False
-        self._end_timer(doorstep)
+        self._end_timer(connection)
         return True
 
-    def _end_timer(self, doorstep: "_Doorstep") -> None:
-        if (timer := self._timers.pop(doorstep, None)) is not None:
+    def _end_timer(self, connection: "_HandshakeConnection") -> None:
+        if (timer := self._timers.pop(connection, None)) is not None:
             timer.cancel()
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Handle a request, on a connection that is not closed for others meanwhile."""
-        doorstep = self._doorsteps.get(request.protocol)
+        doorstep = self._connections.get(request.protocol)
         if doorstep is None:
             return await handler(request)
-        self.limits.use(doorstep)
+        self.limits.mark_busy(doorstep)
         try:
             return await handler(request)
         finally:
-            self.limits.rest(doorstep)
+            self.limits.mark_idle(doorstep)
 
     @property
     def tls(self) -> ssl.SSLContext | None:
         return self._security.server
 
-    def refuse(self, who: str, why: str) -> None:
+    def log_refusal(self, who: str, why: str) -> None:
         """Log a refusal, at most once a minute for the same reason."""
         now = time.monotonic()
-        if now - self._refused.get(why, -QUIET) < QUIET:
+        if now - self._logged_refusals.get(why, -LOG_SECONDS) < LOG_SECONDS:
             return
-        if len(self._refused) >= _MOST_REFUSALS:
-            self._refused.clear()
-        self._refused[why] = now
+        if len(self._logged_refusals) >= _MAX_REFUSALS:
+            self._logged_refusals.clear()
+        self._logged_refusals[why] = now
         log.warning("control endpoint: %s is refused: %s", who, why)
 
     # --- each request ------------------------------------------------------------------------------------------------
@@ -174,19 +189,19 @@ class ControlEndpoint:
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if OBSERVER in request.headers or request.path.startswith(OBSERVE):
-                return await self._receive(request, handler)
+            if OBSERVER_HEADER in request.headers or request.path.startswith(OBSERVE_PREFIX):
+                return await self._handle_observer(request, handler)
             if self._is_for_another_start(request):
-                return _refusal(OTHER_START, "this is another start of the daemon")
-            why = self._why_not(request)
+                return _refusal(OTHER_INCARNATION, "this is another start of the daemon")
+            why = self._refusal_reason(request)
             if why:
-                self.refuse(f"node {request.headers.get(SENDER, '')[:32]!r} at {request.remote}", why)
+                self.log_refusal(f"node {request.headers.get(SENDER, '')[:32]!r} at {request.remote}", why)
                 return _refusal(403, why)
-            sender, doorstep = self.sender(request), self._doorsteps.get(request.protocol)
-            if sender is None or self._recognise(doorstep, sender.id):
-                return await self._answer(request, handler)
+            sender, doorstep = self.sender(request), self._connections.get(request.protocol)
+            if sender is None or self._identify(doorstep, sender.id):
+                return await self._handle(request, handler)
             most = self.limits.bounds.of_member
-            self.refuse(f"node {sender.name} at {request.remote}", f"it has {most} connections already")
+            self.log_refusal(f"node {sender.name} at {request.remote}", f"it has {most} connections already")
             return _refusal(503, f"there are {most} connections of this node already")
         except CachefsError as error:
             return web.Response(status=_STATUS.get(type(error), 409), text=str(error))
@@ -196,26 +211,26 @@ class ControlEndpoint:
             log.exception("control endpoint: %s %s failed", request.method, request.path)
             return web.Response(status=500, text="internal error; see the daemon's log")
 
-    async def _receive(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _handle_observer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer an observer, or refuse a client that claims to be one."""
-        name, said = self.observer(request), request.headers.get(OBSERVER, "")[:64]
-        if not name or not request.path.startswith(OBSERVE):
+        name, said = self.observer_name(request), request.headers.get(OBSERVER_HEADER, "")[:64]
+        if not name or not request.path.startswith(OBSERVE_PREFIX):
             proven = "its certificate names it, and " if self._security.server is not None else ""
             why = f"{said!r} is no observer here: it is one where {proven}cluster.observers or schedulers lists it"
-            self.refuse(f"a client at {request.remote}", why)
+            self.log_refusal(f"a client at {request.remote}", why)
             return _refusal(403, why)
-        doorstep = self._doorsteps.get(request.protocol)
-        if not self._recognise(doorstep, f"observer {name}"):
+        doorstep = self._connections.get(request.protocol)
+        if not self._identify(doorstep, f"observer {name}"):
             return _refusal(503, f"there are {self.limits.bounds.of_member} connections of {name} already")
-        return await self._answer(request, handler)
+        return await self._handle(request, handler)
 
-    def _why_not(self, request: web.Request) -> str:
+    def _refusal_reason(self, request: web.Request) -> str:
         if request.headers.get(CLUSTER) != self._cluster:
             return f"it is of cluster {request.headers.get(CLUSTER, '')[:64]!r}, and this node of {self._cluster!r}"
         sender = self.sender(request)
         transport = request.transport
         refusal = self._security.refusal(transport and transport.get_extra_info("ssl_object"), sender)
-        refusal = refusal or self._unproven(request)
+        refusal = refusal or self._proof_problem(request)
         if refusal or request.path == NODE:
             return refusal
         view = self._membership.view
@@ -226,7 +241,7 @@ class ControlEndpoint:
     def _is_for_another_start(self, request: web.Request) -> bool:
         """Return whether the proof of a request is for another start of this node's daemon. The response names this
         one, and the sender asks again: a proof for no start in particular could be kept, and used by another user."""
-        mine = self._membership.view.mine
+        mine = self._membership.view.own_record
         return (
             self._security.secret is not None
             and mine is not None
@@ -234,30 +249,30 @@ class ControlEndpoint:
             and request.headers.get(ADDRESSEE, "") != mine.incarnation
         )
 
-    def _unproven(self, request: web.Request) -> str:
+    def _proof_problem(self, request: web.Request) -> str:
         """Return why the request does not prove knowledge of the cluster's secret; "" if it does, or without one."""
-        secret, mine = self._security.secret, self._membership.view.mine
+        secret, mine = self._security.secret, self._membership.view.own_record
         if secret is None or mine is None:
             return ""
         scope = _scope(request, mine)
-        if scope is not None and is_proof(request.headers.get(PROOF, ""), secret.request_proof(scope)):
+        if scope is not None and proofs_match(request.headers.get(PROOF, ""), secret.request_proof(scope)):
             return ""
         return f"it does not prove that it knows this cluster's secret: {SECRET_HINT}"
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add this node's id and proof to a response. Only proven senders get the proof that a request is served."""
         view, secret = self._membership.view, self._security.secret
-        response.headers[ANSWERED_BY] = view.me
-        if secret is None or view.mine is None or (scope := _scope(request, view.mine)) is None:
+        response.headers[RESPONDER] = view.me
+        if secret is None or view.own_record is None or (scope := _scope(request, view.own_record)) is None:
             return
         serves = response.status < 300
-        if serves and self._unproven(request):
+        if serves and self._proof_problem(request):
             return
-        response.headers[ADDRESSEE] = view.mine.incarnation
-        response.headers[PROOF] = secret.response_proof(scope, view.mine.incarnation, serves=serves)
+        response.headers[ADDRESSEE] = view.own_record.incarnation
+        response.headers[PROOF] = secret.response_proof(scope, view.own_record.incarnation, serves=serves)
 
-    async def _node(self, request: web.Request) -> web.Response:
-        mine = self._membership.view.mine
+    async def _serve_record(self, request: web.Request) -> web.Response:
+        mine = self._membership.view.own_record
         if mine is None:
             return web.Response(status=503, text="this node is in no cluster yet")
         return web.Response(body=encode_record(mine), content_type="application/json")
@@ -280,7 +295,7 @@ def _refusal(status: int, why: str) -> web.Response:
     return response
 
 
-class _Complaints(logging.Logger):
+class _RequestLogger(logging.Logger):
     """Logger for aiohttp, which logs each invalid request with a traceback."""
 
     def __init__(self, endpoint: ControlEndpoint) -> None:
@@ -291,12 +306,12 @@ class _Complaints(logging.Logger):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             address = record.getMessage().rpartition(" ")[2][:64]
-            self._endpoint.refuse(f"a client at {address}", "what it sends is no request")
+            self._endpoint.log_refusal(f"a client at {address}", "what it sends is no request")
         else:
             log.handle(record)
 
 
-class _Doorstep(asyncio.Protocol):
+class _HandshakeConnection(asyncio.Protocol):
     """A connection during its TLS handshake. Afterwards the protocol that serves requests takes over.
 
     asyncio's own servers do not report failed handshakes, and wait for them for a minute.
@@ -304,8 +319,8 @@ class _Doorstep(asyncio.Protocol):
 
     def __init__(self, endpoint: ControlEndpoint) -> None:
         self._endpoint = endpoint
-        self._early: list[bytes] = []  # bytes that arrived right after the handshake
-        self._inside: asyncio.Protocol | None = None
+        self._early_bytes: list[bytes] = []  # bytes that arrived right after the handshake
+        self._protocol: asyncio.Protocol | None = None
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self.address = ""  # address of the client
@@ -315,40 +330,40 @@ class _Doorstep(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
         self._transport = transport
-        self._inside = self._endpoint.admit(self)
+        self._protocol = self._endpoint.add_connection(self)
         if self._endpoint.tls is None:
-            self._inside.connection_made(transport)
+            self._protocol.connection_made(transport)
         else:
             self._task = asyncio.create_task(self._shake_hands(transport, self._endpoint.tls))
 
     def dismiss(self, why: str) -> None:
         """Close the connection, and log the reason."""
-        self._endpoint.refuse(f"a connection from {self.address}", why)
+        self._endpoint.log_refusal(f"a connection from {self.address}", why)
         if self._transport is not None:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._task is None and self._inside is not None:
-            self._inside.data_received(data)
+        if self._task is None and self._protocol is not None:
+            self._protocol.data_received(data)
         else:
-            self._early.append(data)
+            self._early_bytes.append(data)
 
     def eof_received(self) -> bool | None:
-        return self._inside.eof_received() if self._task is None and self._inside is not None else None
+        return self._protocol.eof_received() if self._task is None and self._protocol is not None else None
 
     def pause_writing(self) -> None:
-        if self._task is None and self._inside is not None:
-            self._inside.pause_writing()
+        if self._task is None and self._protocol is not None:
+            self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._task is None and self._inside is not None:
-            self._inside.resume_writing()
+        if self._task is None and self._protocol is not None:
+            self._protocol.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._inside is None:
+        if self._protocol is None:
             return
-        inside, self._inside = self._inside, None
-        self._endpoint.leave(self, inside)
+        inside, self._protocol = self._protocol, None
+        self._endpoint.remove_connection(self, inside)
         if self._task is None:
             inside.connection_lost(error)
 
@@ -359,18 +374,18 @@ class _Doorstep(asyncio.Protocol):
                 transport, self, context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
         except ssl.SSLError as error:
-            self._endpoint.refuse(who, f"no TLS with it: {error.reason or error}")
+            self._endpoint.log_refusal(who, f"no TLS with it: {error.reason or error}")
         except (OSError, TimeoutError) as error:
-            self._endpoint.refuse(who, f"no TLS with it: {str(error) or type(error).__name__}")
+            self._endpoint.log_refusal(who, f"no TLS with it: {str(error) or type(error).__name__}")
         else:
-            if secure is not None and self._inside is not None:
+            if secure is not None and self._protocol is not None:
                 self._task = None
-                self._inside.connection_made(secure)
-                for data in self._early:
-                    self._inside.data_received(data)
-                self._early = []
+                self._protocol.connection_made(secure)
+                for data in self._early_bytes:
+                    self._protocol.data_received(data)
+                self._early_bytes = []
                 return
         transport.abort()
-        if self._inside is not None:
-            inside, self._inside = self._inside, None
-            self._endpoint.leave(self, inside)
+        if self._protocol is not None:
+            inside, self._protocol = self._protocol, None
+            self._endpoint.remove_connection(self, inside)

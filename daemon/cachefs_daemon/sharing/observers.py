@@ -8,21 +8,21 @@ from dataclasses import dataclass
 class Observers:
     """Names of observers, in lower case, as in certificates or, without TLS, in headers."""
 
-    may_look: frozenset[str] = frozenset()
+    readers: frozenset[str] = frozenset()
     # Schedulers, which may also read.
-    may_order: frozenset[str] = frozenset()
+    commanders: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, observers: Sequence[str], schedulers: Sequence[str]) -> "Observers":
+    def from_names(cls, observers: Sequence[str], schedulers: Sequence[str]) -> "Observers":
         """Make the sets from the configured names."""
         may_order = frozenset(name.lower() for name in schedulers)
         return cls(frozenset(name.lower() for name in observers) | may_order, may_order)
 
-    def recognised(self, said: str, proven: frozenset[str] | None) -> str:
+    def identify(self, said: str, proven: frozenset[str] | None) -> str:
         """Return the client's name, or "" if it may not even read. said: the name in its header; proven: the names in
         its certificate, None without TLS."""
         name = said.lower()
-        return name if name in self.may_look and (proven is None or name in proven) else ""
+        return name if name in self.readers and (proven is None or name in proven) else ""
 
 
 NO_OBSERVERS = Observers()

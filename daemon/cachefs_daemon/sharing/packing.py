@@ -16,7 +16,7 @@ _LEVEL: Final = 1
 
 def pack(raw: bytes | memoryview, width: int) -> bytes:
     """Pack a blob of numbers of *width* bytes each."""
-    return bytes([width]) + zlib.compress(_transposed(raw, -1, width), _LEVEL)
+    return bytes([width]) + zlib.compress(_transpose(raw, -1, width), _LEVEL)
 
 
 def unpack(packed: bytes, size: int) -> bytes:
@@ -31,10 +31,10 @@ def unpack(packed: bytes, size: int) -> bytes:
         raise ValueError(f"it cannot be unpacked: {error}") from None
     if len(planes) != size or not inflating.eof or inflating.unused_data:
         raise ValueError(f"it does not have the {size:,} bytes that it should have")
-    return _transposed(planes, width, -1)
+    return _transpose(planes, width, -1)
 
 
-def _transposed(raw: bytes | memoryview, rows: int, columns: int) -> bytes:
+def _transpose(raw: bytes | memoryview, rows: int, columns: int) -> bytes:
     if 1 in (rows, columns):
         return bytes(raw)
     return np.frombuffer(raw, np.uint8).reshape(rows, columns).T.tobytes()

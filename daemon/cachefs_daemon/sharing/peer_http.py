@@ -11,25 +11,25 @@ from aiohttp.connector import Connection
 
 from cachefs.errors import CachefsError
 from cachefs_daemon.cluster.handshake import SECRET_HINT
-from cachefs_daemon.cluster.secret import ProofScope, is_proof, make_nonce
+from cachefs_daemon.cluster.secret import ProofScope, make_nonce, proofs_match
 from cachefs_daemon.cluster.view import NodeRecord, format_address
-from cachefs_daemon.cluster_section import MOST_NODES
-from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.cluster_section import MAX_NODES
+from cachefs_daemon.sharing.security import INSECURE, ConnectionSecurity
 from cachefs_daemon.sharing.wire import (
     ADDRESSEE,
-    ANSWERED_BY,
     CLUSTER,
     INCARNATION,
     LIST,
     NONCE,
-    OTHER_START,
+    OTHER_INCARNATION,
     PROOF,
+    RESPONDER,
     SENDER,
 )
 
 CONNECT_SECONDS: Final = 3.0
 # Characters of a peer's text that are shown.
-_SHOWN: Final = 200
+_MAX_SHOWN: Final = 200
 _RETRY_LATER: Final = frozenset({429, 503})
 
 
@@ -37,7 +37,7 @@ class PeerFailed(CachefsError):
     """A node did not answer as it should. The text is for people."""
 
 
-class PeerLacks(PeerFailed):
+class PeerNotFound(PeerFailed):
     """The node answers that it does not have the requested thing."""
 
 
@@ -45,7 +45,7 @@ class PeerBusy(PeerFailed):
     """The node answers that it is busy, and wants to be asked later."""
 
 
-class _Answer(aiohttp.ClientResponse):
+class _PeerHttpResponse(aiohttp.ClientResponse):
     """A response that remembers its TLS object, since a short response has released its connection early."""
 
     ssl_object: Any = None
@@ -57,16 +57,16 @@ class _Answer(aiohttp.ClientResponse):
             self.ssl_object = self._transport.get_extra_info("ssl_object")
         return await super().start(connection)
 
-    def hang_up(self) -> None:
+    def close_connection(self) -> None:
         """Close the connection, so that it is not reused."""
         if self._transport is not None:
             self._transport.abort()
 
 
-class PeerHttp:
+class PeerHttpClient:
     """A client for the control endpoints of all nodes. Used on the event loop."""
 
-    def __init__(self, cluster: str, me: str, security: Security = INSECURE, list_epoch: int = 0) -> None:
+    def __init__(self, cluster: str, me: str, security: ConnectionSecurity = INSECURE, list_epoch: int = 0) -> None:
         """me: id of this node. list_epoch: epoch of the static list, 0 without one."""
         self._security = security
         self._scheme = "http" if security.client is None else "https"
@@ -76,7 +76,7 @@ class PeerHttp:
         # By id of a node: the incarnation that answered last, for proofs that must name it.
         self._incarnations: dict[str, str] = {}
 
-    def identify(self, incarnation: str) -> None:
+    def set_incarnation(self, incarnation: str) -> None:
         """Add this daemon's incarnation to each request."""
         self._headers[INCARNATION] = incarnation
         if self._session is not None:
@@ -87,12 +87,12 @@ class PeerHttp:
     ) -> bytes:
         """Return the body of a response, of at most *most* bytes, within *seconds*. Raises PeerFailed."""
         async with self.request(node, "GET", path, seconds, params=params) as answer:
-            return await read(answer, most)
+            return await read_body(answer, most)
 
     async def post(self, node: NodeRecord, path: str, seconds: float, most: int, body: bytes) -> bytes:
         """Send *body*, and return the response as `get` does."""
         async with self.request(node, "POST", path, seconds, data=body) as answer:
-            return await read(answer, most)
+            return await read_body(answer, most)
 
     @asynccontextmanager
     async def request(
@@ -107,33 +107,33 @@ class PeerHttp:
         block. more: arguments of aiohttp's request. Raises PeerFailed, also for failures within the block."""
         try:
             async with asyncio.timeout(seconds):
-                async with self._asked(node, method, path, **more) as answer:
+                async with self._send_once(node, method, path, **more) as answer:
                     if not self._is_restarted(node, answer):
-                        await self._check(node, answer)
+                        await self._check_response(node, answer)
                         yield answer
                         return
-                async with self._asked(node, method, path, **more) as answer:
-                    await self._check(node, answer)
+                async with self._send_once(node, method, path, **more) as answer:
+                    await self._check_response(node, answer)
                     yield answer
         except TimeoutError:
             raise PeerFailed(f"no answer within {seconds:.3g} s") from None
         except aiohttp.ClientConnectorCertificateError as error:
             why = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
-            raise PeerFailed(f"its certificate is not believed: {_shown(why)}") from None
+            raise PeerFailed(f"its certificate is not believed: {_safe_text(why)}") from None
         except aiohttp.ServerDisconnectedError:  # in TLS 1.3 a refused client learns no more
             hint = "; its log may say why: perhaps it does not believe this node's certificate"
             raise PeerFailed("it has closed the connection" + hint * (self._scheme == "https")) from None
         except aiohttp.ClientConnectorError as error:  # its text repeats the address, twice
-            raise PeerFailed(os.strerror(error.errno) if error.errno else _shown(str(error.os_error))) from None
+            raise PeerFailed(os.strerror(error.errno) if error.errno else _safe_text(str(error.os_error))) from None
         except aiohttp.ClientError as error:
-            raise PeerFailed(_shown(str(error)) or type(error).__name__) from None
+            raise PeerFailed(_safe_text(str(error)) or type(error).__name__) from None
         except (OSError, ValueError) as error:
-            raise PeerFailed(_shown(str(error)) or type(error).__name__) from None
+            raise PeerFailed(_safe_text(str(error)) or type(error).__name__) from None
 
     @asynccontextmanager
-    async def _asked(
+    async def _send_once(
         self, node: NodeRecord, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
-    ) -> AsyncIterator["_Answer"]:
+    ) -> AsyncIterator["_PeerHttpResponse"]:
         """Send the request once, and check the responder's proof. Raises PeerFailed, and what aiohttp raises."""
         if self._session is None:
             self._session = self._open()
@@ -150,25 +150,25 @@ class PeerHttp:
             headers={**(headers or {}), **proof},
             **more,
         ) as answer:
-            assert isinstance(answer, _Answer)
+            assert isinstance(answer, _PeerHttpResponse)
             if secret is not None:
                 incarnation, serves = answer.headers.get(ADDRESSEE, ""), answer.status < 300
                 expected = secret.response_proof(scope, incarnation, serves=serves)
-                if (serves and incarnation != meant) or not is_proof(answer.headers.get(PROOF, ""), expected):
-                    answer.hang_up()
+                if (serves and incarnation != meant) or not proofs_match(answer.headers.get(PROOF, ""), expected):
+                    answer.close_connection()
                     raise PeerFailed(f"it does not prove that it knows this cluster's secret: {SECRET_HINT}")
             yield answer
 
-    def _is_restarted(self, node: NodeRecord, answer: "_Answer") -> bool:
+    def _is_restarted(self, node: NodeRecord, answer: "_PeerHttpResponse") -> bool:
         """Return whether another start of the node's daemon answered: then the request is to be repeated."""
         incarnation = answer.headers.get(ADDRESSEE, "")
-        if self._security.secret is None or answer.headers.get(ANSWERED_BY) != node.id:
+        if self._security.secret is None or answer.headers.get(RESPONDER) != node.id:
             return False
         before = self._incarnations.get(node.id) or node.incarnation
-        if len(self._incarnations) >= MOST_NODES:
+        if len(self._incarnations) >= MAX_NODES:
             self._incarnations.clear()
         self._incarnations[node.id] = incarnation
-        return answer.status == OTHER_START and incarnation != before
+        return answer.status == OTHER_INCARNATION and incarnation != before
 
     async def close(self) -> None:
         if self._session is not None:
@@ -180,37 +180,38 @@ class PeerHttp:
             connector=connector,
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
-            response_class=_Answer,
+            response_class=_PeerHttpResponse,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             auto_decompress=False,
         )
 
-    async def _check(self, node: NodeRecord, answer: "_Answer") -> None:
+    async def _check_response(self, node: NodeRecord, answer: "_PeerHttpResponse") -> None:
         """Raise PeerFailed if the response is not one of *node*, or refuses the request."""
-        answered_by = answer.headers.get(ANSWERED_BY, "")
+        answered_by = answer.headers.get(RESPONDER, "")
         somebody_else = self._security.refusal(answer.ssl_object, node)
         if not somebody_else and answered_by != node.id:
             somebody_else = f"node {answered_by[:32]!r} answers at its address, not {node.id}"
         if somebody_else:
-            answer.hang_up()  # a kept connection would keep that certificate for as long as it is used
+            answer.close_connection()  # a kept connection would keep that certificate for as long as it is used
             raise PeerFailed(somebody_else)
         if answer.status in (200, 206):
             return
-        said = f"it says {answer.status}: {_shown((await answer.content.read(4 * _SHOWN)).decode(errors='replace'))}"
+        body = await answer.content.read(4 * _MAX_SHOWN)
+        said = f"it says {answer.status}: {_safe_text(body.decode(errors='replace'))}"
         if answer.status == 404:
-            raise PeerLacks(said)
+            raise PeerNotFound(said)
         if answer.status in _RETRY_LATER:
             raise PeerBusy(said)
         raise PeerFailed(said)
 
 
-def _shown(text: str) -> str:
+def _safe_text(text: str) -> str:
     """Make a peer's text safe for a line."""
-    words = " ".join(text.split())[:_SHOWN]
+    words = " ".join(text.split())[:_MAX_SHOWN]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
-async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:
+async def read_body(answer: aiohttp.ClientResponse, most: int) -> bytes:
     """Return the whole body. Raises PeerFailed if it has more than *most* bytes."""
     if (answer.content_length or 0) > most:
         raise PeerFailed(f"an answer of {answer.content_length:,} bytes, at most {most:,} are taken")

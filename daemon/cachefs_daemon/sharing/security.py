@@ -10,11 +10,11 @@ from cachefs_daemon.cluster.view import NodeRecord
 
 # Returns why the other end of a connection is refused, or "". Arguments: the connection's `ssl_object` (None without
 # TLS), and the node that the other end claims, or is expected, to be (None: any).
-Refusal = Callable[[Any, NodeRecord | None], str]
+FindRefusal = Callable[[Any, NodeRecord | None], str]
 
 
 # Returns the names in the other end's certificate, in lower case, given its `ssl_object`; None without TLS.
-Names = Callable[[Any], frozenset[str] | None]
+FindNames = Callable[[Any], frozenset[str] | None]
 
 
 def _no_names(ssl_object: Any) -> frozenset[str] | None:
@@ -26,16 +26,16 @@ def _no_refusal(ssl_object: Any, node: NodeRecord | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class ConnectionSecurity:
     """TLS contexts, checks and the secret. Without contexts there is no TLS."""
 
     server: ssl.SSLContext | None = None
     # Returns the context of the next connection.
     client: Callable[[], ssl.SSLContext] | None = None
-    refusal: Refusal = _no_refusal
-    names: Names = _no_names
+    refusal: FindRefusal = _no_refusal
+    names: FindNames = _no_names
     # The secret that nodes without TLS prove to each other; None: no proofs.
     secret: ClusterSecret | None = None
 
 
-INSECURE = Security()
+INSECURE = ConnectionSecurity()

@@ -18,7 +18,7 @@ import lmdb
 import msgspec
 
 from cachefs.errors import CachefsError, SnapshotDamaged
-from cachefs.snapshot import INODE_DB, MAX_DBS, META_DB, META_KEY, NUMBER, PROBLEM_DB, Meta, unseal, verify
+from cachefs.snapshot import INODE_DB, MAX_DBS, META_DB, META_KEY, NUMBER, PROBLEM_DB, SnapshotMeta, unseal, verify
 from cachefs.snapshot_builder import MAX_NAME, MAX_SIZE
 
 # Timeout of one check: this many seconds, plus one for each BYTES_PER_SECOND of the file (a quiet machine takes 0.01
@@ -26,7 +26,7 @@ from cachefs.snapshot_builder import MAX_NAME, MAX_SIZE
 CHECK_SECONDS: Final = 900.0
 BYTES_PER_SECOND: Final = 1 << 20
 IDLE_SECONDS: Final = 10.0
-_LINE: Final = 1 << 20
+_MAX_LINE: Final = 1 << 20
 
 # Layout of a record of `cachefs.snapshot`: kind and length of the name; then the size of a file; then the name.
 _KIND: Final = struct.Struct("<BB")
@@ -36,8 +36,8 @@ _NAME_AT: Final = (34, 42)  # of a directory, of a file
 _FILE: Final = 1
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    meta: Meta | None = None
+class _CheckResult(msgspec.Struct, frozen=True):
+    meta: SnapshotMeta | None = None
     problem: str = ""
 
 
@@ -47,28 +47,28 @@ class SnapshotChecker:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._child: asyncio.subprocess.Process | None = None
-        self._ending: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
 
-    async def check(self, path: Path, size: int) -> Meta:
+    async def check(self, path: Path, size: int) -> SnapshotMeta:
         """Return the facts in the file, verified. size: of the file. Raises SnapshotDamaged."""
         async with self._lock:
-            if self._ending is not None:
-                self._ending.cancel()
+            if self._end_timer is not None:
+                self._end_timer.cancel()
             try:
                 async with asyncio.timeout(CHECK_SECONDS + size / BYTES_PER_SECOND):
-                    answer = await self._ask(path)
+                    answer = await self._ask_child(path)
             except (TimeoutError, OSError, ValueError, msgspec.MsgspecError) as error:
                 await self.close()
                 raise SnapshotDamaged(f"{path.name} cannot be read: {error or 'it takes too long'}") from None
             except BaseException:
                 await self.close()
                 raise
-            self._ending = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end)
+            self._end_timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end_child)
         if answer.meta is None:
             raise SnapshotDamaged(answer.problem)
         return answer.meta
 
-    async def _ask(self, path: Path) -> _Answer:
+    async def _ask_child(self, path: Path) -> _CheckResult:
         child = self._child
         if child is None or child.returncode is not None:
             child = self._child = await asyncio.create_subprocess_exec(
@@ -78,7 +78,7 @@ class SnapshotChecker:
                 "cachefs_daemon.sharing.snapshot_check",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                limit=_LINE,
+                limit=_MAX_LINE,
             )
         assert child.stdin is not None
         assert child.stdout is not None
@@ -86,16 +86,16 @@ class SnapshotChecker:
         line = await child.stdout.readline()
         if not line:
             raise ValueError(f"the process that reads it has ended with status {await child.wait()}")
-        return msgspec.json.decode(line, type=_Answer)
+        return msgspec.json.decode(line, type=_CheckResult)
 
-    def _end(self) -> None:
+    def _end_child(self) -> None:
         if self._child is not None and self._child.stdin is not None and not self._lock.locked():
             self._child.stdin.close()  # the child ends at the end of its input
             self._child = None
 
     async def close(self) -> None:
-        if self._ending is not None:
-            self._ending.cancel()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         child, self._child = self._child, None
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -103,26 +103,26 @@ class SnapshotChecker:
             await child.wait()
 
 
-def examine(path: Path) -> Meta:
+def verify_snapshot(path: Path) -> SnapshotMeta:
     """Return the facts in the file, verified. Raises SnapshotDamaged, CachefsError."""
     verify(path)
     try:
         env = lmdb.open(str(path), readonly=True, lock=False, subdir=False, readahead=True, max_dbs=MAX_DBS)
         try:
-            return _examine(env)
+            return _verify_entries(env)
         finally:
             env.close()
     except (lmdb.Error, struct.error, msgspec.MsgspecError, OSError) as error:
         raise SnapshotDamaged(f"it is no snapshot: {error}") from None
 
 
-def _examine(env: Any) -> Meta:
+def _verify_entries(env: Any) -> SnapshotMeta:
     inode, problem, meta_db = (env.open_db(name, create=False) for name in (INODE_DB, PROBLEM_DB, META_DB))
     with env.begin() as txn:
         payload = unseal(0, txn.get(META_KEY, b"", db=meta_db))
         if payload is None:
             raise SnapshotDamaged("it has no valid facts")
-        meta = msgspec.msgpack.decode(payload, type=Meta)
+        meta = msgspec.msgpack.decode(payload, type=SnapshotMeta)
         digest = hashlib.blake2b(b"%d %b\0" % (meta.block_size, meta.url.encode()), digest_size=16)
         count = 0
         with txn.cursor(inode) as cursor:
@@ -159,9 +159,9 @@ def main() -> None:
     """Check files in the child, until its standard input ends."""
     for line in sys.stdin.buffer:
         try:
-            answer = _Answer(meta=examine(Path(msgspec.json.decode(line, type=str))))
+            answer = _CheckResult(meta=verify_snapshot(Path(msgspec.json.decode(line, type=str))))
         except (CachefsError, OSError) as error:
-            answer = _Answer(problem=str(error))
+            answer = _CheckResult(problem=str(error))
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
 

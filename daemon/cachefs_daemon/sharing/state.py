@@ -1,12 +1,12 @@
 """The state that the nodes of a cluster share: each node publishes its own values, and knows those of all others.
 
     shared.publish(CONSUMERS, "job/0", facts)                        # this node publishes a value
-    shared.listen(CONSUMERS, lambda node, name, value: ...)          # called when another one publishes one (or None)
-    shared.values(CONSUMERS)                                         # {node id: {name: value}}
+    shared.add_listener(CONSUMERS, lambda node, name, value: ...)    # called when another one publishes one (or None)
+    shared.remote_values(CONSUMERS)                                  # {node id: {name: value}}
 
 One long poll is in progress per pair of nodes and direction, which is answered when there is news. Nothing is sent per
 block, and only an empty response every 25 s while nothing changes. Only progress changes all the time; it is sent once
-a second at most, and to at most MOST_FOLLOWED other nodes for each job.
+a second at most, and to at most MAX_FOLLOWED other nodes for each job.
 """
 
 import asyncio
@@ -21,39 +21,39 @@ from aiohttp import web
 
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, is_id
-from cachefs_daemon.sharing.claims import Claims
 from cachefs_daemon.sharing.endpoint import ControlEndpoint
-from cachefs_daemon.sharing.follower import Follower
+from cachefs_daemon.sharing.follower import NodeFollower
+from cachefs_daemon.sharing.identity_conflicts import IdentityConflicts
+from cachefs_daemon.sharing.local_state import ChangesPage, LocalState
 from cachefs_daemon.sharing.observers import NO_OBSERVERS, Observers
-from cachefs_daemon.sharing.own_part import OwnPart, Page
-from cachefs_daemon.sharing.peer_http import PeerFailed, PeerHttp
-from cachefs_daemon.sharing.peer_part import News
-from cachefs_daemon.sharing.sections import CONSUMERS, PROGRESS, Section
-from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.sharing.peer_http import PeerFailed, PeerHttpClient
+from cachefs_daemon.sharing.remote_state import StateChange
+from cachefs_daemon.sharing.sections import CONSUMERS, PROGRESS, StateSection
+from cachefs_daemon.sharing.security import INSECURE, ConnectionSecurity
 from cachefs_daemon.sharing.wire import (
     COUNTERS,
-    GATHERED,
+    GATHER_SECONDS,
     INCARNATION,
-    MOST_OF_NODE,
-    MOST_POLL_SECONDS,
-    MOST_SMALL,
+    MAX_NODE_BYTES,
+    MAX_POLL_SECONDS,
+    MAX_SMALL_RESPONSE,
     PROGRESS_SECONDS,
     STATE,
-    Part,
-    StateAnswer,
+    StateChanges,
+    StateResponse,
     poll_seconds,
 )
 
 log = logging.getLogger(__name__)
 
 # Most nodes whose consumers of one job are followed.
-MOST_FOLLOWED: Final = 16
+MAX_FOLLOWED: Final = 16
 # Nodes that are asked for counters at the same time.
-ASKED_AT_ONCE: Final = 32
+MAX_CONCURRENT_REQUESTS: Final = 32
 # Seconds for which news about consumers are gathered before the followed nodes are chosen anew.
-FOLLOW_PAUSE: Final = 0.2
+CHOICE_DELAY: Final = 0.2
 # Refused values that are remembered, so that each is logged once.
-_MOST_REFUSED: Final = 16384
+_MAX_REFUSED: Final = 16384
 
 Value = TypeVar("Value", bound=msgspec.Struct)
 # id of the node, name of the value, the value; None: removed
@@ -67,112 +67,112 @@ class SharedState:
         self,
         cluster: str,
         membership: Membership,
-        security: Security = INSECURE,
+        security: ConnectionSecurity = INSECURE,
         observers: Observers = NO_OBSERVERS,
     ) -> None:
         """cluster: name of the cluster."""
         self.membership = membership
         self.endpoint = ControlEndpoint(cluster, membership, security, observers)
         view = membership.view
-        self.http = PeerHttp(cluster, view.me, security, view.epoch if view.source == "static" else 0)
+        self.http = PeerHttpClient(cluster, view.me, security, view.epoch if view.source == "static" else 0)
         # Returns this node's counters, packed by msgpack.
         self.counters: Callable[[], Awaitable[bytes]] | None = None
-        self._facts, self._progress = OwnPart(), OwnPart()
+        self._facts, self._progress = LocalState(), LocalState()
         # By section and name: a hash of a rejected value that was logged.
         self._refused: dict[tuple[str, str], int] = {}
         self._listeners: defaultdict[str, list[Listener]] = defaultdict(list)  # by section
-        self._followers: dict[str, Follower] = {}  # by id of the node
+        self._followers: dict[str, NodeFollower] = {}  # by id of the node
         # By sender: id and incarnation, as two machines may have been given one name. Set when there is news.
         self._polls: dict[tuple[str, str], asyncio.Event] = {}
-        self.claims = Claims()
+        self.identity_conflicts = IdentityConflicts()
         self._closing = False
-        self._mine: NodeRecord | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
-        self._choosing: asyncio.TimerHandle | None = None
-        self.endpoint.add("GET", STATE, self._answer_poll)
-        self.endpoint.add("GET", COUNTERS, self._answer_counters)
+        self._own_record: NodeRecord | None = None
+        self._stopping_followers: set[asyncio.Task[None]] = set()
+        self._choice_timer: asyncio.TimerHandle | None = None
+        self.endpoint.add_route("GET", STATE, self._answer_poll)
+        self.endpoint.add_route("GET", COUNTERS, self._answer_counters)
 
     async def start(self, host: str, port: int) -> None:
         """Listen on the address, and begin to follow the other nodes. Raises ConfigError."""
         await self.endpoint.start(host, port)
-        self.membership.listen(self._on_view)
-        self.listen(CONSUMERS, lambda node, name, value: self._choose_soon())
+        self.membership.add_listener(self._on_view)
+        self.add_listener(CONSUMERS, lambda node, name, value: self._choose_followed_soon())
         self._on_view(self.membership.view)
 
     async def stop(self) -> None:
         self._closing = True
-        self._wake(self._polls)
-        if self._choosing is not None:
-            self._choosing.cancel()
-        await asyncio.gather(*(follower.stop() for follower in self._followers.values()), *self._leaving)
+        self._wake_polls(self._polls)
+        if self._choice_timer is not None:
+            self._choice_timer.cancel()
+        await asyncio.gather(*(follower.stop() for follower in self._followers.values()), *self._stopping_followers)
         self._followers.clear()
         await self.endpoint.stop()
         await self.http.close()
 
     # --- this node's values ------------------------------------------------------------------------------------------
 
-    def publish(self, section: Section[Value], name: str, value: Value) -> str:
+    def publish(self, section: StateSection[Value], name: str, value: Value) -> str:
         """Publish a value of this node, in place of its former value under that name. Return the reason why other nodes
         would reject it, or "". A rejected value is logged once, however often it is published."""
-        raw, part = section.encode(value), self._part(section)
-        before = part.get(section.name, name)
+        raw, part = section.encode(value), self._local_state(section)
+        before = part.get_value(section.name, name)
         if raw == before:
             return ""
         try:
             section.decode(name, raw)
-            if before is None and part.count(section.name) >= section.most:
-                raise ValueError(f"this node says {section.most:,} of them already")
-            if part.size - len(before or b"") + len(raw) > MOST_OF_NODE:
-                raise ValueError(f"this node says nearly {MOST_OF_NODE:,} bytes already")
+            if before is None and part.count(section.name) >= section.max_values:
+                raise ValueError(f"this node says {section.max_values:,} of them already")
+            if part.size - len(before or b"") + len(raw) > MAX_NODE_BYTES:
+                raise ValueError(f"this node says nearly {MAX_NODE_BYTES:,} bytes already")
         except ValueError as error:
-            self._refuse(section, name, raw, str(error))
+            self._log_refusal(section, name, raw, str(error))
             return str(error)
         self._refused.pop((section.name, name), None)
         self._set(section, name, raw)
         return ""
 
-    def _refuse(self, section: Section[Any], name: str, raw: bytes, why: str) -> None:
+    def _log_refusal(self, section: StateSection[Any], name: str, raw: bytes, why: str) -> None:
         key, mark = (section.name, name), hash((raw, why))
         if self._refused.pop(key, None) != mark:
             log.error("%s %r cannot be told to other nodes: %s", section.name, name, why)
         self._refused[key] = mark
-        if len(self._refused) > _MOST_REFUSED:
+        if len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
 
-    def remove(self, section: Section[Any], name: str) -> None:
+    def remove(self, section: StateSection[Any], name: str) -> None:
         """Withdraw a value from all nodes."""
         self._refused.pop((section.name, name), None)
         self._set(section, name, None)
 
-    def says(self, section: Section[Any], name: str) -> bool:
+    def publishes(self, section: StateSection[Any], name: str) -> bool:
         """Return whether this node publishes a value of that name."""
-        return self._part(section).get(section.name, name) is not None
+        return self._local_state(section).get_value(section.name, name) is not None
 
-    def published(self, section: Section[Any]) -> list[str]:
+    def published_names(self, section: StateSection[Any]) -> list[str]:
         """Return the names of this node's values."""
-        return self._part(section).names(section.name)
+        return self._local_state(section).names(section.name)
 
-    def own(self, section: Section[Value], name: str) -> Value | None:
+    def own_value(self, section: StateSection[Value], name: str) -> Value | None:
         """Return this node's value of that name, or None."""
-        raw = self._part(section).get(section.name, name)
+        raw = self._local_state(section).get_value(section.name, name)
         return msgspec.msgpack.decode(raw, type=section.kind) if raw is not None else None
 
-    def _part(self, section: Section[Any]) -> OwnPart:
+    def _local_state(self, section: StateSection[Any]) -> LocalState:
         return self._progress if section is PROGRESS else self._facts
 
-    def _set(self, section: Section[Any], name: str, raw: bytes | None) -> None:
-        if self._part(section).set(section.name, name, raw):
-            self._wake(self._polls)
+    def _set(self, section: StateSection[Any], name: str, raw: bytes | None) -> None:
+        if self._local_state(section).set_value(section.name, name, raw):
+            self._wake_polls(self._polls)
         if section is CONSUMERS:
-            self._choose_soon()
+            self._choose_followed_soon()
 
     # --- other nodes' values -----------------------------------------------------------------------------------------
 
-    def listen(self, section: Section[Any], callback: Listener) -> None:
+    def add_listener(self, section: StateSection[Any], callback: Listener) -> None:
         """Call *callback* with each change that another node publishes from now on."""
         self._listeners[section.name].append(callback)
 
-    def values(self, section: Section[Value]) -> dict[str, Mapping[str, Value]]:
+    def remote_values(self, section: StateSection[Value]) -> dict[str, Mapping[str, Value]]:
         """Return the other nodes' values, by node id and name."""
         found = {}
         for node, follower in self._followers.items():
@@ -181,7 +181,7 @@ class SharedState:
                 found[node] = values
         return found
 
-    def value(self, section: Section[Value], node: str, name: str) -> Value | None:
+    def remote_value(self, section: StateSection[Value], node: str, name: str) -> Value | None:
         """Return one value of another node, or None."""
         follower = self._followers.get(node)
         if follower is None:
@@ -190,35 +190,35 @@ class SharedState:
         found: Value | None = part.values(section.name).get(name)
         return found
 
-    def problems(self) -> dict[str, str]:
+    def node_problems(self) -> dict[str, str]:
         """Return, by node id, why a node does not answer."""
         return {node: follower.problem for node, follower in self._followers.items() if follower.problem}
 
-    def node(self, node_id: str) -> NodeRecord | None:
+    def node_record(self, node_id: str) -> NodeRecord | None:
         """Return the record of a member other than this node, or None."""
         follower = self._followers.get(node_id)
         return follower.record if follower is not None else None
 
-    def has_heard(self, node_id: str) -> bool:
+    def has_answered(self, node_id: str) -> bool:
         """Return whether the node has answered since it, or this node, started. A node without datasets answers too."""
         follower = self._followers.get(node_id)
         return follower is not None and follower.facts.version > 0
 
-    async def ask(self, node_id: str, path: str, seconds: float, most: int) -> bytes:
+    async def request_from(self, node_id: str, path: str, seconds: float, most: int) -> bytes:
         """Return the node's response to GET *path*, of at most *most* bytes. Raises PeerFailed."""
-        record = self.node(node_id)
+        record = self.node_record(node_id)
         if record is None:
             raise PeerFailed(f"node {node_id} is not in the cluster any more")
         return await self.http.get(record, path, seconds, most)
 
     async def node_counters(self, seconds: float) -> dict[str, bytes | PeerFailed]:
         """Return the counters of all other nodes by id, or the reason for their lack, within *seconds*."""
-        at_once = asyncio.Semaphore(ASKED_AT_ONCE)
+        at_once = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
         async def one(record: NodeRecord) -> bytes | PeerFailed:
             try:
                 async with at_once:
-                    return await self.http.get(record, COUNTERS, seconds, MOST_SMALL)
+                    return await self.http.get(record, COUNTERS, seconds, MAX_SMALL_RESPONSE)
             except PeerFailed as error:
                 return error
 
@@ -249,39 +249,39 @@ class SharedState:
             return
         present = {record.id: record for record in view.others}
         for node in [node for node in self._followers if node not in present]:
-            task = asyncio.create_task(self._leave(self._followers.pop(node)))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            task = asyncio.create_task(self._stop_following(self._followers.pop(node)))
+            self._stopping_followers.add(task)
+            task.add_done_callback(self._stopping_followers.discard)
         for node, record in present.items():
             follower = self._followers.get(node)
             if follower is None:
                 self._follow(record)
             else:
-                follower.meet(record)
+                follower.update_record(record)
         for follower in self._followers.values():
-            follower.wait = poll_seconds(len(view.members))
-        if view.mine != self._mine:
-            self._mine = view.mine
-            if view.mine is not None:
-                self.http.identify(view.mine.incarnation)
-            self._facts.touch()
-            self._wake(self._polls)
-        self._choose_soon()
+            follower.poll_seconds = poll_seconds(len(view.members))
+        if view.own_record != self._own_record:
+            self._own_record = view.own_record
+            if view.own_record is not None:
+                self.http.set_incarnation(view.own_record.incarnation)
+            self._facts.bump_version()
+            self._wake_polls(self._polls)
+        self._choose_followed_soon()
 
     def _follow(self, record: NodeRecord) -> None:
-        follower = self._followers[record.id] = Follower(record, self.http, self._on_news)
-        follower.on_answer = self._on_answer
-        follower.on_silence = self.membership.lost
+        follower = self._followers[record.id] = NodeFollower(record, self.http, self._on_changes)
+        follower.on_response = self._on_response
+        follower.on_silence = self.membership.note_silence
         follower.start()
 
-    async def _leave(self, follower: Follower) -> None:
+    async def _stop_following(self, follower: NodeFollower) -> None:
         await follower.stop()
 
-    def _on_answer(self, record: NodeRecord) -> None:
-        self.membership.heard(record.id, record.incarnation)
-        self.membership.learned(record)
+    def _on_response(self, record: NodeRecord) -> None:
+        self.membership.note_answer(record.id, record.incarnation)
+        self.membership.note_record(record)
 
-    def _on_news(self, node: str, news: list[News]) -> None:
+    def _on_changes(self, node: str, news: list[StateChange]) -> None:
         for section, name, value in news:
             for callback in self._listeners.get(section, ()):
                 try:
@@ -289,52 +289,52 @@ class SharedState:
                 except Exception:
                     log.exception("what node %s says of %s %r is not followed", node, section, name)
 
-    def _choose_soon(self) -> None:
-        if self._choosing is None and not self._closing:
-            self._choosing = asyncio.get_running_loop().call_later(FOLLOW_PAUSE, self._choose)
+    def _choose_followed_soon(self) -> None:
+        if self._choice_timer is None and not self._closing:
+            self._choice_timer = asyncio.get_running_loop().call_later(CHOICE_DELAY, self._choose_followed)
 
-    def _choose(self) -> None:
+    def _choose_followed(self) -> None:
         """Choose whose progress is followed: for each job, that of the first nodes in an order that differs on each
         node, so that no node is followed by all."""
-        self._choosing = None
+        self._choice_timer = None
         me = self.membership.view.me
         by_job: defaultdict[str, set[str]] = defaultdict(set)
-        for node, values in self.values(CONSUMERS).items():
+        for node, values in self.remote_values(CONSUMERS).items():
             for facts in values.values():
                 by_job[facts.job].add(node)
         followed: set[str] = set()
         for nodes in by_job.values():
-            followed.update(sorted(nodes, key=lambda node: _mixed(me, node))[:MOST_FOLLOWED])
+            followed.update(sorted(nodes, key=lambda node: _mixed_order(me, node))[:MAX_FOLLOWED])
         for node, follower in self._followers.items():
             wants = node in followed
             if wants != follower.wants_progress:
                 follower.wants_progress = wants
-                follower.hurry()
+                follower.poll_now()
 
     # --- responses to other nodes ------------------------------------------------------------------------------------
 
     async def _answer_poll(self, request: web.Request) -> web.Response:
         sender = self.endpoint.sender(request)
-        mine = self.membership.view.mine
+        mine = self.membership.view.own_record
         if sender is None or mine is None:
             return web.Response(status=503, text="this node is in no cluster yet")
         try:
             since, progress = int(request.query["since"]), int(request.query["progress"])
-            wait = min(max(0.0, float(request.query["wait"])), MOST_POLL_SECONDS)
+            wait = min(max(0.0, float(request.query["wait"])), MAX_POLL_SECONDS)
         except (KeyError, ValueError):
             return web.Response(status=400, text="expected since, progress and wait")
         if request.query.get("of") != mine.incarnation:
             since, progress = 0, min(progress, 0)
         incarnation = request.headers.get(INCARNATION, "")
         who = (sender.id, incarnation if is_id(incarnation) else "")
-        self.claims.seen(sender, who[1], request.remote or "", asyncio.get_running_loop().time())
-        await self._news(who, since, progress, wait)
-        mine = self.membership.view.mine or mine
-        followed = _part(self._progress.page(progress)) if progress >= 0 else None
-        answer = StateAnswer(mine, _part(self._facts.page(since)), followed)
+        self.identity_conflicts.note_request(sender, who[1], request.remote or "", asyncio.get_running_loop().time())
+        await self._wait_for_changes(who, since, progress, wait)
+        mine = self.membership.view.own_record or mine
+        followed = _encode_page(self._progress.changes_since(progress)) if progress >= 0 else None
+        answer = StateResponse(mine, _encode_page(self._facts.changes_since(since)), followed)
         return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack")
 
-    async def _news(self, sender: tuple[str, str], since: int, progress: int, wait: float) -> None:
+    async def _wait_for_changes(self, sender: tuple[str, str], since: int, progress: int, wait: float) -> None:
         """Wait until there is news for the sender, or *wait* seconds have passed."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -348,7 +348,7 @@ class SharedState:
                 left = began + wait - loop.time()
                 if since != self._facts.version:
                     if since:
-                        await asyncio.sleep(min(GATHERED, max(0.0, left)))
+                        await asyncio.sleep(min(GATHER_SECONDS, max(0.0, left)))
                     return
                 if progress >= 0 and progress != self._progress.version:
                     paused = began + PROGRESS_SECONDS - loop.time()
@@ -366,7 +366,7 @@ class SharedState:
             if self._polls.get(sender) is event:
                 del self._polls[sender]
 
-    def _wake(self, polls: Mapping[tuple[str, str], asyncio.Event]) -> None:
+    def _wake_polls(self, polls: Mapping[tuple[str, str], asyncio.Event]) -> None:
         for event in polls.values():
             event.set()
 
@@ -376,9 +376,9 @@ class SharedState:
         return web.Response(body=await self.counters(), content_type="application/msgpack")
 
 
-def _part(page: Page) -> Part:
-    return Part(page.full, page.changes, page.version)
+def _encode_page(page: ChangesPage) -> StateChanges:
+    return StateChanges(page.full, page.changes, page.version)
 
 
-def _mixed(me: str, node: str) -> bytes:
+def _mixed_order(me: str, node: str) -> bytes:
     return hashlib.blake2b(f"{me}{node}".encode(), digest_size=8).digest()

@@ -32,14 +32,14 @@ def fallocate(fd: int, mode: int, start: int, length: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-class _OpenedLast:
+class _LastOpenFile:
     """Keeps the last file open, for further calls with the same name."""
 
     def __init__(self, directory: int, flags: int) -> None:
         self._directory, self._flags = directory, flags
         self._name, self._fd = b"", -1
 
-    def try_to(self, work: Callable[..., int], name: bytes, *args: Any) -> int:
+    def call_with_file(self, work: Callable[..., int], name: bytes, *args: Any) -> int:
         """Return what *work* returns for the file's descriptor and *args*, or minus an error number."""
         try:
             if self._fd < 0 or name != self._name:
@@ -57,19 +57,19 @@ class _OpenedLast:
 
 
 def read_many_in_python(directory: int, flags: int, reads: Sequence[Read]) -> list[int]:
-    """See `_fastest`."""
-    files = _OpenedLast(directory, flags)
+    """See `_fastest_functions`."""
+    files = _LastOpenFile(directory, flags)
     try:
-        return [files.try_to(_read, name, start, buffer) for name, start, buffer in reads]
+        return [files.call_with_file(_read, name, start, buffer) for name, start, buffer in reads]
     finally:
         files.close()
 
 
 def punch_many_in_python(directory: int, flags: int, spans: Sequence[Span]) -> list[int]:
-    """See `_fastest`."""
-    files = _OpenedLast(directory, flags)
+    """See `_fastest_functions`."""
+    files = _LastOpenFile(directory, flags)
     try:
-        return [files.try_to(_punch, name, start, length) for name, start, length in spans]
+        return [files.call_with_file(_punch, name, start, length) for name, start, length in spans]
     finally:
         files.close()
 
@@ -77,11 +77,11 @@ def punch_many_in_python(directory: int, flags: int, spans: Sequence[Span]) -> l
 def write_many_in_python(
     directory: int, flags: int, name: bytes, unit: int, writes: Sequence[Write]
 ) -> tuple[int, int]:
-    """See `_fastest`."""
-    file = _OpenedLast(directory, flags)
+    """See `_fastest_functions`."""
+    file = _LastOpenFile(directory, flags)
     try:
         for number, (start, parts) in enumerate(writes):
-            if failed := file.try_to(write_parts, name, start, parts, unit):
+            if failed := file.call_with_file(write_parts, name, start, parts, unit):
                 return number, -failed
         return len(writes), 0
     finally:
@@ -101,7 +101,8 @@ def _punch(fd: int, start: int, length: int) -> int:
 
 
 def write_parts(fd: int, start: int, parts: Sequence[Buffer], unit: int) -> int:
-    """Write *parts*, one after the other, to an open file; unit: see `_fastest`. Raises OSError. Returns 0."""
+    """Write *parts*, one after the other, to an open file; unit: see `_fastest_functions`. Raises OSError. Returns
+    0."""
     left = [memoryview(part).cast("B") for part in parts if part]
     if unit:
         fallocate(fd, KEEP_SIZE, start, -(-sum(map(len, left)) // unit) * unit)
@@ -122,7 +123,7 @@ _PunchMany = Callable[[int, int, Sequence[Span]], list[int]]
 _WriteMany = Callable[[int, int, bytes, int, Sequence[Write]], tuple[int, int]]
 
 
-def _fastest() -> tuple[_ReadMany, _PunchMany, _WriteMany]:
+def _fastest_functions() -> tuple[_ReadMany, _PunchMany, _WriteMany]:
     """Return three functions, each of (directory, flags, ...): the descriptor of a directory, and the flags to open its
     files.
 
@@ -143,4 +144,4 @@ def _fastest() -> tuple[_ReadMany, _PunchMany, _WriteMany]:
         return read_many_in_python, punch_many_in_python, write_many_in_python
 
 
-read_many, punch_many, write_many = _fastest()
+read_many, punch_many, write_many = _fastest_functions()

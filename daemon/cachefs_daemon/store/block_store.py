@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cachefs.block import MEMORY, SSD, Location, piece_checksums
+from cachefs.block import MEMORY, SSD, BlockLocation, piece_checksums
 from cachefs.errors import StoreFull
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.pagecache.coverage import Coverage
@@ -22,19 +22,19 @@ from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import Data
 from cachefs_daemon.store.tier import NewBlock, Tier
-from cachefs_daemon.store.transfers import COPY_BATCH, Transfers, batches, portions
+from cachefs_daemon.store.transfers import COPY_BATCH, Transfers, batches, byte_portions
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class BlockToStore:
     """A block to be stored."""
 
     key: bytes
     data: Data
     # Keep it for a while even if no policy admits it.
-    transient: bool = True
+    may_be_transient: bool = True
     # The snapshot for which the block was fetched.
     snapshot: str = ""
     # The checksums of its pieces, where they are known.
@@ -63,67 +63,69 @@ class BlockStore:
         self._coverage = coverage
         self._counting = threading.Lock()
 
-    def get(self, key: bytes) -> Location | None:
+    def get(self, key: bytes) -> BlockLocation | None:
         """Return where the block is now. Waits for no other thread."""
         return self._index.get(key)
 
-    def put_many(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
+    def put_many(self, blocks: Sequence[BlockToStore]) -> list[BlockLocation | StoreFull | None]:
         """Store blocks, those that are needed soonest first. Return the location of each, which is the old one for
         blocks that are there already; StoreFull where there is no room even for a transient block."""
-        outcomes: list[Location | StoreFull | None] = [*self._index.get_many([block.key for block in blocks])]
+        outcomes: list[BlockLocation | StoreFull | None] = [*self._index.get_many([block.key for block in blocks])]
         new = [number for number, outcome in enumerate(outcomes) if outcome is None]
         now = time.monotonic()
         with self._tiering as tiering:
-            claimed = [blocks[n].key for n in new if tiering.quotas.expect(blocks[n].key, blocks[n].snapshot, now)]
+            claimed = [
+                blocks[n].key for n in new if tiering.quotas.expect_fetch(blocks[n].key, blocks[n].snapshot, now)
+            ]
         try:
-            for number, outcome in zip(new, self._bring([blocks[number] for number in new]), strict=True):
+            for number, outcome in zip(new, self._write_new([blocks[number] for number in new]), strict=True):
                 outcomes[number] = outcome
         finally:
             if claimed:
                 with self._tiering as tiering:
                     for key in claimed:
-                        tiering.quotas.settle(key, is_here=self.get(key) is not None)
+                        tiering.quotas.end_expected_fetch(key, is_here=self.get(key) is not None)
         return outcomes
 
-    def _bring(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
-        outcomes: list[Location | StoreFull | None] = [None] * len(blocks)
+    def _write_new(self, blocks: Sequence[BlockToStore]) -> list[BlockLocation | StoreFull | None]:
+        outcomes: list[BlockLocation | StoreFull | None] = [None] * len(blocks)
         new = [NewBlock(one.key, one.checksums or piece_checksums(one.key, one.data), one.data) for one in blocks]
         left = list(range(len(blocks)))
-        copies = self._only_transient(blocks)
+        copies = self._copies_for_spare_room(blocks)
         left = [number for number in left if number not in copies]
         for tier in self._tiers:
             locations = self._transfers.write_many(tier, [new[number] for number in left])
             written = [(number, where) for number, where in zip(left, locations, strict=True) if where is not None]
-            entered = self._transfers.enter([(new[number].key, where) for number, where in written])
+            entered = self._transfers.publish([(new[number].key, where) for number, where in written])
             for (number, _), where in zip(written, entered, strict=True):
                 outcomes[number] = where
             left = [number for number in left if outcomes[number] is None]
         for number in (*left, *copies):
-            if blocks[number].transient or number in copies:
-                outcomes[number] = self._bring_transient(new[number])
+            if blocks[number].may_be_transient or number in copies:
+                outcomes[number] = self._write_transient(new[number])
         return outcomes
 
-    def _only_transient(self, blocks: Sequence[Put]) -> set[int]:
+    def _copies_for_spare_room(self, blocks: Sequence[BlockToStore]) -> set[int]:
         """Return the positions of blocks that other nodes keep, where this node has only spare room for them."""
         copies = {number for number, block in enumerate(blocks) if block.is_copy}
-        return copies if copies and not self._tiering.unlocked.keeps_copies else set()
+        return copies if copies and not self._tiering.unlocked.can_keep_copies else set()
 
-    def _bring_transient(self, block: NewBlock) -> Location | StoreFull:
+    def _write_transient(self, block: NewBlock) -> BlockLocation | StoreFull:
         try:
             location = self._transfers.write_transient(block)
         except StoreFull as error:
             return error
-        return self._transfers.enter([(block.key, location)], transient=True)[0]
+        return self._transfers.publish([(block.key, location)], transient=True)[0]
 
-    def read(self, key: bytes, location: Location) -> bytes | None:
+    def read(self, key: bytes, location: BlockLocation) -> bytes | None:
         """Return the block's verified bytes; None if they are damaged or no longer there."""
         return self._transfers.read(key, location)
 
-    def repair(self, key: bytes, location: Location) -> bool:
+    def repair(self, key: bytes, location: BlockLocation) -> bool:
         """Drop a block at *location* for which a reader found damaged bytes, if they are damaged indeed."""
         if self.get(key) != location or self.read(key, location) is not None:
             return False
-        if not self._transfers.leave(key, location):
+        if not self._transfers.unpublish(key, location):
             return False
         with self._counting:
             self.repairs += 1
@@ -135,18 +137,19 @@ class BlockStore:
         tier.free_blocks([location])
         return True
 
-    def give_up(self, key: bytes, location: Location) -> bool:
+    def drop_unresponsive(self, key: bytes, location: BlockLocation) -> bool:
         """Drop a block of the SSD tier for which a reader had no answer. Its bytes are not touched; their room is given
         back once the tier answers. The tier takes no new blocks for a while."""
-        if location.tier != SSD or len(self._tiers) <= SSD or not self._transfers.leave(key, location):
+        if location.tier != SSD or len(self._tiers) <= SSD or not self._transfers.unpublish(key, location):
             return False
-        # No commit: the index may be on the disk that hangs. `Maintenance.retry` commits before it frees the bytes.
-        self._tiers[SSD].suspect("a reader has waited for it in vain", location)
+        # No commit: the index may be on the disk that hangs. `Maintenance.retry_tier` commits before it frees the
+        # bytes.
+        self._tiers[SSD].report_hang("a reader has waited for it in vain", location)
         return True
 
     def evict(self, keys: Iterable[bytes]) -> tuple[int, int]:
         """Drop blocks, pinned or not. Return how many blocks and bytes were there."""
-        return self._transfers.drop(keys)
+        return self._transfers.drop_blocks(keys)
 
     def promote(self, keys: Iterable[bytes]) -> int:
         """Move blocks from the SSD to the memory tier, unless they are in the page cache, or the memory tier's policy
@@ -154,11 +157,11 @@ class BlockStore:
         moved."""
         moved = 0
         for batch in batches(keys, COPY_BATCH) if len(self._tiers) > SSD else ():
-            left = [key for key in batch if not self._coverage.holds_key(key)]
+            left = [key for key in batch if not self._coverage.is_covered(key)]
             found = zip(left, self._index.get_many(left), strict=True)
             here = [(key, place) for key, place in found if place is not None and place.tier == SSD]
-            for portion in portions(here):
-                gone = self._transfers.copy(self._tiers[SSD], self._tiers[MEMORY], portion)
+            for portion in byte_portions(here):
+                gone = self._transfers.move_blocks(self._tiers[SSD], self._tiers[MEMORY], portion)
                 self._index.commit()
                 self._tiers[SSD].free_blocks(gone.values())
                 moved += len(gone)

@@ -27,7 +27,7 @@ FILE_NAME: Final = "tiers"
 LOOK_SECONDS: Final = 5.0
 # Most directories that are remembered, and most bytes of the file.
 _MOST: Final = 16
-_MOST_BYTES: Final = _MOST * (os.pathconf("/", "PC_PATH_MAX") + 1)
+_MAX_BYTES: Final = _MOST * (os.pathconf("/", "PC_PATH_MAX") + 1)
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -53,7 +53,7 @@ def find(state_dir: Path, current: Iterable[Path]) -> list[FormerTier]:
 
     current: the directories of the tiers in the configuration.
     """
-    return [former for former in _look(state_dir, tuple(current)) if former.bytes != 0]
+    return [former for former in _examine_directories(state_dir, tuple(current)) if former.bytes != 0]
 
 
 def remember(state_dir: Path, current: Iterable[Path]) -> None:
@@ -63,7 +63,7 @@ def remember(state_dir: Path, current: Iterable[Path]) -> None:
 
 def report(state_dir: Path, current: Iterable[Path]) -> None:
     """Log the former directories that have segments, and forget those that have none."""
-    found = _look(state_dir, tuple(current))
+    found = _examine_directories(state_dir, tuple(current))
     for former in found:
         if former.bytes != 0:
             _log.warning("%s", former)
@@ -73,12 +73,12 @@ def report(state_dir: Path, current: Iterable[Path]) -> None:
             _write(state_dir, [directory for directory in _remembered(state_dir) if directory not in empty])
 
 
-def _look(state_dir: Path, current: tuple[Path, ...]) -> list[FormerTier]:
+def _examine_directories(state_dir: Path, current: tuple[Path, ...]) -> list[FormerTier]:
     """Look at all former directories at once, each in a thread of its own, which may hang forever with its disk."""
     directories = [directory for directory in _remembered(state_dir) if directory not in current]
     answers: SimpleQueue[FormerTier] = SimpleQueue()
     for directory in directories:
-        look = partial(_answer, answers, directory, current)
+        look = partial(_examine_directory, answers, directory, current)
         threading.Thread(target=look, name="former-tier", daemon=True).start()
     deadline = time.monotonic() + LOOK_SECONDS
     found: dict[Path, FormerTier] = {}
@@ -89,10 +89,10 @@ def _look(state_dir: Path, current: tuple[Path, ...]) -> list[FormerTier]:
     return [found.get(directory, FormerTier(directory, None)) for directory in directories]
 
 
-def _answer(answers: SimpleQueue[FormerTier], directory: Path, current: tuple[Path, ...]) -> None:
+def _examine_directory(answers: SimpleQueue[FormerTier], directory: Path, current: tuple[Path, ...]) -> None:
     try:
         is_current = os.path.realpath(directory) in map(os.path.realpath, current)
-        size = 0 if is_current else _size(directory)
+        size = 0 if is_current else _segment_bytes(directory)
     except (FileNotFoundError, NotADirectoryError):
         size = 0
     except OSError:
@@ -116,12 +116,12 @@ def _remembered(state_dir: Path) -> list[Path]:
     except OSError:  # no file yet, or this user may not read it
         return []
     with open(descriptor, "rb") as file:
-        lines = file.read(_MOST_BYTES).splitlines()
+        lines = file.read(_MAX_BYTES).splitlines()
     paths = [Path(os.fsdecode(line)) for line in lines[:_MOST] if line.startswith(b"/") and b"\0" not in line]
     return list(dict.fromkeys(paths))
 
 
-def _size(directory: Path) -> int:
+def _segment_bytes(directory: Path) -> int:
     """Return the bytes on disk of the segments. Raises OSError."""
     size = 0
     with os.scandir(directory) as entries:

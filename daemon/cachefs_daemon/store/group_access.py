@@ -13,25 +13,25 @@ from typing import Final
 
 from cachefs.block import MEMORY, SSD
 from cachefs.snapshot import SUFFIX
-from cachefs_daemon.store.owned_directory import Place, open_owned
+from cachefs_daemon.store.owned_directory import ConfiguredDirectory, open_owned
 from cachefs_daemon.store.segment_writer import segment_number
-from cachefs_daemon.store.state_dir import is_index, snapshots_place, state_place
+from cachefs_daemon.store.state_dir import is_index, snapshots_directory, state_directory
 from cachefs_daemon.store.storage import StoreConfig
-from cachefs_daemon.store.tier import place_of
+from cachefs_daemon.store.tier import configured_directory
 
 log = logging.getLogger(__name__)
 
-_ENTER: Final = stat.S_IRGRP | stat.S_IXGRP
+_GROUP_ACCESS: Final = stat.S_IRGRP | stat.S_IXGRP
 _SAFELY: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def give(config: StoreConfig, group: int) -> None:
+def give_to_group(config: StoreConfig, group: int) -> None:
     """Give the directories of an open store, and the files in them that mounts open, to *group*.
 
     Only files of the daemon's user change. There are some hundred, and one that has the group already costs one stat.
     Raises ConfigError.
     """
-    for place, is_wanted in _places(config):
+    for place, is_wanted in _directories_with_files(config):
         descriptor = open_owned(place)
         try:
             _give_directory(descriptor, group)
@@ -39,7 +39,7 @@ def give(config: StoreConfig, group: int) -> None:
                 _give_file(name, descriptor, group)
         except OSError as error:
             if error.errno != errno.EROFS:
-                raise place.refused(
+                raise place.unusable_error(
                     f"daemon.socket_group could not be given what is in it ({error.strerror}); "
                     f"chgrp -R it to group {group}, or unset daemon.socket_group"
                 ) from None
@@ -48,21 +48,21 @@ def give(config: StoreConfig, group: int) -> None:
             os.close(descriptor)
 
 
-def _places(config: StoreConfig) -> Iterator[tuple[Place, Callable[[str], bool]]]:
+def _directories_with_files(config: StoreConfig) -> Iterator[tuple[ConfiguredDirectory, Callable[[str], bool]]]:
     """Yield each directory, with a predicate for the names in it that mounts open."""
-    yield state_place(config.state_dir), is_index
-    yield snapshots_place(config.state_dir), lambda name: name.endswith(SUFFIX)
+    yield state_directory(config.state_dir), is_index
+    yield snapshots_directory(config.state_dir), lambda name: name.endswith(SUFFIX)
     for number, tier in ((MEMORY, config.memory), (SSD, config.ssd)):
         if tier is not None:
-            yield place_of(number, tier), lambda name: segment_number(name) is not None
+            yield configured_directory(number, tier), lambda name: segment_number(name) is not None
 
 
 def _give_directory(descriptor: int, group: int) -> None:
     found = os.fstat(descriptor)
     if found.st_gid != group:
         os.fchown(descriptor, -1, group)
-    if found.st_mode & _ENTER != _ENTER:
-        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) | _ENTER)
+    if found.st_mode & _GROUP_ACCESS != _GROUP_ACCESS:
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) | _GROUP_ACCESS)
 
 
 def _give_file(name: str, directory: int, group: int) -> None:

@@ -28,22 +28,22 @@ from cachefs_daemon.store.index_writer import open_environment
 
 # Seconds within which the next part must be copied and written, and bytes of a part.
 PART_SECONDS: Final = 120.0
-_PART: Final = 8 << 20
+_PART_BYTES: Final = 8 << 20
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def copy_entries(old: Path, new: Path) -> str:
     """Copy the entries of *old* to *new*. Return the reason for a failure, or ""."""
-    from cachefs.systemd import StartTime  # imports asyncio, which would be a third of the child's time
+    from cachefs.systemd import StartupTimer  # imports asyncio, which would be a third of the child's time
 
-    start = StartTime()
+    start = StartupTimer()
     command = [sys.executable, "-m", __name__, str(os.getpid()), str(old), str(new)]
     with tempfile.TemporaryFile() as said, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said) as child:
         assert child.stdout is not None
         copied = 0
         while parts := _next_parts(child.stdout.fileno(), PART_SECONDS):
-            copied += len(parts) * _PART
-            start.went_on()
+            copied += len(parts) * _PART_BYTES
+            start.extend_timeout()
         if parts is None:
             child.kill()
             return f"nothing of it was copied for {PART_SECONDS:g} s, after {format_size(copied)}"
@@ -85,7 +85,7 @@ def _copy(old: Path, new: Path) -> None:
                 if len(key) == KEY_SIZE and record and key > last:
                     writing.put(key, record, append=True)
                     last, size = key, size + len(key) + len(record)
-                if size >= _PART:
+                if size >= _PART_BYTES:
                     writing.commit()
                     os.write(1, b".")
                     writing, size = target.begin(write=True, db=blocks), 0
@@ -96,14 +96,14 @@ def _copy(old: Path, new: Path) -> None:
     target.close()
 
 
-def _end_with(parent: int) -> None:
+def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the daemon has ended")
 
 
 if __name__ == "__main__":
-    _end_with(int(sys.argv[1]))
+    _die_with_parent(int(sys.argv[1]))
     try:
         _copy(Path(sys.argv[2]), Path(sys.argv[3]))
     except lmdb.Error as error:

@@ -2,7 +2,7 @@
 
 Changes go into an overlay in memory, which this process's reads consult first, and from there in batches into LMDB: a
 transaction per block is slow (40 us), and a commit that fails because the disk is full must not fail a fetch.
-KnownPlaces caches recent lookups and changes.
+RecentEntries caches recent lookups and changes.
 """
 
 import logging
@@ -16,10 +16,10 @@ from typing import Final
 
 import lmdb
 
-from cachefs.block import Location, sealed
+from cachefs.block import BlockLocation, seal_location
 from cachefs.errors import CachefsError
 from cachefs.index import BLOCKS_DB, MAP_SIZE, MAX_DBS, MAX_READERS
-from cachefs_daemon.store.known_places import UNKNOWN, KnownPlaces, Unknown
+from cachefs_daemon.store.recent_entries import NOT_CACHED, NotCached, RecentEntries
 
 _log = logging.getLogger(__name__)
 
@@ -69,43 +69,43 @@ class IndexWriter:
                 f"the index {path} cannot be opened: {error}; free space there or set another state_dir"
             ) from None
         self._lock = threading.Lock()
-        self._known = KnownPlaces()
-        self._pending: dict[bytes, Location | None] = {}
-        self._committing: Mapping[bytes, Location | None] = {}
+        self._recent = RecentEntries()
+        self._pending: dict[bytes, BlockLocation | None] = {}
+        self._committing: Mapping[bytes, BlockLocation | None] = {}
         self._commit_lock = threading.Lock()
-        self._failing = False
+        self._is_failing = False
         self._retry_at = 0.0
         self._changed = threading.Event()
         self._closing = threading.Event()
         self._committer = threading.Thread(target=self._commit_changes, name="index-commit", daemon=True)
         self._committer.start()
 
-    def get(self, key: bytes) -> Location | None:
+    def get(self, key: bytes) -> BlockLocation | None:
         """Return where the block is now."""
-        found = self._known.get(key)
-        return self._look_up([key])[0] if isinstance(found, Unknown) else found
+        found = self._recent.get(key)
+        return self._look_up([key])[0] if isinstance(found, NotCached) else found
 
-    def get_many(self, keys: Sequence[bytes]) -> list[Location | None]:
+    def get_many(self, keys: Sequence[bytes]) -> list[BlockLocation | None]:
         """Return `get` of each key, with one transaction for those that are not cached."""
-        known = [self._known.get(key) for key in keys]
-        unknown = [key for key, one in zip(keys, known, strict=True) if isinstance(one, Unknown)]
+        known = [self._recent.get(key) for key in keys]
+        unknown = [key for key, one in zip(keys, known, strict=True) if isinstance(one, NotCached)]
         found = iter(self._look_up(unknown) if unknown else ())
-        return [next(found) if isinstance(one, Unknown) else one for one in known]
+        return [next(found) if isinstance(one, NotCached) else one for one in known]
 
-    def put(self, key: bytes, location: Location) -> None:
-        self.change({key: location})
+    def put(self, key: bytes, location: BlockLocation) -> None:
+        self.apply_changes({key: location})
 
     def delete(self, key: bytes) -> None:
-        self.change({key: None})
+        self.apply_changes({key: None})
 
-    def change(self, changes: Mapping[bytes, Location | None]) -> None:
+    def apply_changes(self, changes: Mapping[bytes, BlockLocation | None]) -> None:
         """Put the keys that have a location, and delete those that have none."""
         lasting = changes
-        if self._failing:
-            lasting = {key: one for key, one in changes.items() if one is not None or not self._forget(key)}
+        if self._is_failing:
+            lasting = {key: one for key, one in changes.items() if one is not None or not self._forget_change(key)}
         with self._lock:
             self._pending.update(lasting)
-            self._known.change(changes)
+            self._recent.apply_changes(changes)
         if not self._changed.is_set():
             self._changed.set()
 
@@ -125,39 +125,39 @@ class IndexWriter:
                         if location is None:
                             txn.delete(key)
                         else:
-                            txn.put(key, sealed(key, location))
+                            txn.put(key, seal_location(key, location))
             except Exception as error:  # any error: else the committing thread would end and these changes be lost
                 with self._lock:
                     self._pending = {**changes, **self._pending}
                     self._committing = {}
                 self._changed.set()
-                if not self._failing:
+                if not self._is_failing:
                     _log.error(
                         "the index %s cannot be written: %s; new blocks are known to this daemon only; trying again",
                         self.path, error,
                     )  # fmt: skip
-                self._failing = True
+                self._is_failing = True
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
                 return False
             with self._lock:
                 self._committing = {}
-            if self._failing:
+            if self._is_failing:
                 _log.warning("the index %s is written again", self.path)
-                self._failing = False
+                self._is_failing = False
             return True
 
-    def committed(self) -> Iterator[tuple[bytes, bytes]]:
+    def committed_entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield key and packed location of all committed entries. For start-up only: it holds a read transaction."""
         with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
             yield from cursor.iternext()
 
-    def count(self) -> int:
+    def count_keys(self) -> int:
         """Return the number of keys; an estimate while the index cannot be written."""
         self.commit()
         with self._env.begin(db=self._blocks) as txn:
             return int(txn.stat(self._blocks)["entries"])
 
-    def portions(self, most: int) -> Iterator[list[bytes]]:
+    def key_batches(self, most: int) -> Iterator[list[bytes]]:
         """Yield all keys, in lists of at most *most*; some may be gone by now. A million at once would take 77 MB, and
         a transaction that keeps pages of the file from being reused."""
         # First the uncommitted keys: once committed, they may be behind the cursor.
@@ -174,7 +174,7 @@ class IndexWriter:
             last = portion[-1]
             yield portion
 
-    def tiers(self, most: int) -> Iterator[tuple[list[bytes], bytes]]:
+    def keys_with_tiers(self, most: int) -> Iterator[tuple[list[bytes], bytes]]:
         """Yield all committed keys in portions of at most *most*, with the number of the tier of each as a byte. 0.5 us
         per block. Between two portions keys may come and go."""
         last = b""
@@ -187,14 +187,14 @@ class IndexWriter:
             last = portion[-1][0]
             yield [key for key, _ in portion], bytes(record[0] for _, record in portion)
 
-    def blocks_of(self, content: bytes) -> list[tuple[bytes, Location]]:
+    def blocks_of(self, content: bytes) -> list[tuple[bytes, BlockLocation]]:
         """Return every block of one content, in block order."""
         changes = {key: location for key, location in self._overlay().items() if key.startswith(content)}
-        found: dict[bytes, Location | None] = {}
+        found: dict[bytes, BlockLocation | None] = {}
         with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
             more = cursor.set_range(content)
             while more and cursor.key().startswith(content):
-                found[cursor.key()] = Location.unpack(cursor.value())
+                found[cursor.key()] = BlockLocation.unpack(cursor.value())
                 more = cursor.next()
         found |= changes
         return [(key, location) for key, location in sorted(found.items()) if location is not None]
@@ -218,7 +218,7 @@ class IndexWriter:
         self._env.close()
         return complete
 
-    def _forget(self, key: bytes) -> bool:
+    def _forget_change(self, key: bytes) -> bool:
         """Forget a change of a block that the file does not have. Return False where the file has it: then the deletion
         must be kept. While commits fail, blocks that come and go would otherwise add up without end."""
         with self._lock:
@@ -230,42 +230,42 @@ class IndexWriter:
             self._pending.pop(key, None)
             return True
 
-    def _look_up(self, keys: Sequence[bytes]) -> list[Location | None]:
-        mark = self._known.mark
-        changed = [self._changed_to(key) for key in keys]
-        unchanged = [key for key, one in zip(keys, changed, strict=True) if isinstance(one, Unknown)]
+    def _look_up(self, keys: Sequence[bytes]) -> list[BlockLocation | None]:
+        mark = self._recent.generation
+        changed = [self._uncommitted_change(key) for key in keys]
+        unchanged = [key for key, one in zip(keys, changed, strict=True) if isinstance(one, NotCached)]
         try:
             committed = self._read(unchanged) if unchanged else []
         except lmdb.Error:
             committed = [None] * len(unchanged)
         else:
-            self._known.learn(zip(unchanged, committed, strict=True), mark)
+            self._recent.add_read_entries(zip(unchanged, committed, strict=True), mark)
         read = iter(committed)
-        return [next(read) if isinstance(one, Unknown) else one for one in changed]
+        return [next(read) if isinstance(one, NotCached) else one for one in changed]
 
-    def _read(self, keys: Sequence[bytes]) -> list[Location | None]:
+    def _read(self, keys: Sequence[bytes]) -> list[BlockLocation | None]:
         """Return the committed locations. Raises lmdb.Error."""
-        found: list[Location | None] = []
+        found: list[BlockLocation | None] = []
         with self._env.begin(db=self._blocks) as txn:
             for key in keys:
                 record = txn.get(key)
                 try:
-                    found.append(Location.unpack(record) if record is not None else None)
+                    found.append(BlockLocation.unpack(record) if record is not None else None)
                 except ValueError:
                     found.append(None)
         return found
 
-    def _changed_to(self, key: bytes) -> Location | Unknown | None:
-        """Return the uncommitted change of a block, or UNKNOWN."""
+    def _uncommitted_change(self, key: bytes) -> BlockLocation | NotCached | None:
+        """Return the uncommitted change of a block, or NOT_CACHED."""
         # During a commit, changes are in `_committing`; before it, and after a failed one, in `_pending`.
-        found = self._pending.get(key, UNKNOWN)
-        if found is UNKNOWN:
-            found = self._committing.get(key, UNKNOWN)
-        if found is UNKNOWN:
-            found = self._pending.get(key, UNKNOWN)
+        found = self._pending.get(key, NOT_CACHED)
+        if found is NOT_CACHED:
+            found = self._committing.get(key, NOT_CACHED)
+        if found is NOT_CACHED:
+            found = self._pending.get(key, NOT_CACHED)
         return found
 
-    def _overlay(self) -> dict[bytes, Location | None]:
+    def _overlay(self) -> dict[bytes, BlockLocation | None]:
         with self._lock:
             return {**self._committing, **self._pending}
 

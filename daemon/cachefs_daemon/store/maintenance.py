@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from cachefs.block import MEMORY, SSD, Location
+from cachefs.block import MEMORY, SSD, BlockLocation
 from cachefs.planning.eviction.tiering import Tiering
-from cachefs_daemon.runtime.aside import Aside
 from cachefs_daemon.runtime.locked import Locked
+from cachefs_daemon.runtime.offload import OffloadThread
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import span
 from cachefs_daemon.store.tier import Tier
 from cachefs_daemon.store.transfers import (
     COPY_BATCH,
-    DEMOTED_TOGETHER,
-    LET_OTHERS_SECONDS,
+    DEMOTE_BATCH,
+    YIELD_SECONDS,
     Transfers,
     batches,
-    portions,
+    byte_portions,
 )
 
 _log = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ COMPACTION_SECONDS: Final = 1.0
 DEMOTION_SECONDS: Final = 2.0
 # A disk that takes longer than this for the blocks that move together, 64 MiB with blocks of 4 MiB, is treated like one
 # that hangs.
-_DEMOTION_PATIENCE: Final = 2.0
+_DEMOTION_TIMEOUT: Final = 2.0
 
 
 @dataclass(slots=True)
-class _Found:
+class _FoundBlocks:
     missing: int  # bytes of blocks still to be found
     keys: list[bytes] = field(default_factory=list)
 
@@ -69,43 +69,43 @@ class Maintenance:
         self._tiering = tiering
         self._transfers = transfers
         self._blocks = blocks
-        self._demotions = Aside("demotions")
+        self._demotions = OffloadThread("demotions")
         self._limiting = [threading.Lock() for _ in tiers]
         self._keeping_quotas = threading.Lock()
         self._compacting = threading.Lock()
         self._retrying = [threading.Lock() for _ in tiers]
 
-    def keep_limit(self, number: int) -> None:
+    def enforce_limit(self, number: int) -> None:
         """Keep tier *number*, if it exists, within its limit, which is determined anew. Call every few seconds: other
         programs may fill the machine's memory between two calls."""
         if number >= len(self._tiers):
             return
-        with _only_one(self._limiting[number]) as ours:
+        with _try_lock(self._limiting[number]) as ours:
             if ours:
                 self._tiers[number].refresh_limit()
                 self.shrink(self._tiers[number], DEMOTION_SECONDS)
 
-    def keep_quotas(self) -> None:
+    def enforce_quotas(self) -> None:
         """Drop expired blocks, and blocks of datasets beyond their limits."""
-        with _only_one(self._keeping_quotas) as ours:
+        with _try_lock(self._keeping_quotas) as ours:
             if ours:
                 self._drop_expired()
                 for tier in self._tiers:
-                    self._keep_quotas(tier)
+                    self._enforce_tier_quotas(tier)
 
-    def retry(self, number: int) -> None:
+    def retry_tier(self, number: int) -> None:
         """Retry what tier *number*, if it exists, could not do."""
         if number >= len(self._tiers):
             return
-        with _only_one(self._retrying[number]) as ours:
+        with _try_lock(self._retrying[number]) as ours:
             if ours:
                 self._index.commit()
-                self._tiers[number].retry()
+                self._tiers[number].retry_failed()
 
     def compact(self, seconds: float = COMPACTION_SECONDS) -> None:
         """Copy the blocks of nearly empty segments forward and unlink the segments, so that files stay few and large.
         Begins no further copy after *seconds*; call every few seconds."""
-        with _only_one(self._compacting) as ours:
+        with _try_lock(self._compacting) as ours:
             if not ours:
                 return
             until = time.monotonic() + seconds
@@ -121,13 +121,13 @@ class Maintenance:
         while True:
             used = tier.used
             with self._tiering as tiering:
-                excess = tiering.excess(tier)
-                victims = tiering.surplus(tier)
+                excess = tiering.excess_bytes(tier)
+                victims = tiering.choose_surplus(tier)
                 behind = not victims and tiering.catch_up(tier)
             if excess <= 0:
                 return
             if behind:
-                time.sleep(LET_OTHERS_SECONDS)
+                time.sleep(YIELD_SECONDS)
                 continue
             self._evict(tier, victims or self._oldest_blocks(tier, excess), until)
             if tier.used >= used:
@@ -141,51 +141,51 @@ class Maintenance:
         """Evict blocks. Those of the memory tier move to the SSD tier *until* then (monotonic seconds), but do not wait
         for a disk that hangs."""
         if tier.number != MEMORY or len(self._tiers) <= SSD:
-            self._transfers.evict(tier, keys)
+            self._transfers.evict_blocks(tier, keys)
             return
-        left = batches(keys, DEMOTED_TOGETHER)
+        left = batches(keys, DEMOTE_BATCH)
         while time.monotonic() < until and not self._tiers[SSD].problem and (batch := next(left, None)):
-            if not self._demotions.run(functools.partial(self._transfers.evict, tier, batch), _DEMOTION_PATIENCE):
-                reason = f"blocks take longer than {_DEMOTION_PATIENCE:.0f} s to be written"
-                self._tiers[SSD].suspend(TimeoutError(errno.ETIMEDOUT, reason))
+            if not self._demotions.run(functools.partial(self._transfers.evict_blocks, tier, batch), _DEMOTION_TIMEOUT):
+                reason = f"blocks take longer than {_DEMOTION_TIMEOUT:.0f} s to be written"
+                self._tiers[SSD].pause(TimeoutError(errno.ETIMEDOUT, reason))
                 left = chain([batch], left)
-        self._transfers.evict(tier, chain.from_iterable(left), demote=False)
+        self._transfers.evict_blocks(tier, chain.from_iterable(left), demote=False)
 
-    def _keep_quotas(self, tier: Tier) -> None:
+    def _enforce_tier_quotas(self, tier: Tier) -> None:
         while True:
             with self._tiering as tiering:
-                surplus = tiering.beyond_quotas(tier)
+                surplus = tiering.choose_beyond_quotas(tier)
                 behind = not surplus and tiering.catch_up(tier)
             if not surplus and not behind:
                 return
-            self._transfers.evict(tier, surplus)
-            time.sleep(LET_OTHERS_SECONDS)
+            self._transfers.evict_blocks(tier, surplus)
+            time.sleep(YIELD_SECONDS)
 
     def _drop_expired(self) -> None:
         now = time.monotonic()
         blocks = freed = 0
         while True:
             with self._tiering as tiering:
-                expired = tiering.expired(now)
+                expired = tiering.choose_expired(now)
             if expired is None:
                 break
             dropped, size = self._blocks.evict(expired)
             if expired and not dropped:
                 break  # they are being written just now
             blocks, freed = blocks + dropped, freed + size
-            time.sleep(LET_OTHERS_SECONDS)
+            time.sleep(YIELD_SECONDS)
         if blocks:
             _log.info("dropped %d blocks (%d bytes) that were not read for their time", blocks, freed)
 
     def _oldest_blocks(self, tier: Tier, size: int) -> list[bytes]:
         """Return the oldest blocks, of *size* bytes, where the policy names none. The limit is physical: where all
         blocks are pinned, pinned ones are returned, but not to make room for transient blocks."""
-        unpinned = _Found(size)
-        pinned = _Found(size if tier.free < 0 else 0)
+        unpinned = _FoundBlocks(size)
+        pinned = _FoundBlocks(size if tier.free < 0 else 0)
         for number in tier.live_segments():
             blocks = dict(self._live_blocks(tier, number))
             with self._tiering as tiering:
-                free = set(tiering.unpinned(blocks))
+                free = set(tiering.filter_unpinned(blocks))
             for key, location in blocks.items():
                 (unpinned if key in free else pinned).add(key, span(location.length))
             if unpinned.missing <= 0:
@@ -205,8 +205,8 @@ class Maintenance:
 
     def _copy_forward(self, tier: Tier, number: int, until: float) -> bool:
         """Empty a segment. Return False where there is no room for its blocks elsewhere now, or no time left."""
-        for portion in chain.from_iterable(map(portions, batches(self._live_blocks(tier, number), COPY_BATCH))):
-            gone = self._transfers.copy(tier, tier, portion)
+        for portion in chain.from_iterable(map(byte_portions, batches(self._live_blocks(tier, number), COPY_BATCH))):
+            gone = self._transfers.move_blocks(tier, tier, portion)
             self._index.commit()
             tier.free_blocks(gone.values())
             left = [(key, location) for key, location in portion if key not in gone]
@@ -214,11 +214,11 @@ class Maintenance:
                 return False
         return True
 
-    def _is_gone(self, key: bytes, location: Location) -> bool:
+    def _is_gone(self, key: bytes, location: BlockLocation) -> bool:
         """Return whether a block that could not be moved is no longer there. A damaged block is dropped."""
         return self._blocks.repair(key, location) or self._index.get(key) != location
 
-    def _live_blocks(self, tier: Tier, number: int) -> Iterator[tuple[bytes, Location]]:
+    def _live_blocks(self, tier: Tier, number: int) -> Iterator[tuple[bytes, BlockLocation]]:
         """Yield the blocks of a segment that the index still has there, with their locations; none where the segment
         was deleted by another program. Raises OSError."""
         try:
@@ -232,7 +232,7 @@ class Maintenance:
 
 
 @contextmanager
-def _only_one(lock: threading.Lock) -> Iterator[bool]:
+def _try_lock(lock: threading.Lock) -> Iterator[bool]:
     """Try to hold the lock during the context. Yields whether it is held."""
     ours = lock.acquire(blocking=False)
     try:

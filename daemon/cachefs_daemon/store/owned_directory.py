@@ -24,37 +24,37 @@ _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConfiguredDirectory:
     """A directory in the configuration."""
 
     setting: str  # name in messages, such as "[ssd] dir"
     path: Path
     required_mount: Path | None = None  # a mount point on which a file system must be mounted
 
-    def refused(self, reason: str) -> ConfigError:
+    def unusable_error(self, reason: str) -> ConfigError:
         """Return the error for a directory that cannot be used, in one line."""
         return ConfigError(f"{self.setting} {self.path} cannot be used: {reason}")
 
 
-def open_owned(place: Place) -> int:
+def open_owned(place: ConfiguredDirectory) -> int:
     """Return a descriptor of the directory, which is created if missing. Raises ConfigError where it is unusable."""
     _require_mounts(place)
     try:
         descriptor = _open(place, make=True)
     except OSError as error:
-        raise place.refused(_reason(place, error)) from None
+        raise place.unusable_error(_unusable_reason(place, error)) from None
     try:
         _require_ours(place, os.fstat(descriptor))
         _keep_group_out(descriptor)
     except (ConfigError, OSError) as error:
         os.close(descriptor)
         if isinstance(error, OSError):
-            raise place.refused(f"{error.strerror}; make it a writable directory") from None
+            raise place.unusable_error(f"{error.strerror}; make it a writable directory") from None
         raise
     return descriptor
 
 
-def problems(place: Place, *, any_owner: bool = False, coming: Path | None = None) -> Iterator[str]:
+def problems(place: ConfiguredDirectory, *, any_owner: bool = False, coming: Path | None = None) -> Iterator[str]:
     """Yield the reasons for which `open_owned` would refuse the directory, without creating it. any_owner: accept any
     owner; coming: a directory that will exist by then."""
     try:
@@ -71,24 +71,24 @@ def problems(place: Place, *, any_owner: bool = False, coming: Path | None = Non
         if place.path.parent == coming:
             return
         if not place.path.parent.is_dir():
-            yield str(place.refused(_reason(place, error)))
+            yield str(place.unusable_error(_unusable_reason(place, error)))
         elif not os.access(place.path.parent, os.W_OK | os.X_OK):
-            yield str(place.refused(f"user {user_name(os.geteuid())} may not make it in {place.path.parent}"))
+            yield str(place.unusable_error(f"user {user_name(os.geteuid())} may not make it in {place.path.parent}"))
     except (OSError, ValueError) as error:
-        yield str(place.refused(_reason(place, error)))
+        yield str(place.unusable_error(_unusable_reason(place, error)))
 
 
-def _require_mounts(place: Place) -> None:
+def _require_mounts(place: ConfiguredDirectory) -> None:
     if place.required_mount is not None and not is_mounted(place.required_mount):
-        raise place.refused(f"nothing is mounted on {place.required_mount}, which is required; mount it")
+        raise place.unusable_error(f"nothing is mounted on {place.required_mount}, which is required; mount it")
     point = missing_mount(place.path)
     if point is not None:
-        raise place.refused(
+        raise place.unusable_error(
             f"nothing is mounted on {point}, though it is in {FSTAB}; mount it, or take it out of there"
         )
 
 
-def _open(place: Place, *, make: bool) -> int:
+def _open(place: ConfiguredDirectory, *, make: bool) -> int:
     """Raises OSError, ConfigError."""
     try:
         return _open_or_follow(place)
@@ -101,7 +101,7 @@ def _open(place: Place, *, make: bool) -> int:
     return _open_or_follow(place)
 
 
-def _open_or_follow(place: Place) -> int:
+def _open_or_follow(place: ConfiguredDirectory) -> int:
     """Open the directory. Only symbolic links of root and of the daemon's user are followed."""
     try:
         return os.open(place.path, _FLAGS | os.O_NOFOLLOW)
@@ -110,21 +110,21 @@ def _open_or_follow(place: Place) -> int:
         if not stat.S_ISLNK(link.st_mode):
             raise
         if link.st_uid not in (0, os.geteuid()):
-            raise place.refused(
+            raise place.unusable_error(
                 f"it is a symbolic link of user {user_name(link.st_uid)}; remove it, or choose another"
             ) from None
     return os.open(place.path, _FLAGS)
 
 
-def _require_ours(place: Place, found: os.stat_result, owner: int | None = None) -> None:
+def _require_ours(place: ConfiguredDirectory, found: os.stat_result, owner: int | None = None) -> None:
     us = os.geteuid() if owner is None else owner
     if found.st_uid != us:
-        raise place.refused(
+        raise place.unusable_error(
             f"it belongs to user {user_name(found.st_uid)}; the daemon, which runs as {user_name(us)}, would have to"
             " trust what is in it; remove it, or choose another, or chown -R it if you do trust that"
         )
     if found.st_mode & stat.S_IWOTH:
-        raise place.refused(
+        raise place.unusable_error(
             f"everybody may write to it (mode {stat.S_IMODE(found.st_mode):04o}); choose a new directory in it, or"
             " chmod it to 0750 if it is for this alone"
         )
@@ -138,7 +138,7 @@ def _keep_group_out(descriptor: int) -> None:
         os.fchmod(descriptor, mode & ~stat.S_IWGRP)
 
 
-def _reason(place: Place, error: OSError | ValueError) -> str:
+def _unusable_reason(place: ConfiguredDirectory, error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError) and not place.path.parent.exists():
         return f"{place.path.parent} does not exist (is its disk mounted?); make it, or choose another"
     return f"{getattr(error, 'strerror', None) or error}; make it a writable directory, or choose another"

@@ -5,14 +5,14 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.planning.blocks.presence import Presence, state_in
+from cachefs.planning.blocks.presence import Presence, state_in_tier
 from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
 
 # Blocks that are looked up under the lock at once: 2 ms.
-_AT_ONCE: Final = 1024
+_KEYS_PER_BATCH: Final = 1024
 
 
 class PresenceWatch:
@@ -32,19 +32,19 @@ class PresenceWatch:
         """Keep the states of all blocks of *space* up to date until `unwatch`. It takes 3 us per block on this node, so
         call it in a thread; until it returns, some present blocks count as absent."""
         with self._tiering:
-            self._presence.watch(space)
-        for batch in self._index.portions(_AT_ONCE):
+            self._presence.add_space(space)
+        for batch in self._index.key_batches(_KEYS_PER_BATCH):
             ids = space.ids(batch)
             here = np.flatnonzero(ids != NO_BLOCK)
             with self._tiering:
                 if space.snapshot in self._presence.states:
                     states = [self._state(batch[index]) for index in here.tolist()]
-                    self._presence.set_all(space.snapshot, ids[here], states)
+                    self._presence.set_states(space.snapshot, ids[here], states)
 
     def unwatch(self, snapshot: str) -> None:
         with self._tiering:
-            self._presence.unwatch(snapshot)
+            self._presence.remove_snapshot(snapshot)
 
     def _state(self, key: bytes) -> int:
         location = self._index.get(key)
-        return state_in(location.tier if location is not None else None)
+        return state_in_tier(location.tier if location is not None else None)

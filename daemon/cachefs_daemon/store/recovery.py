@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs.block import Location, is_sealed
-from cachefs.systemd import StartTime
+from cachefs.block import BlockLocation, is_sealed
+from cachefs.systemd import StartupTimer
 from cachefs_daemon.store.index_copy import copy_entries, make_empty
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import PAGE, covers, header_size, page_ceil, span
@@ -23,18 +23,18 @@ from cachefs_daemon.store.tier import Tier
 _log = logging.getLogger(__name__)
 
 # Entries of the index between two signs of progress.
-_ENTRIES: Final = 1 << 16
+_ENTRIES_PER_REPORT: Final = 1 << 16
 _PAGES_BITS: Final = 32
 _PAGES_MASK: Final = (1 << _PAGES_BITS) - 1
 
 # Called for each block in each tier, oldest first, with the number of the tier, the block's key, and the bytes of its
 # span.
-Remember = Callable[[int, bytes, int], None]
+AccountBlock = Callable[[int, bytes, int], None]
 Range = tuple[int, int]
 
 
 @dataclass(slots=True)
-class _Segment:
+class _FoundSegment:
     # Where its file ends, in bytes.
     end: int
     # The ranges of its file that hold data.
@@ -56,7 +56,9 @@ def open_index(state: StateDirectory) -> IndexWriter:
     reason = ""
     if old:
         reason = (
-            "the machine restarted without a shutdown of the daemon" if state.torn() else copy_entries(old[-1], draft)
+            "the machine restarted without a shutdown of the daemon"
+            if state.is_torn()
+            else copy_entries(old[-1], draft)
         )
     if not old or reason:
         state.remove_index(draft)
@@ -71,43 +73,43 @@ def open_index(state: StateDirectory) -> IndexWriter:
     return index
 
 
-def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: Remember) -> None:
+def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: AccountBlock) -> None:
     """Make index and tiers agree, and account for every span."""
-    time = StartTime()
+    time = StartupTimer()
     found = {tier.number: _survey(tier, time) for tier in tiers}
-    dropped = _sort_entries(index, found, time)
+    dropped = _attach_entries(index, found, time)
     if dropped:
         _log.warning("dropped %d index entries that are damaged or whose bytes are gone", dropped)
     adopted = 0
     # Blocks that a tier evicts move down, so where tiers are one list of uses, the uses in the lower tier are older.
     for tier in reversed(tiers):
         for number, segment in found[tier.number].items():
-            adopted += _settle(index, tier, number, segment, remember)
-            time.went_on()
+            adopted += _account_for_segment(index, tier, number, segment, remember)
+            time.extend_timeout()
         tier.refresh_limit()
     if adopted:
         _log.info("adopted %d blocks that the index did not know", adopted)
     index.commit()
 
 
-def _survey(tier: Tier, time: StartTime) -> dict[int, _Segment]:
-    segments: dict[int, _Segment] = {}
+def _survey(tier: Tier, time: StartupTimer) -> dict[int, _FoundSegment]:
+    segments: dict[int, _FoundSegment] = {}
     try:
         numbers = tier.segment_numbers()
     except OSError as error:
-        tier.condemn(error)
+        tier.disable(error)
         return segments
     failed: list[str] = []
     taken = 0
     for number in numbers:
         try:
-            segments[number] = _Segment(*tier.survey(number))
+            segments[number] = _FoundSegment(*tier.survey(number))
         except OSError as error:
-            taken += tier.set_aside(number)
+            taken += tier.count_unusable_segment(number)
             failed.append(f"{number:08x}.seg: {error.strerror}")
         else:
             tier.free_unwritten(number, segments[number].data)
-        time.went_on()
+        time.extend_timeout()
     if failed:
         _log.error(
             "%s tier: %d of %d segments in %s cannot be used (%s); the %d bytes they take are counted, their blocks"
@@ -117,18 +119,18 @@ def _survey(tier: Tier, time: StartTime) -> dict[int, _Segment]:
     return segments
 
 
-def _sort_entries(index: IndexWriter, found: Mapping[int, Mapping[int, _Segment]], time: StartTime) -> int:
+def _attach_entries(index: IndexWriter, found: Mapping[int, Mapping[int, _FoundSegment]], time: StartupTimer) -> int:
     """Attach each index entry to its segment. Delete entries without one, and return their number."""
     gone = []
-    for number, (key, record) in enumerate(index.committed()):
-        if number % _ENTRIES == 0:
-            time.went_on()
+    for number, (key, record) in enumerate(index.committed_entries()):
+        if number % _ENTRIES_PER_REPORT == 0:
+            time.extend_timeout()
         # A flipped bit in the key, the location or a checksum would otherwise hide a good block until it is evicted.
         if not is_sealed(key, record):
             gone.append(key)
             continue
         try:
-            location = Location.unpack(record)
+            location = BlockLocation.unpack(record)
         except ValueError:
             gone.append(key)
             continue
@@ -145,7 +147,9 @@ def _sort_entries(index: IndexWriter, found: Mapping[int, Mapping[int, _Segment]
     return len(gone)
 
 
-def _settle(index: IndexWriter, tier: Tier, number: int, segment: _Segment, remember: Remember) -> int:
+def _account_for_segment(
+    index: IndexWriter, tier: Tier, number: int, segment: _FoundSegment, remember: AccountBlock
+) -> int:
     """Account for one segment: its known blocks, then other data in it. Return the number of blocks adopted."""
     order = sorted(range(len(segment.keys)), key=segment.spans.__getitem__)
     known = []
@@ -169,8 +173,8 @@ def _settle(index: IndexWriter, tier: Tier, number: int, segment: _Segment, reme
             )
         adopted += taken
         garbage += subtract([gap], taken)
-    tier.adopt_segment(number, segment.end, sum(end - start for start, end in known + adopted + garbage))
-    tier.discard(number, garbage)
+    tier.account_segment(number, segment.end, sum(end - start for start, end in known + adopted + garbage))
+    tier.free_garbage(number, garbage)
     return len(adopted)
 
 

@@ -28,7 +28,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from cachefs.block import KEY_SIZE, PIECE_SIZE, Location, piece_checksums, piece_count, pieces_match
+from cachefs.block import KEY_SIZE, PIECE_SIZE, BlockLocation, piece_checksums, piece_count, pieces_match
 from cachefs.segment import segment_path
 from cachefs_daemon.store import batch_io
 
@@ -46,7 +46,7 @@ _MODE: Final = 0o640
 # O_NONBLOCK: a pipe in the place of a segment would block the open.
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # The scan of a segment ends after this many unreadable pages, since each may take seconds.
-_MOST_UNREADABLE: Final = 16
+_MAX_UNREADABLE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Record:
     length: int  # bytes of the block
     checksums: bytes  # of the block's pieces, 8 bytes each
 
-    def location(self, tier: int, segment: int) -> Location:
-        return Location(tier, segment, self.start + header_size(self.length), self.length, self.checksums)
+    def location(self, tier: int, segment: int) -> BlockLocation:
+        return BlockLocation(tier, segment, self.start + header_size(self.length), self.length, self.checksums)
 
 
 def segment_name(number: int) -> str:
@@ -103,7 +103,7 @@ def span(length: int) -> int:
     return -(-(_HEADER + 8 * -(-length // PIECE_SIZE) + length) // PAGE) * PAGE
 
 
-def record_start(location: Location) -> int:
+def record_start(location: BlockLocation) -> int:
     return location.offset - header_size(location.length)
 
 
@@ -139,7 +139,7 @@ def _header(record: Record, segment: int) -> bytes:
     return head + _seal(head, segment, record.start)
 
 
-def read_block(file: SegmentFile, key: bytes, location: Location) -> bytes | None:
+def read_block(file: SegmentFile, key: bytes, location: BlockLocation) -> bytes | None:
     """Return the block's verified bytes; None where they are damaged or not there."""
     try:
         with _opened(file, os.O_RDONLY) as fd:
@@ -151,7 +151,7 @@ def read_block(file: SegmentFile, key: bytes, location: Location) -> bytes | Non
     return data
 
 
-def read_into(directory: int, blocks: Sequence[tuple[bytes, Location, memoryview]]) -> list[bool]:
+def read_into(directory: int, blocks: Sequence[tuple[bytes, BlockLocation, memoryview]]) -> list[bool]:
     """Read blocks (key, location, buffer of its length) of a tier into their buffers. directory: the tier's descriptor.
     Return False for each that is damaged or not there."""
     reads = [(segment_name(place.segment).encode(), place.offset, buffer) for _, place, buffer in blocks]
@@ -162,7 +162,7 @@ def read_into(directory: int, blocks: Sequence[tuple[bytes, Location, memoryview
     ]
 
 
-def read_ahead(file: SegmentFile, location: Location) -> None:
+def read_ahead(file: SegmentFile, location: BlockLocation) -> None:
     """Let the kernel begin to read a block into its page cache. Raises OSError."""
     with _opened(file, os.O_RDONLY) as fd:
         os.posix_fadvise(fd, location.offset, location.length, os.POSIX_FADV_WILLNEED)
@@ -171,7 +171,7 @@ def read_ahead(file: SegmentFile, location: Location) -> None:
 def punch(directory: int, spans: Sequence[SegmentSpan]) -> tuple[list[SegmentSpan], OSError | None]:
     """Free the disk space of spans of segments. directory: the tier's descriptor. Return the spans that could not be
     freed, and the error. A file that is gone is no error: so is its space."""
-    joined = _joined(spans)
+    joined = _join_adjacent(spans)
     holes = [(segment_name(number).encode(), start, length) for number, start, length in joined]
     results = batch_io.punch_many(directory, os.O_WRONLY | _SAFELY, holes)
     bad = [(hole, -result) for hole, result in zip(joined, results, strict=True) if result not in (0, -errno.ENOENT)]
@@ -185,7 +185,7 @@ def _is_within(one: SegmentSpan, other: SegmentSpan) -> bool:
     return one[0] == other[0] and other[1] <= one[1] < other[1] + other[2]
 
 
-def _joined(spans: Iterable[SegmentSpan]) -> list[SegmentSpan]:
+def _join_adjacent(spans: Iterable[SegmentSpan]) -> list[SegmentSpan]:
     """Return the spans in order, with adjacent ones joined: blocks that came together often leave together, and
     punching one range of 1,500 blocks takes as long as one block."""
     joined: list[SegmentSpan] = []
@@ -264,7 +264,7 @@ def scan(file: SegmentFile, start: int, end: int) -> Iterator[Record]:
                 record = _record_at(fd, file.number, start)
             except OSError:
                 unreadable += 1
-                if unreadable > _MOST_UNREADABLE:
+                if unreadable > _MAX_UNREADABLE:
                     raise
                 record = None
             if record is not None and start + span(record.length) <= end:

@@ -18,7 +18,7 @@ from typing import Final
 
 from cachefs.errors import Busy, ConfigError
 from cachefs_daemon.store import state_format
-from cachefs_daemon.store.owned_directory import Place, open_owned
+from cachefs_daemon.store.owned_directory import ConfiguredDirectory, open_owned
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _INDEX_NAME: Final = re.compile(r"index-(\d+)\.lmdb")
@@ -28,14 +28,14 @@ _RUNNING: Final = "running"
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def state_place(directory: Path) -> Place:
+def state_directory(directory: Path) -> ConfiguredDirectory:
     """Return the state directory, for messages and checks."""
-    return Place("state_dir", directory)
+    return ConfiguredDirectory("state_dir", directory)
 
 
-def snapshots_place(directory: Path) -> Place:
+def snapshots_directory(directory: Path) -> ConfiguredDirectory:
     """Return the directory of the snapshots in the state directory."""
-    return Place("snapshots in state_dir", directory / "snapshots")
+    return ConfiguredDirectory("snapshots in state_dir", directory / "snapshots")
 
 
 def is_index(name: str) -> bool:
@@ -50,7 +50,7 @@ class StateDirectory:
         """Raises Busy where another daemon owns it, ConfigError where it cannot be used."""
         self.directory = directory
         self.draft_path = directory / _DRAFT  # the next index, while it is made
-        self._place = state_place(directory)
+        self._place = state_directory(directory)
         self._descriptor = open_owned(self._place)
         try:
             self._require_files()
@@ -58,7 +58,7 @@ class StateDirectory:
             self._lock = self._open("lock", os.O_RDWR | os.O_CREAT)
         except (ConfigError, OSError) as error:
             os.close(self._descriptor)
-            raise self._refused(error) from None
+            raise self._unusable_error(error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -87,7 +87,7 @@ class StateDirectory:
             draft.with_name(draft.name + _LOCK_SUFFIX).unlink(missing_ok=True)
             draft.rename(path)
         except OSError as error:
-            raise self._refused(error) from None
+            raise self._unusable_error(error) from None
 
     def remove_index(self, path: Path) -> None:
         """Remove an index and its lock file. Processes that have it open keep it."""
@@ -102,16 +102,16 @@ class StateDirectory:
                 if name.startswith("index-") and name.removesuffix(_LOCK_SUFFIX) not in known:
                     os.unlink(name, dir_fd=self._descriptor)
         except OSError as error:
-            raise self._refused(error) from None
+            raise self._unusable_error(error) from None
 
-    def torn(self) -> bool:
+    def is_torn(self) -> bool:
         """Return whether the machine was restarted under a running daemon. Raises ConfigError where that is unknown."""
         try:
             running = self._open(_RUNNING, os.O_RDONLY)
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise self._refused(error) from None
+            raise self._unusable_error(error) from None
         try:
             return os.pread(running, 64, 0) != _BOOT_ID.read_bytes()
         finally:
@@ -155,17 +155,19 @@ class StateDirectory:
             for entry in entries:
                 ours = entry.name in ("lock", _RUNNING) or entry.name.startswith("index-")
                 if ours and not entry.is_file(follow_symlinks=False):
-                    raise self._place.refused(f"{entry.name} in it is not a plain file; remove it, or choose another")
+                    raise self._place.unusable_error(
+                        f"{entry.name} in it is not a plain file; remove it, or choose another"
+                    )
 
     def _check_format(self) -> None:
         """Raises ConfigError, OSError."""
         try:
             state_format.check(self.directory)
         except ConfigError as error:
-            raise self._place.refused(str(error)) from None
+            raise self._place.unusable_error(str(error)) from None
 
-    def _refused(self, error: ConfigError | OSError) -> ConfigError:
+    def _unusable_error(self, error: ConfigError | OSError) -> ConfigError:
         if isinstance(error, ConfigError):
             return error
         about = f"{error.filename}: " if isinstance(error.filename, str) else ""
-        return self._place.refused(f"{about}{error.strerror}; mend that, or choose another")
+        return self._place.unusable_error(f"{about}{error.strerror}; mend that, or choose another")

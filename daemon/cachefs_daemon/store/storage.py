@@ -12,12 +12,12 @@ from pathlib import Path
 from cachefs.block import MEMORY, SSD
 from cachefs.errors import ConfigError
 from cachefs.planning.blocks.presence import Presence
-from cachefs.planning.cluster.standing import Standing
-from cachefs.planning.eviction.policies import Policy, open_policy
-from cachefs.planning.eviction.policies.ranked import Ranked
-from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.cluster.ownership import Ownership
+from cachefs.planning.eviction.policies import EvictionPolicy, make_policy
+from cachefs.planning.eviction.policies.ranked import RankedPolicy
+from cachefs.planning.eviction.policies.use_order import UseOrder
 from cachefs.planning.eviction.quotas import Quotas
-from cachefs.planning.eviction.tiering import Place, Tiering, TierPolicies, is_roomy, transient_room
+from cachefs.planning.eviction.tiering import Tiering, TierLocation, TierPolicies, has_free_room, transient_room
 from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.runtime.locked import Locked
@@ -27,8 +27,8 @@ from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.maintenance import Maintenance
 from cachefs_daemon.store.presence_watch import PresenceWatch
 from cachefs_daemon.store.recovery import open_index, reconcile
-from cachefs_daemon.store.reserved_rooms import ReservedRooms
 from cachefs_daemon.store.segment_writer import span
+from cachefs_daemon.store.space_reservations import SpaceReservations
 from cachefs_daemon.store.state_dir import StateDirectory
 from cachefs_daemon.store.tier import Tier, TierConfig, check_budget, check_size
 from cachefs_daemon.store.transfers import Transfers
@@ -45,19 +45,19 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
+class PlanningParts:
     """The parts that store and planning share: the store's knowledge of the future, and planning's of the store."""
 
     plan: Plan
     coverage: Coverage
     presence: Presence
-    standing: Standing | None = None  # which blocks this node has to keep; None without other nodes
+    standing: Ownership | None = None  # which blocks this node has to keep; None without other nodes
 
     @classmethod
-    def empty(cls, *, in_cluster: bool = False) -> "Foresight":
+    def empty(cls, *, in_cluster: bool = False) -> "PlanningParts":
         """Return an object without plans and pushed pages. in_cluster: other nodes have copies too."""
         plan = Plan()
-        return cls(plan, Coverage(plan), Presence(), Standing() if in_cluster else None)
+        return cls(plan, Coverage(plan), Presence(), Ownership() if in_cluster else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Storage:
     Open it before the event loop starts: the index is checked in a child process.
     """
 
-    def __init__(self, config: StoreConfig, foresight: Foresight) -> None:
+    def __init__(self, config: StoreConfig, planning: PlanningParts) -> None:
         """Open and recover. Raises ConfigError, Busy, or another CachefsError."""
-        self.foresight = foresight
+        self.planning = planning
         self._state_dir = config.state_dir
         with ExitStack() as undo:
             self._state = StateDirectory(config.state_dir)
@@ -96,13 +96,13 @@ class Storage:
                     undo.callback(self._tiers[-1].close)
             self.index = open_index(self._state)
             undo.callback(self.index.close)
-            self.tiering = Locked(_tiering(self._tiers, self.index, foresight, config.block_size))
+            self.tiering = Locked(_open_tiering(self._tiers, self.index, planning, config.block_size))
             transfers = Transfers(self._tiers, self.index, self.tiering)
-            self.blocks = BlockStore(self._tiers, self.index, self.tiering, transfers, foresight.coverage)
-            self.rooms = ReservedRooms(self._tiers, self.index, self.tiering, transfers)
-            self.watch = PresenceWatch(foresight.presence, self.index, self.tiering)
+            self.blocks = BlockStore(self._tiers, self.index, self.tiering, transfers, planning.coverage)
+            self.reservations = SpaceReservations(self._tiers, self.index, self.tiering, transfers)
+            self.presence_watch = PresenceWatch(planning.presence, self.index, self.tiering)
             self.maintenance = Maintenance(self._tiers, self.index, self.tiering, transfers, self.blocks)
-            reconcile(self.index, self._tiers, self.tiering.unlocked.recovered)
+            reconcile(self.index, self._tiers, self.tiering.unlocked.note_recovered)
             for tier in self._tiers:
                 self.maintenance.shrink(tier)
             self._remember_tiers(config.state_dir)
@@ -152,7 +152,7 @@ class Storage:
         for tier, found in sized:
             tier.resize(dataclasses.replace(tier.config, budget=found.budget, min_free=found.min_free))
         with self.tiering as tiering:
-            tiering.resized(_transient(self._tiers, config.block_size))
+            tiering.set_capacities(_transient_capacity(self._tiers, config.block_size))
 
     def close(self) -> None:
         """Close the store. Call it last, when no other call is in progress."""
@@ -164,36 +164,36 @@ class Storage:
         self._state.close()
 
 
-def _tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: Foresight, block_size: int) -> Tiering:
-    uses = Uses()
+def _open_tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: PlanningParts, block_size: int) -> Tiering:
+    uses = UseOrder()
 
-    def policies() -> list[Policy]:
-        opened: list[Policy] = []
+    def policies() -> list[EvictionPolicy]:
+        opened: list[EvictionPolicy] = []
         for tier in reversed(tiers):
             # Blocks in the page cache need not be in memory twice, where the tier below keeps them.
             below = functools.partial(_kept_below, tiers[SSD], opened[0]) if opened else lambda: -math.inf
             covered = MemoryCoverage(foresight.coverage, below) if tier.number == MEMORY else None
-            opened.insert(0, open_policy(tier.config.policy, foresight.plan, covered, uses, foresight.standing))
+            opened.insert(0, make_policy(tier.config.policy, foresight.plan, covered, uses, foresight.standing))
         return opened
 
-    def place_of(key: bytes) -> Place | None:
+    def place_of(key: bytes) -> TierLocation | None:
         location = index.get(key)
-        return Place(location.tier, span(location.length)) if location is not None else None
+        return TierLocation(location.tier, span(location.length)) if location is not None else None
 
     capacities = [tier.capacity for tier in tiers]
     quotas = Quotas(capacities, policies, foresight.plan)
-    transient = _transient(tiers, block_size)
+    transient = _transient_capacity(tiers, block_size)
     return Tiering(tiers, TierPolicies(policies(), uses), quotas, foresight.presence, place_of, transient)
 
 
-def _kept_below(tier: Tier, policy: Policy) -> float:
+def _kept_below(tier: Tier, policy: EvictionPolicy) -> float:
     """Return the score below which *tier*, which has that policy, takes a block."""
-    if tier.problem or not isinstance(policy, Ranked):
+    if tier.problem or not isinstance(policy, RankedPolicy):
         return -math.inf
-    return math.inf if is_roomy(tier) else policy.next_score
+    return math.inf if has_free_room(tier) else policy.next_score
 
 
-def _transient(tiers: Sequence[Tier], block_size: int) -> int:
+def _transient_capacity(tiers: Sequence[Tier], block_size: int) -> int:
     """Return the bytes of the memory tier that transient blocks may take."""
     memory = tiers[MEMORY]
     return transient_room(memory.config.budget, span(block_size), memory.capacity)

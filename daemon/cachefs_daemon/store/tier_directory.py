@@ -15,7 +15,7 @@ from typing import Final
 
 from cachefs.errors import Busy
 from cachefs_daemon.store import capacity, segment_writer
-from cachefs_daemon.store.owned_directory import Place, open_owned
+from cachefs_daemon.store.owned_directory import ConfiguredDirectory, open_owned
 from cachefs_daemon.store.segment_writer import PAGE, SegmentFile
 
 _PROBE: Final = ".probe"
@@ -24,7 +24,7 @@ _PROBE_SIZE: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class SegmentListing:
     """The segments in the directory."""
 
     segments: list[int]  # numbers of the files with a segment's name, oldest first
@@ -34,12 +34,12 @@ class Listing:
 class TierDirectory:
     """Holds the tier's directory open and locked. Thread-safe."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, setting: ConfiguredDirectory) -> None:
         """Raises ConfigError, Busy."""
-        self.place = place
-        self.path = place.path
+        self.setting = setting
+        self.path = setting.path
         # The number stays the same when the directory is created again.
-        self.descriptor = open_owned(place)
+        self.descriptor = open_owned(setting)
         try:
             self._lock(self.descriptor)
         except Busy:
@@ -53,14 +53,14 @@ class TierDirectory:
     def segment(self, number: int) -> SegmentFile:
         return SegmentFile(self.path, self.descriptor, number)
 
-    def listing(self) -> Listing:
+    def list_segments(self) -> SegmentListing:
         """Raises OSError."""
         with os.scandir(self.descriptor) as entries:
             named = ((segment_writer.segment_number(entry.name), entry) for entry in entries)
             found = sorted(
                 number for number, entry in named if number is not None and entry.is_file(follow_symlinks=False)
             )
-        return Listing(found, found[-1] + 1 if found else 0)
+        return SegmentListing(found, found[-1] + 1 if found else 0)
 
     def disk_bytes(self, number: int) -> int:
         """Return the bytes on disk of a segment's file; 0 where they are unknown."""
@@ -93,7 +93,7 @@ class TierDirectory:
             os.close(probe)
             os.unlink(_PROBE, dir_fd=self.descriptor)
 
-    def remake(self) -> None:
+    def recreate(self) -> None:
         """Create the directory again if another program has removed it, but not on the disk below one that is not
         mounted just now. Raises OSError, ConfigError or Busy where it then does not exist, or is not the same."""
         with self._remaking:
@@ -102,7 +102,7 @@ class TierDirectory:
                 return
             if self.path.parent.stat().st_dev != self._device:
                 raise OSError(errno.ENODEV, "its disk is not mounted")
-            fresh = open_owned(self.place)
+            fresh = open_owned(self.setting)
             try:
                 self._lock(fresh)
                 os.dup2(fresh, self.descriptor, inheritable=False)
@@ -117,4 +117,6 @@ class TierDirectory:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Busy(f"{self.place.setting} {self.path} belongs to another running daemon; choose another") from None
+            raise Busy(
+                f"{self.setting.setting} {self.path} belongs to another running daemon; choose another"
+            ) from None

@@ -10,9 +10,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, TypeVar
 
-from cachefs.block import MEMORY, SSD, Location
+from cachefs.block import MEMORY, SSD, BlockLocation
 from cachefs.errors import StoreFull
-from cachefs.planning.eviction.tiering import Incoming, Place, Tiering
+from cachefs.planning.eviction.tiering import IncomingBlock, Tiering, TierLocation
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import span
@@ -25,22 +25,22 @@ _ATTEMPTS: Final = 16
 _FULL_ATTEMPTS: Final = 3
 # Seconds for which a block with a waiting reader may wait for room. A block is written in well under a millisecond per
 # megabyte, and it can reach the reader in another way.
-_PATIENCE_SECONDS: Final = 0.1
+_ROOM_WAIT_SECONDS: Final = 0.1
 _POLL_SECONDS: Final = 0.002
 # Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it. They leave in one go under
 # the store's lock: 10 us each.
-_BATCH: Final = 64
+_BLOCKS_PER_BATCH: Final = 64
 # Fewer where their bytes move, so that room is freed while others still move.
-DEMOTED_TOGETHER: Final = 16
+DEMOTE_BATCH: Final = 16
 # Bytes that are in memory at once on their way to another tier; and the number of buffers that are kept for them.
-_PORTION: Final = 4 << 20
+_PORTION_BYTES: Final = 4 << 20
 _BUFFERS: Final = 2
 # Pause of a thread that takes the store's lock repeatedly, so that others can take it: a lock is not fair.
-LET_OTHERS_SECONDS: Final = 0.0005
+YIELD_SECONDS: Final = 0.0005
 # Fewer, and no more than a portion, where each needs room for a second copy until the commit.
 COPY_BATCH: Final = 16
 
-_Block = tuple[bytes, Location]
+_Block = tuple[bytes, BlockLocation]
 
 
 class Transfers:
@@ -52,18 +52,18 @@ class Transfers:
         self._tiering = tiering
         self._memory = tiers[MEMORY]
         self._ssd = tiers[SSD] if len(tiers) > SSD else None
-        self._buffers = _Buffers()
+        self._buffers = _BufferPool()
 
     # --- into tiers ---------------------------------------------------------------------------------------------------
 
-    def write(self, tier: Tier, block: NewBlock, *, transient: bool = False) -> Location | None:
-        """Write a block into a tier, with room made for it; no reader finds it before `enter` or `_move`. Return None
-        where the tier's policy does not want it, or the tier cannot take it."""
+    def write(self, tier: Tier, block: NewBlock, *, transient: bool = False) -> BlockLocation | None:
+        """Write a block into a tier, with room made for it; no reader finds it before `publish` or `_update_locations`.
+        Return None where the tier's policy does not want it, or the tier cannot take it."""
         full: OSError | None = None
         for _ in range(_FULL_ATTEMPTS):
             if tier.problem:
                 return None
-            if not self._make_room(tier, [Incoming(block.key, block.span)], transient)[0]:
+            if not self._make_room(tier, [IncomingBlock(block.key, block.span)], transient)[0]:
                 break
             try:
                 location = tier.write(block)
@@ -71,49 +71,49 @@ class Transfers:
                 full, location = error, None
             if location is not None:
                 return location
-            self._gone([block.key])
+            self._release_quotas([block.key])
             if full is None:
                 return None
         if full is not None:
-            tier.suspend(full)
+            tier.pause(full)
         return None
 
-    def write_many(self, tier: Tier, blocks: Sequence[NewBlock]) -> list[Location | None]:
+    def write_many(self, tier: Tier, blocks: Sequence[NewBlock]) -> list[BlockLocation | None]:
         """Write many blocks as `write` does, with one search for room and one opened file for most of them."""
-        found: list[Location | None] = [None] * len(blocks)
+        found: list[BlockLocation | None] = [None] * len(blocks)
         if tier.problem or not blocks:
             return found
-        fits = self._make_room(tier, [Incoming(block.key, block.span) for block in blocks], False)
+        fits = self._make_room(tier, [IncomingBlock(block.key, block.span) for block in blocks], False)
         wanted = [number for number, fit in enumerate(fits) if fit]
-        for number, location in zip(wanted, self._fill(tier, [blocks[n] for n in wanted]), strict=True):
+        for number, location in zip(wanted, self._write_reserved(tier, [blocks[n] for n in wanted]), strict=True):
             found[number] = location
         return found
 
-    def _fill(self, tier: Tier, blocks: Sequence[NewBlock]) -> list[Location | None]:
-        found: list[Location | None] = [*tier.write_many(blocks)]
+    def _write_reserved(self, tier: Tier, blocks: Sequence[NewBlock]) -> list[BlockLocation | None]:
+        found: list[BlockLocation | None] = [*tier.write_many(blocks)]
         if left := blocks[len(found) :]:
-            self._gone([block.key for block in left])
+            self._release_quotas([block.key for block in left])
             found += [self.write(tier, block) for block in left]
         return found
 
-    def reserve(self, tier: Tier, blocks: Sequence[Incoming]) -> list[tuple[int, int] | None]:
-        """Reserve room in which a fetch process writes the blocks; no reader finds them before `enter`. Return segment
-        and offset of each; None where the tier's policy does not want it, or the tier cannot take it."""
+    def reserve(self, tier: Tier, blocks: Sequence[IncomingBlock]) -> list[tuple[int, int] | None]:
+        """Reserve room in which a fetch process writes the blocks; no reader finds them before `publish`. Return
+        segment and offset of each; None where the tier's policy does not want it, or the tier cannot take it."""
         found: list[tuple[int, int] | None] = [None] * len(blocks)
         if tier.problem or not blocks:
             return found
         fits = self._make_room(tier, blocks, False)
         wanted = [number for number, fit in enumerate(fits) if fit]
-        places = tier.allot([blocks[number].size for number in wanted])
-        self._gone([blocks[number].key for number in wanted[len(places) :]])
+        places = tier.allocate_spans([blocks[number].size for number in wanted])
+        self._release_quotas([blocks[number].key for number in wanted[len(places) :]])
         for number, place in zip(wanted, places, strict=False):
             found[number] = place
         return found
 
-    def write_transient(self, block: NewBlock) -> Location:
+    def write_transient(self, block: NewBlock) -> BlockLocation:
         """Write a block that no policy admits into the memory tier. For a moment all room there may be reserved for
         blocks that are being written, none of which can be evicted yet. Raises StoreFull."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _ROOM_WAIT_SECONDS
         while (location := self.write(self._memory, block, transient=True)) is None:
             hopeless = self._memory.problem or block.span > self._memory.limit
             if hopeless or time.monotonic() > deadline:
@@ -122,31 +122,33 @@ class Transfers:
             time.sleep(_POLL_SECONDS)
         return location
 
-    def enter(self, written: Sequence[tuple[bytes, Location]], *, transient: bool = False) -> list[Location]:
+    def publish(
+        self, written: Sequence[tuple[bytes, BlockLocation]], *, transient: bool = False
+    ) -> list[BlockLocation]:
         """Make written blocks visible. Return their locations: others for blocks that arrived in another way."""
         if not written:
             return []
         with self._tiering as tiering:
             there = self._index.get_many([key for key, _ in written])
             new = {key: place for (key, place), known in zip(written, there, strict=True) if known is None}
-            self._index.change(new)
+            self._index.apply_changes(new)
             for key, _ in written:
-                tiering.quotas.arrived(key)
+                tiering.quotas.note_written(key)
             for key, location in new.items():
-                tiering.entered(key, Place(location.tier, span(location.length)), transient=transient)
+                tiering.note_entered(key, TierLocation(location.tier, span(location.length)), transient=transient)
         found = [new[key] if known is None else known for (key, _), known in zip(written, there, strict=True)]
         for (_, location), place in zip(written, found, strict=True):
             if place is not location:
                 self._tiers[location.tier].free_blocks([location])
         return found
 
-    def _gone(self, keys: Sequence[bytes]) -> None:
+    def _release_quotas(self, keys: Sequence[bytes]) -> None:
         """Release the quota of blocks that had room but could not be written."""
         with self._tiering as tiering:
             for key in keys:
-                tiering.quotas.arrived(key)
+                tiering.quotas.note_written(key)
 
-    def _make_room(self, tier: Tier, blocks: Sequence[Incoming], transient: bool) -> list[bool]:
+    def _make_room(self, tier: Tier, blocks: Sequence[IncomingBlock], transient: bool) -> list[bool]:
         """Return for which blocks room is reserved: those that the policy wants, or all if they are transient."""
         reserved = [False] * len(blocks)
         waiting = list(range(len(blocks)))
@@ -158,52 +160,52 @@ class Transfers:
                 waiting = [number for number in waiting if not reserved[number]]
                 if waiting and not transient:
                     incoming = [blocks[number] for number in waiting]
-                    waiting = [waiting[place] for place in tiering.preferred(tier, incoming)]
+                    waiting = [waiting[place] for place in tiering.rank_incoming(tier, incoming)]
                 incoming = [blocks[number] for number in waiting]
-                victims = tiering.evicted_for(tier, incoming, transient=transient) if incoming else []
+                victims = tiering.choose_victims(tier, incoming, transient=transient) if incoming else []
                 behind = bool(waiting) and not victims and tiering.catch_up(tier)
             if victims:
                 attempts -= 1
-                self.evict(tier, victims)
+                self.evict_blocks(tier, victims)
             elif behind:
-                time.sleep(LET_OTHERS_SECONDS)
+                time.sleep(YIELD_SECONDS)
             else:
                 del waiting[:1]  # nothing is evicted for it
         return reserved
 
     @staticmethod
-    def _reserve(tiering: Tiering, tier: Tier, block: Incoming, transient: bool) -> bool:
+    def _reserve(tiering: Tiering, tier: Tier, block: IncomingBlock, transient: bool) -> bool:
         if block.size > tiering.room_in(tier, block.key, transient=transient) or not tier.reserve(block.size):
             return False
         if not transient:
-            tiering.quotas.coming(tier.number, block.key, block.size)
+            tiering.quotas.note_reserved(tier.number, block.key, block.size)
         return True
 
     # --- between tiers ------------------------------------------------------------------------------------------------
 
-    def read(self, key: bytes, location: Location) -> bytes | None:
+    def read(self, key: bytes, location: BlockLocation) -> bytes | None:
         """Return the block's verified bytes; None if they are damaged or no longer there."""
         return self._tiers[location.tier].read(key, location) if location.tier < len(self._tiers) else None
 
-    def copy(self, source: Tier, target: Tier, blocks: Sequence[_Block]) -> dict[bytes, Location]:
+    def move_blocks(self, source: Tier, target: Tier, blocks: Sequence[_Block]) -> dict[bytes, BlockLocation]:
         """Move blocks out of *source*, as far as *target* takes them (it may be the same). Return the old locations of
         those that moved: the caller frees these bytes after a commit."""
-        moved: dict[bytes, Location] = {}
+        moved: dict[bytes, BlockLocation] = {}
         # Most refused blocks are refused before their bytes are read.
-        for portion in portions(self._wanted(target, blocks)):
-            moved |= self._copy(source, target, portion)
+        for portion in byte_portions(self._reserve_wanted(target, blocks)):
+            moved |= self._move_portion(source, target, portion)
         return moved
 
-    def _move(self, moves: Sequence[tuple[bytes, Location, Location]]) -> list[bool]:
+    def _update_locations(self, moves: Sequence[tuple[bytes, BlockLocation, BlockLocation]]) -> list[bool]:
         """Change the index to *new* for each (key, old, new) where it still has *old*. Return which have moved."""
         with self._tiering as tiering:
             there = self._index.get_many([key for key, _, _ in moves])
             moved = [here == old for here, (_, old, _) in zip(there, moves, strict=True)]
-            self._index.change({key: new for (key, _, new), done in zip(moves, moved, strict=True) if done})
+            self._index.apply_changes({key: new for (key, _, new), done in zip(moves, moved, strict=True) if done})
             for (key, old, new), done in zip(moves, moved, strict=True):
-                tiering.quotas.arrived(key)
+                tiering.quotas.note_written(key)
                 if done and old.tier != new.tier:
-                    tiering.moved(key, old.tier, Place(new.tier, span(new.length)))
+                    tiering.note_moved(key, old.tier, TierLocation(new.tier, span(new.length)))
         for (_, _, new), done in zip(moves, moved, strict=True):
             if not done:
                 self._tiers[new.tier].free_blocks([new])
@@ -211,21 +213,21 @@ class Transfers:
 
     # --- out of tiers -------------------------------------------------------------------------------------------------
 
-    def evict(self, tier: Tier, keys: Iterable[bytes], *, demote: bool = True) -> None:
+    def evict_blocks(self, tier: Tier, keys: Iterable[bytes], *, demote: bool = True) -> None:
         """Move blocks of *tier* to the SSD tier, or drop them (always without *demote*), and free their room."""
         demote = demote and tier is self._memory and self._ssd is not None
-        for batch in batches(keys, DEMOTED_TOGETHER if demote else _BATCH):
-            gone = self._demote(batch) if demote else self._leave(batch, tier.number)
+        for batch in batches(keys, DEMOTE_BATCH if demote else _BLOCKS_PER_BATCH):
+            gone = self._demote(batch) if demote else self._unpublish_many(batch, tier.number)
             self._index.commit()
             tier.free_blocks(gone)
             with self._tiering as tiering:
                 tiering.counts[tier.number].evicted += len(gone)
 
-    def drop(self, keys: Iterable[bytes]) -> tuple[int, int]:
+    def drop_blocks(self, keys: Iterable[bytes]) -> tuple[int, int]:
         """Drop blocks, whichever tier they are in. Return how many blocks and bytes were there."""
         blocks = freed = 0
         for batch in batches(keys):
-            gone = self._leave(batch)
+            gone = self._unpublish_many(batch)
             self._index.commit()
             for tier in self._tiers:
                 tier.free_blocks(location for location in gone if location.tier == tier.number)
@@ -233,82 +235,82 @@ class Transfers:
             freed += sum(location.length for location in gone)
         return blocks, freed
 
-    def leave(self, key: bytes, location: Location) -> bool:
+    def unpublish(self, key: bytes, location: BlockLocation) -> bool:
         """Delete the block's index entry, if it still has this location. The caller frees the bytes after a commit."""
         with self._tiering as tiering:
             if self._index.get(key) != location:
                 return False
             self._index.delete(key)
-            tiering.left(key, location.tier)
+            tiering.note_left(key, location.tier)
             return True
 
-    def _leave(self, keys: Sequence[bytes], tier: int | None = None) -> list[Location]:
+    def _unpublish_many(self, keys: Sequence[bytes], tier: int | None = None) -> list[BlockLocation]:
         """Delete the index entries of blocks, or of those in *tier*. Return the old locations: the caller frees the
         bytes after a commit."""
         with self._tiering as tiering:
             there = zip(keys, self._index.get_many(keys), strict=True)
             gone = {key: place for key, place in there if place is not None and tier in (None, place.tier)}
-            self._index.change(dict.fromkeys(gone))
+            self._index.apply_changes(dict.fromkeys(gone))
             for key, location in gone.items():
-                tiering.left(key, location.tier)
+                tiering.note_left(key, location.tier)
         return [*gone.values()]
 
-    def _demote(self, keys: Sequence[bytes]) -> list[Location]:
+    def _demote(self, keys: Sequence[bytes]) -> list[BlockLocation]:
         """Move blocks of the memory tier to the SSD tier, or drop those it refuses. Return their old locations."""
         found = zip(keys, self._index.get_many(keys), strict=True)
         here = [(key, location) for key, location in found if location is not None and location.tier == MEMORY]
-        moved = self.copy(self._memory, self._ssd, here) if self._ssd is not None else {}
+        moved = self.move_blocks(self._memory, self._ssd, here) if self._ssd is not None else {}
         # A block that was moved within the tier meanwhile is dropped: no policy knows it now.
-        return [*moved.values(), *self._leave([key for key in keys if key not in moved], MEMORY)]
+        return [*moved.values(), *self._unpublish_many([key for key in keys if key not in moved], MEMORY)]
 
-    def _wanted(self, tier: Tier, blocks: Sequence[_Block]) -> list[_Block]:
+    def _reserve_wanted(self, tier: Tier, blocks: Sequence[_Block]) -> list[_Block]:
         """Return those of these blocks that *tier* takes, with room reserved there."""
         if tier.problem or not blocks:
             return []
-        incoming = [Incoming(key, span(location.length)) for key, location in blocks]
+        incoming = [IncomingBlock(key, span(location.length)) for key, location in blocks]
         fits = self._make_room(tier, incoming, False)
         return [block for block, fit in zip(blocks, fits, strict=True) if fit]
 
-    def _copy(self, source: Tier, target: Tier, blocks: Sequence[_Block]) -> dict[bytes, Location]:
+    def _move_portion(self, source: Tier, target: Tier, blocks: Sequence[_Block]) -> dict[bytes, BlockLocation]:
         """Move blocks into room that *target* has reserved. Return the old locations of those that moved."""
-        buffer = self._buffers.take(sum(location.length for _, location in blocks))
+        buffer = self._buffers.get_buffer(sum(location.length for _, location in blocks))
         contents = source.read_many(blocks, memoryview(buffer))
         whole = [(block, data) for block, data in zip(blocks, contents, strict=True) if data is not None]
         if len(whole) < len(blocks):
             damaged = [block for block, data in zip(blocks, contents, strict=True) if data is None]
-            self._gone([key for key, _ in damaged])
-            target.give_back(sum(span(location.length) for _, location in damaged))
-        copies = self._fill(target, [NewBlock(key, old.checksums, data) for (key, old), data in whole])
-        self._buffers.give_back(buffer)
+            self._release_quotas([key for key, _ in damaged])
+            target.release(sum(span(location.length) for _, location in damaged))
+        copies = self._write_reserved(target, [NewBlock(key, old.checksums, data) for (key, old), data in whole])
+        self._buffers.put_back(buffer)
         written = [(key, old, new) for ((key, old), _), new in zip(whole, copies, strict=True) if new is not None]
-        return {key: old for (key, old, _), done in zip(written, self._move(written), strict=True) if done}
+        return {key: old for (key, old, _), done in zip(written, self._update_locations(written), strict=True) if done}
 
 
-class _Buffers:
+class _BufferPool:
     """Reuses the memory through which blocks move to another tier. Reading 110 KB into fresh memory takes 98 us, as the
     kernel has to map its pages; into memory that was used before, 21."""
 
     def __init__(self) -> None:
         self._kept: list[bytearray] = []
 
-    def take(self, size: int) -> bytearray:
+    def get_buffer(self, size: int) -> bytearray:
         with suppress(IndexError):
             buffer = self._kept.pop()
             if len(buffer) >= size:
                 return buffer
-        return bytearray(max(size, _PORTION))
+        return bytearray(max(size, _PORTION_BYTES))
 
-    def give_back(self, buffer: bytearray) -> None:
-        if len(buffer) == _PORTION and len(self._kept) < _BUFFERS:
+    def put_back(self, buffer: bytearray) -> None:
+        if len(buffer) == _PORTION_BYTES and len(self._kept) < _BUFFERS:
             self._kept.append(buffer)
 
 
-def portions(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
-    """Yield all blocks, in lists of at most _PORTION bytes, or of one block."""
+def byte_portions(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
+    """Yield all blocks, in lists of at most _PORTION_BYTES bytes, or of one block."""
     portion: list[_Block] = []
     size = 0
     for block in blocks:
-        if portion and size + block[1].length > _PORTION:
+        if portion and size + block[1].length > _PORTION_BYTES:
             yield portion
             portion, size = [], 0
         portion.append(block)
@@ -320,7 +322,7 @@ def portions(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
 _Item = TypeVar("_Item")
 
 
-def batches(items: Iterable[_Item], size: int = _BATCH) -> Iterator[list[_Item]]:
+def batches(items: Iterable[_Item], size: int = _BLOCKS_PER_BATCH) -> Iterator[list[_Item]]:
     """Yield all *items*, in lists of at most *size*."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):

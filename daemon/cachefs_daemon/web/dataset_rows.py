@@ -3,11 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from cachefs.secrets_in_text import shown_url
+from cachefs.secrets_in_text import public_url
 from cachefs_daemon.datasets.catalog import Dataset
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.node import Node
-from cachefs_daemon.web.pages import Page, page_of
+from cachefs_daemon.web.paging import RowPage, page_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class DatasetRow:
     jobs: int
 
 
-def dataset_rows(node: Node, page: int, match: str) -> Page[DatasetRow]:
+def dataset_rows(node: Node, page: int, match: str) -> RowPage[DatasetRow]:
     """Return datasets, those with jobs first, then by name. match: a part of the name."""
     readers = _readers(node)
     wanted = match.casefold()
     found = [one for one in node.catalog if wanted in one.record.name.casefold()]
     found.sort(key=lambda one: (-readers[one.record.name], one.record.name))
     shown = page_of(found, page)
-    return Page([_row(one, readers) for one in shown.rows], shown.page, shown.pages, shown.total)
+    return RowPage([_row(one, readers) for one in shown.rows], shown.page, shown.pages, shown.total)
 
 
 def dataset_row(node: Node, name: str) -> DatasetRow:
@@ -55,7 +55,7 @@ def _row(dataset: Dataset, readers: Counter[str]) -> DatasetRow:
     record, snapshot = dataset.record, dataset.current
     return DatasetRow(
         name=record.name,
-        url=shown_url(record.url),
+        url=public_url(record.url),
         snapshot=snapshot.id if snapshot else "",
         files=snapshot.files if snapshot else 0,
         bytes=snapshot.bytes if snapshot else 0,

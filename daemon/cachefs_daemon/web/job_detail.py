@@ -11,7 +11,7 @@ from cachefs_daemon.web.job_history import JobHistory
 from cachefs_daemon.web.job_rows import JobRow, job_row
 
 # Ranks that are shown: those that have waited longest.
-MOST_RANKS: Final = 32
+MAX_RANKS: Final = 32
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class JobDetail:
     """A job's row, its history and its ranks."""
 
     job: JobRow
-    # Seconds between two rows of the history, and its columns (see job_history.Row); empty without a history.
+    # Seconds between two rows of the history, and its columns (see job_history.JobHistoryRow); empty without a history.
     period: float
     history: dict[str, list[float]]
     # The ranks that have waited longest, and the number of all ranks.
@@ -53,14 +53,14 @@ class JobDetail:
 def job_detail(node: Node, name: str, history: JobHistory | None) -> JobDetail:
     """Return the details. Raises NotFound."""
     job = node.jobs.get(name)
-    last = {view.consumer: view for view in job.last}
+    last = {view.consumer: view for view in job.ended_views}
     ranks = rank_rows([*last, *job.consumers], node.jobs.stall_rows(name))
-    shown = ranks[:MOST_RANKS]
+    shown = ranks[:MAX_RANKS]
     for rank in shown:
         consumer = job.consumers.get(rank.rank)
-        view = consumer.view(0, time.monotonic()) if consumer is not None else last.get(rank.rank)
+        view = consumer.make_view(0, time.monotonic()) if consumer is not None else last.get(rank.rank)
         if view is not None:
-            _describe(rank, view)
+            _fill_from_view(rank, view)
     return JobDetail(
         job=job_row(node, job),
         period=history.period if history is not None else 0.0,
@@ -83,7 +83,7 @@ def rank_rows(names: Iterable[str], stalls: Iterable[StallRow]) -> list[RankRow]
     return sorted(ranks.values(), key=lambda one: (-one.waited, _number(one.rank), one.rank))
 
 
-def _describe(rank: RankRow, view: ConsumerView) -> None:
+def _fill_from_view(rank: RankRow, view: ConsumerView) -> None:
     rank.loader = view.loader.name if view.loader is not None else ""
     rank.state, rank.problem = view.state, view.problem
     rank.epoch, rank.read, rank.length, rank.rate = view.epoch, view.position, view.epoch_length, view.rate

@@ -1,6 +1,6 @@
 """The history of one job, from its beginning until now, in a fixed amount of memory.
 
-A row is kept each second. Once there are MOST_ROWS, every second row is dropped, and from then on one is kept every two
+A row is kept each second. Once there are MAX_ROWS, every second row is dropped, and from then on one is kept every two
 seconds; later every four, and so on. So the whole run can be drawn at any time, by 120 to 240 rows.
 """
 
@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 # 13 KB.
-MOST_ROWS: Final = 240
+MAX_ROWS: Final = 240
 # Seconds between the first rows.
 FIRST_PERIOD: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JobHistoryRow:
     """A job at one moment. All fields but the first and the last are sums since the job or the daemon began."""
 
     # Unix seconds.
@@ -41,7 +41,7 @@ class JobHistory:
 
     def __init__(self) -> None:
         self.period = FIRST_PERIOD  # seconds between two rows
-        self._rows = np.zeros((MOST_ROWS, len(Row.__slots__)))
+        self._rows = np.zeros((MAX_ROWS, len(JobHistoryRow.__slots__)))
         self._count = 0
 
     def is_due(self, now: float) -> bool:
@@ -49,8 +49,8 @@ class JobHistory:
         since = now - self._rows[self._count - 1, 0] if self._count else self.period
         return not 0 <= since < self.period
 
-    def add(self, row: Row) -> None:
-        if self._count == MOST_ROWS:
+    def add_row(self, row: JobHistoryRow) -> None:
+        if self._count == MAX_ROWS:
             kept = self._rows[::2].copy()
             self._rows[: len(kept)] = kept
             self._count = len(kept)
@@ -61,11 +61,11 @@ class JobHistory:
     def columns(self) -> dict[str, list[float]]:
         """Return the values of each field of Row, oldest first."""
         rows: npt.NDArray[np.float64] = self._rows[: self._count].round(3)
-        return {name: rows[:, number].tolist() for number, name in enumerate(Row.__slots__)}
+        return {name: rows[:, number].tolist() for number, name in enumerate(JobHistoryRow.__slots__)}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpochProgress:
     """The position of a consumer: its epoch, the samples of it that are read, and its samples in all (0: unknown)."""
 
     epoch: int
@@ -78,17 +78,17 @@ class SampleCount:
 
     def __init__(self) -> None:
         self.total = 0
-        self._places: dict[str, Place] = {}  # by consumer
+        self._places: dict[str, EpochProgress] = {}  # by consumer
 
-    def see(self, places: Mapping[str, Place]) -> int:
+    def add_progress(self, progress: Mapping[str, EpochProgress]) -> int:
         """Add the reads up to places: the present consumers, by name. Return the samples read since the last call."""
-        new = sum(_between(self._places.get(name), place) for name, place in places.items())
-        self._places = dict(places)
+        new = sum(_samples_between(self._places.get(name), place) for name, place in progress.items())
+        self._places = dict(progress)
         self.total += new
         return new
 
 
-def _between(before: Place | None, now: Place) -> int:
+def _samples_between(before: EpochProgress | None, now: EpochProgress) -> int:
     """Return the samples that a consumer has read between two positions; for one that went back, those since then."""
     if before is None:
         return now.read

@@ -5,16 +5,16 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.job_progress import loaders_of, share_waited, why
-from cachefs.troubles import words
+from cachefs.job_progress import group_by_loader, wait_explanation, waited_share
+from cachefs.trouble_texts import describe_trouble
 from cachefs_daemon.jobs.owners import given_name, owner_of
 from cachefs_daemon.jobs.registry import Job
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.node import Node
-from cachefs_daemon.web.pages import Page, page_of
+from cachefs_daemon.web.paging import RowPage, page_of
 
 # Consumers of a job that are examined, 5 us each. Of more, every n-th stands for the others.
-MOST_CONSUMERS: Final = 32
+MAX_CONSUMERS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,21 @@ class JobRow:
     advice: str
 
 
-def job_rows(node: Node, page: int) -> Page[JobRow]:
+def job_rows(node: Node, page: int) -> RowPage[JobRow]:
     """Return the jobs, running ones first, then those that began last."""
     jobs = sorted(node.jobs, key=lambda job: (job.state != JobState.RUNNING, -job.started))
     found = page_of(jobs, page)
-    return Page([job_row(node, job) for job in found.rows], found.page, found.pages, found.total)
+    return RowPage([job_row(node, job) for job in found.rows], found.page, found.pages, found.total)
 
 
 def job_row(node: Node, job: Job) -> JobRow:
     consumers = list(job.consumers.values())
-    every = max(1, -(-len(consumers) // MOST_CONSUMERS))
+    every = max(1, -(-len(consumers) // MAX_CONSUMERS))
     looked_at = consumers[::every]
     places = [(*one.progress, one.rate) for one in looked_at]
     epoch, read, length, rate = min(places, key=lambda one: (one[0], one[1] / max(1, one[2])), default=(None, 0, 0, 0))
-    views = [*job.last, *(one.view(0, time.monotonic()) for one in looked_at)]
-    loaders = loaders_of(views[-MOST_CONSUMERS:])
+    views = [*job.ended_views, *(one.make_view(0, time.monotonic()) for one in looked_at)]
+    loaders = group_by_loader(views[-MAX_CONSUMERS:])
     return JobRow(
         id=job.name,
         name=given_name(job.name),
@@ -80,10 +80,10 @@ def job_row(node: Node, job: Job) -> JobRow:
         part=read / length if length else None,
         left=(length - read) / rate if length and rate > 0 else None,
         rate=every * sum(one[3] for one in places),
-        waited=node.jobs.waited(job.name)[1],
+        waited=node.jobs.waited_reads(job.name)[1],
         fetched=job.fetched_bytes,
         from_peers=job.peer_bytes,
-        troubles=[words(one, time.time()) for one in node.jobs.troubles_of(job)],
-        loop_waited=share_waited(loaders),
-        advice=why(loaders, os.cpu_count() or 0),
+        troubles=[describe_trouble(one, time.time()) for one in node.jobs.troubles_of(job)],
+        loop_waited=waited_share(loaders),
+        advice=wait_explanation(loaders, os.cpu_count() or 0),
     )

@@ -9,23 +9,23 @@ from typing import Final
 
 from cachefs import __version__
 from cachefs.block import TIER_NAMES
-from cachefs.troubles import words
-from cachefs_daemon.cluster.shown import cluster_status
+from cachefs.trouble_texts import describe_trouble
+from cachefs_daemon.cluster.status import cluster_status
 from cachefs_daemon.content.warmup import WarmupState
 from cachefs_daemon.node import Node
-from cachefs_daemon.origin import ledger
+from cachefs_daemon.origin import request_counters
 from cachefs_daemon.store.storage import TierUsage
 
 # The latest errors, other nodes and warmups that are shown.
-MOST_ERRORS: Final = 20
-MOST_MEMBERS: Final = 64
-MOST_WARMUPS: Final = 5
+MAX_ERRORS: Final = 20
+MAX_MEMBERS: Final = 64
+MAX_WARMUPS: Final = 5
 # Characters of a message.
-MOST_TEXT: Final = 500
+MAX_TEXT: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class TierShown:
+class TierRow:
     """A tier, or the page caches: bytes."""
 
     name: str
@@ -39,7 +39,7 @@ class TierShown:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class OverviewTotals:
     """Counts since the daemon started."""
 
     # Bytes from origins, from other nodes, to other nodes, and pushed into page caches.
@@ -58,7 +58,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberShown:
+class MemberRow:
     """A node of the cluster."""
 
     name: str
@@ -76,7 +76,7 @@ class MemberShown:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterShown:
+class ClusterOverview:
     """The cluster as this node knows it."""
 
     name: str
@@ -84,11 +84,11 @@ class ClusterShown:
     problem: str
     states: dict[str, int]
     # This node first, then in the order of names.
-    members: list[MemberShown]
+    members: list[MemberRow]
 
 
 @dataclass(frozen=True, slots=True)
-class WarmupShown:
+class WarmupRow:
     """A warmup that runs."""
 
     dataset: str
@@ -97,7 +97,7 @@ class WarmupShown:
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorShown:
+class ErrorRow:
     """A failure."""
 
     # Unix seconds of the last time, and how often.
@@ -118,8 +118,8 @@ class Overview:
     instance: str
     name: str
     version: str
-    tiers: list[TierShown]
-    totals: Totals
+    tiers: list[TierRow]
+    totals: OverviewTotals
     # Reads of origins and peers that are in progress: blocks and bytes.
     in_flight: tuple[int, int]
     mounts: int
@@ -127,9 +127,9 @@ class Overview:
     datasets: int
     lost_datasets: int
     jobs: dict[str, int]
-    warmups: list[WarmupShown]
-    cluster: ClusterShown | None
-    errors: list[ErrorShown]
+    warmups: list[WarmupRow]
+    cluster: ClusterOverview | None
+    errors: list[ErrorRow]
     # Failures of all kinds.
     error_count: int
     # Present troubles, as text, the worst first.
@@ -156,11 +156,11 @@ def overview(node: Node, usage: Sequence[TierUsage]) -> Overview:
         warmups=_warmups(node),
         cluster=_cluster(node) if node.config.cluster.enabled else None,
         errors=[
-            ErrorShown(one.when, one.count, one.subject[:MOST_TEXT], one.message[:MOST_TEXT])
-            for one in node.errors.views()[:MOST_ERRORS]
+            ErrorRow(one.when, one.count, one.subject[:MAX_TEXT], one.message[:MAX_TEXT])
+            for one in node.errors.views()[:MAX_ERRORS]
         ],
         error_count=node.errors.count,
-        troubles=[words(one, time.time())[:MOST_TEXT] for one in node.troubles.now()],
+        troubles=[describe_trouble(one, time.time())[:MAX_TEXT] for one in node.troubles.present_troubles()],
     )
 
 
@@ -169,19 +169,19 @@ def _name(node: Node) -> str:
     return section.own_name if section.enabled else socket.gethostname()
 
 
-def _tier(usage: TierUsage) -> TierShown:
-    return TierShown(usage.name, usage.used, usage.budget, usage.limit, usage.blocks, usage.policy, usage.problem)
+def _tier(usage: TierUsage) -> TierRow:
+    return TierRow(usage.name, usage.used, usage.budget, usage.limit, usage.blocks, usage.policy, usage.problem)
 
 
-def _page_caches(node: Node) -> list[TierShown]:
-    held, budget = node.pushers.held()
-    return [TierShown("page cache", held, budget, budget)] if budget else []
+def _page_caches(node: Node) -> list[TierRow]:
+    held, budget = node.pushers.page_cache_use()
+    return [TierRow("page cache", held, budget, budget)] if budget else []
 
 
-def _totals(node: Node) -> Totals:
+def _totals(node: Node) -> OverviewTotals:
     counts, peers = node.mounts.counters(), node.peer_counts()
-    reads = ledger.total().purpose("read")
-    return Totals(
+    reads = request_counters.total_counters().counters_for("read")
+    return OverviewTotals(
         origin_bytes=node.fetcher.fetched_bytes,
         peer_bytes=peers.bytes,
         served_bytes=peers.served_bytes,
@@ -190,19 +190,19 @@ def _totals(node: Node) -> Totals:
         failed=sum(one.failed for one in reads),
         hits=sum(counts[f"hits_{tier}"] for tier in TIER_NAMES),
         misses=counts["misses"],
-        waited=sum(seconds for _, seconds in node.jobs.stalls.of_sources().values()),
+        waited=sum(seconds for _, seconds in node.jobs.stalls.totals_of_sources().values()),
     )
 
 
-def _warmups(node: Node) -> list[WarmupShown]:
+def _warmups(node: Node) -> list[WarmupRow]:
     running = [run.progress() for run in node.warmups if run.state == WarmupState.RUNNING]
-    return [WarmupShown(one.dataset, one.bytes, one.bytes_total) for one in running[:MOST_WARMUPS]]
+    return [WarmupRow(one.dataset, one.bytes, one.bytes_total) for one in running[:MAX_WARMUPS]]
 
 
-def _cluster(node: Node) -> ClusterShown:
+def _cluster(node: Node) -> ClusterOverview:
     status = cluster_status(node.membership.view, node.config.cluster, node.traffic, {})
     members = [
-        MemberShown(
+        MemberRow(
             name=one.name,
             state=one.state,
             zone=one.zone,
@@ -213,7 +213,7 @@ def _cluster(node: Node) -> ClusterShown:
             given=one.traffic.bytes_out,
             is_cooling=one.traffic.cooling,
         )
-        for one in sorted(status.members, key=lambda one: one.id != status.me)[:MOST_MEMBERS]
+        for one in sorted(status.members, key=lambda one: one.id != status.me)[:MAX_MEMBERS]
     ]
     states = dict(Counter(one.state for one in status.members))
-    return ClusterShown(status.name, status.source, status.problem, states, members)
+    return ClusterOverview(status.name, status.source, status.problem, states, members)

@@ -16,13 +16,13 @@ from aiohttp import web
 
 from cachefs.errors import NotFound
 from cachefs_daemon.node import Node
-from cachefs_daemon.web.answers import Answers
 from cachefs_daemon.web.dataset_rows import DatasetRow, dataset_row, dataset_rows
 from cachefs_daemon.web.job_detail import job_detail
 from cachefs_daemon.web.job_rows import job_rows
 from cachefs_daemon.web.overview import overview
-from cachefs_daemon.web.recorder import Recorder
-from cachefs_daemon.web.shard_maps import NOTHING, ShardMap, ShardMaps
+from cachefs_daemon.web.recorder import JobRecorder
+from cachefs_daemon.web.response_cache import ResponseCache
+from cachefs_daemon.web.shard_maps import EMPTY_MAP, ShardMap, ShardMaps
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ FILES: Final = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 # Characters of a requested name.
-MOST_NAME: Final = 512
+MAX_NAME: Final = 512
 # Seconds between two checks for data that no browser requests any more.
 TIDY_SECONDS: Final = 10.0
 
@@ -46,20 +46,20 @@ class WebPage:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._recorder = Recorder(node)
+        self._recorder = JobRecorder(node)
         self._shards = ShardMaps(node)
-        self._answers = Answers()
+        self._response_cache = ResponseCache()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """The handlers by path."""
         files: dict[str, Handler] = {path: _file(*what) for path, what in FILES.items()}
         return files | {
-            "/api/overview": self._answer(self._overview),
-            "/api/jobs": self._answer(self._jobs),
-            "/api/job": self._answer(self._job),
-            "/api/datasets": self._answer(self._datasets),
-            "/api/dataset": self._answer(self._dataset),
+            "/api/overview": self._json_handler(self._overview),
+            "/api/jobs": self._json_handler(self._jobs),
+            "/api/job": self._json_handler(self._job),
+            "/api/datasets": self._json_handler(self._datasets),
+            "/api/dataset": self._json_handler(self._dataset),
         }
 
     async def run(self) -> None:
@@ -79,14 +79,16 @@ class WebPage:
             except Exception:
                 log.exception("a map of shards is followed on")
 
-    def _answer(self, make: Callable[[Mapping[str, str]], Awaitable[object]]) -> Handler:
+    def _json_handler(self, make: Callable[[Mapping[str, str]], Awaitable[object]]) -> Handler:
         async def made(query: Mapping[str, str]) -> bytes:
             return msgspec.json.encode(await make(query))
 
         async def handler(request: web.Request) -> web.Response:
-            query = {key: value[:MOST_NAME] for key, value in request.query.items()}
+            query = {key: value[:MAX_NAME] for key, value in request.query.items()}
             try:
-                body = await self._answers.get(f"{request.path} {sorted(query.items())}", lambda: made(query))
+                body = await self._response_cache.get_or_make(
+                    f"{request.path} {sorted(query.items())}", lambda: made(query)
+                )
             except NotFound as error:
                 return web.Response(status=404, text=f"{error}\n")
             return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
@@ -102,7 +104,7 @@ class WebPage:
 
     async def _job(self, query: Mapping[str, str]) -> object:
         job = self._node.jobs.get(query.get("name", ""))
-        return job_detail(self._node, job.name, self._recorder.of(job))
+        return job_detail(self._node, job.name, self._recorder.history_of(job))
 
     async def _datasets(self, query: Mapping[str, str]) -> object:
         return dataset_rows(self._node, _number(query), query.get("match", ""))
@@ -110,11 +112,11 @@ class WebPage:
     async def _dataset(self, query: Mapping[str, str]) -> object:
         name = query.get("name", "")
         snapshot = self._node.catalog.get(name).current
-        shards = await self._shards.of(snapshot) if snapshot is not None else NOTHING
-        return _Dataset(dataset_row(self._node, name), shards)
+        shards = await self._shards.map_of(snapshot) if snapshot is not None else EMPTY_MAP
+        return _DatasetDetail(dataset_row(self._node, name), shards)
 
 
-class _Dataset(msgspec.Struct, frozen=True):
+class _DatasetDetail(msgspec.Struct, frozen=True):
     dataset: DatasetRow
     shards: ShardMap
 

@@ -9,17 +9,17 @@ from typing import Final
 from cachefs_daemon.jobs.registry import Job
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.node import Node
-from cachefs_daemon.web.job_history import FIRST_PERIOD, JobHistory, Place, Row, SampleCount
+from cachefs_daemon.web.job_history import FIRST_PERIOD, EpochProgress, JobHistory, JobHistoryRow, SampleCount
 
 log = logging.getLogger(__name__)
 
 # Jobs that have a history, 14 KB each: those that began last.
-MOST_JOBS: Final = 256
+MAX_JOBS: Final = 256
 # Consumers of a job that are examined, 5 us each. Of more, every n-th stands for the others.
-MOST_CONSUMERS: Final = 16
+MAX_CONSUMERS: Final = 16
 
 
-class _Record:
+class _JobRecord:
     def __init__(self, job: Job) -> None:
         self.started = job.started  # another job may get its name
         self.history = JobHistory()
@@ -28,14 +28,14 @@ class _Record:
         self.is_over = False
 
 
-class Recorder:
+class JobRecorder:
     """Records the progress of all jobs. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._records: dict[str, _Record] = {}  # by name of the job, the one that began last at the end
+        self._records: dict[str, _JobRecord] = {}  # by name of the job, the one that began last at the end
 
-    def of(self, job: Job) -> JobHistory | None:
+    def history_of(self, job: Job) -> JobHistory | None:
         """Return the job's history; None where it was dropped, after many later jobs."""
         record = self._records.get(job.name)
         return record.history if record is not None and record.started == job.started else None
@@ -44,46 +44,46 @@ class Recorder:
         """Record as long as the daemon runs."""
         while True:
             try:
-                self.look(time.time())
+                self.record_due(time.time())
             except Exception:
                 log.exception("the history of jobs has a gap")
             await asyncio.sleep(FIRST_PERIOD)
 
-    def look(self, now: float) -> None:
+    def record_due(self, now: float) -> None:
         """Add a row to each history that is due. Call every second. now: unix seconds."""
-        jobs = list(self._node.jobs)[-MOST_JOBS:]
+        jobs = list(self._node.jobs)[-MAX_JOBS:]
         known = {job.name for job in jobs}
         for name in [name for name in self._records if name not in known]:
             del self._records[name]
-        due = [(job, record) for job in jobs if not (record := self._record(job)).is_over]
+        due = [(job, record) for job in jobs if not (record := self._record_of(job)).is_over]
         due = [(job, record) for job, record in due if _is_over(job) or record.history.is_due(now)]
         if not due:
             return
-        pushed = self._node.pushers.stored()
+        pushed = self._node.pushers.pushed_bytes()
         for job, record in due:
-            record.history.add(self._row(job, record, pushed, now))
+            record.history.add_row(self._make_row(job, record, pushed, now))
             record.is_over = _is_over(job)
 
-    def _record(self, job: Job) -> _Record:
+    def _record_of(self, job: Job) -> _JobRecord:
         record = self._records.get(job.name)
         if record is None or record.started != job.started:
             self._records.pop(job.name, None)
-            record = self._records[job.name] = _Record(job)
+            record = self._records[job.name] = _JobRecord(job)
         return record
 
-    def _row(self, job: Job, record: _Record, pushed: Mapping[str, int], now: float) -> Row:
+    def _make_row(self, job: Job, record: _JobRecord, pushed: Mapping[str, int], now: float) -> JobHistoryRow:
         consumers = list(job.consumers.values())
-        every = max(1, -(-len(consumers) // MOST_CONSUMERS))
-        places = {one.name: Place(*one.progress) for one in consumers[::every]}
-        record.samples.see(places)
+        every = max(1, -(-len(consumers) // MAX_CONSUMERS))
+        places = {one.name: EpochProgress(*one.progress) for one in consumers[::every]}
+        record.samples.add_progress(places)
         record.epoch = max([record.epoch, *(place.epoch for place in places.values())])
-        return Row(
+        return JobHistoryRow(
             when=now,
             origin=job.fetched_bytes,
             peers=job.peer_bytes,
             pushed=sum(pushed.get(snapshot, 0) for snapshot in job.datasets),
             samples=record.samples.total * every,
-            waited=self._node.jobs.stalls.of(job.name)[1],
+            waited=self._node.jobs.stalls.waited_of_job(job.name)[1],
             epoch=record.epoch,
         )
 

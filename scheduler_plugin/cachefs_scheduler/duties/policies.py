@@ -8,33 +8,33 @@ import msgspec
 from cachefs.errors import ConfigError, StoreFull
 from cachefs.planning.scheduling.cleaning import CleaningRule
 from cachefs.scheduling_messages import DatasetPolicy
-from cachefs_scheduler.config import Cleanup, Config, DatasetSection
+from cachefs_scheduler.config import Cleanup, DatasetSection, SchedulerConfig
 
 # Number of datasets whose policy administrators have changed.
-MOST: int = 10_000
+MAX_OVERRIDES: int = 10_000
 # Kinds of rules, from the most to the least protective.
-_CARE: Final = ("pin", "keep", "lru", "ttl")
+_PROTECTION_ORDER: Final = ("pin", "keep", "lru", "ttl")
 
 
 class Policies:
     """Looks up and changes dataset policies. Used on the event loop."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._said: dict[str, DatasetPolicy] = {}
+        self._overrides: dict[str, DatasetPolicy] = {}
 
-    def of(self, dataset: str) -> DatasetSection:
+    def effective_policy(self, dataset: str) -> DatasetSection:
         """Return the policy that applies to a dataset."""
-        section, said = self._config.dataset(dataset), self._said.get(dataset)
+        section, said = self._config.dataset_section(dataset), self._overrides.get(dataset)
         if said is None:
             return section
         fields = {name: value for name, value in msgspec.structs.asdict(said).items() if value is not None}
         fields.pop("dataset")
         return section.model_copy(update=fields)
 
-    def shown(self, dataset: str) -> DatasetPolicy:
+    def policy_message(self, dataset: str) -> DatasetPolicy:
         """Return the policy as a message."""
-        section = self.of(dataset)
+        section = self.effective_policy(dataset)
         return DatasetPolicy(
             dataset=dataset,
             max_jobs_per_copy=section.max_jobs_per_copy,
@@ -45,39 +45,39 @@ class Policies:
             release=section.release,
         )
 
-    def change(self, request: DatasetPolicy) -> None:
+    def apply_change(self, request: DatasetPolicy) -> None:
         """Apply an administrator's change. Raises ConfigError, StoreFull."""
         if request.cleanup is not None and request.cleanup not in get_args(Cleanup):
             raise ConfigError(f"cleanup {request.cleanup[:40]!r}: expected one of {', '.join(get_args(Cleanup))}")
         if "@" in request.dataset:
             raise ConfigError(f"{request.dataset!r}: a policy holds for all snapshots; leave out what follows the @")
-        if request.dataset not in self._said and len(self._said) >= MOST:
-            raise StoreFull(f"{MOST:,} datasets have a policy of their own; write them into the configuration")
-        before = self._said.get(request.dataset, DatasetPolicy(dataset=request.dataset))
+        if request.dataset not in self._overrides and len(self._overrides) >= MAX_OVERRIDES:
+            raise StoreFull(f"{MAX_OVERRIDES:,} datasets have a policy of their own; write them into the configuration")
+        before = self._overrides.get(request.dataset, DatasetPolicy(dataset=request.dataset))
         given = {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
-        self._said[request.dataset] = msgspec.structs.replace(before, **given)
+        self._overrides[request.dataset] = msgspec.structs.replace(before, **given)
 
-    def rule(self, dataset: str) -> CleaningRule:
+    def cleanup_rule(self, dataset: str) -> CleaningRule:
         """Return the clean-up rule of a dataset."""
-        section = self.of(dataset)
+        section = self.effective_policy(dataset)
         kind = "keep" if section.cleanup == "none" else section.cleanup
         return CleaningRule(kind, section.ttl if kind == "ttl" else 0.0)
 
-    def rules(self, current: Mapping[str, str]) -> dict[str, CleaningRule]:
+    def cleanup_rules(self, current: Mapping[str, str]) -> dict[str, CleaningRule]:
         """Return rules by snapshot id. current: snapshot by dataset. Of several datasets with the same snapshot, the
         most protective rule applies."""
         found: dict[str, CleaningRule] = {}
         for dataset, snapshot in current.items():
-            rule, known = self.rule(dataset), found.get(snapshot)
-            if known is None or _CARE.index(rule.kind) < _CARE.index(known.kind):
+            rule, known = self.cleanup_rule(dataset), found.get(snapshot)
+            if known is None or _PROTECTION_ORDER.index(rule.kind) < _PROTECTION_ORDER.index(known.kind):
                 found[snapshot] = rule
         return found
 
     @property
-    def said(self) -> list[DatasetPolicy]:
+    def overrides(self) -> list[DatasetPolicy]:
         """Changes made by administrators, which must survive a restart."""
-        return list(self._said.values())
+        return list(self._overrides.values())
 
-    def restore(self, said: list[DatasetPolicy]) -> None:
+    def restore(self, overrides: list[DatasetPolicy]) -> None:
         """Restore changes from before a restart."""
-        self._said = {one.dataset: one for one in said[:MOST]}
+        self._overrides = {one.dataset: one for one in overrides[:MAX_OVERRIDES]}

@@ -13,35 +13,35 @@ from typing import Final
 import msgspec
 
 from cachefs.errors import AlreadyExists, ConfigError
-from cachefs.scheduling_messages import Ask, DatasetPolicy
-from cachefs_scheduler.duties.book import Book, JobState, KnownJob
-from cachefs_scheduler.duties.reads import Reads
+from cachefs.scheduling_messages import DatasetPolicy, PlacementRequest
+from cachefs_scheduler.duties.job_table import AdmissionState, JobTable, KnownJob
+from cachefs_scheduler.duties.snapshot_reads import SnapshotReads
 
 log = logging.getLogger(__name__)
 
-NAME: Final = "state.json"
+FILE_NAME: Final = "state.json"
 # Increases with each change that an older service would misread or lose data from.
 FORMAT: Final = 1
-LOCK: Final = "lock"
+LOCK_NAME: Final = "lock"
 # Bytes. A job takes about 300.
-MOST: Final = 256 << 20
+MAX_BYTES: Final = 256 << 20
 # Records per piece: 2 ms.
 _RECORDS: Final = 1000
 
 
-class SavedJob(msgspec.Struct, frozen=True):
+class SavedQueueJob(msgspec.Struct, frozen=True):
     """A saved job. Times are seconds before the file was written."""
 
-    ask: Ask
+    ask: PlacementRequest
     snapshot: str
     since: float
     touched: float
-    state: JobState
+    state: AdmissionState
     nodes: list[str]
     placement: int = 0
 
 
-class SavedRead(msgspec.Struct, frozen=True, array_like=True):
+class SavedSnapshotRead(msgspec.Struct, frozen=True, array_like=True):
     """The arrival of a snapshot on a node, or its last read on any node."""
 
     # Empty: any node.
@@ -50,14 +50,14 @@ class SavedRead(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class Saved(msgspec.Struct, frozen=True):
+class SavedState(msgspec.Struct, frozen=True):
     """The whole state file."""
 
     # Unix seconds.
     written: float
-    jobs: list[SavedJob] = msgspec.field(default_factory=list)
+    jobs: list[SavedQueueJob] = msgspec.field(default_factory=list)
     policies: list[DatasetPolicy] = msgspec.field(default_factory=list)
-    reads: list[SavedRead] = msgspec.field(default_factory=list)
+    reads: list[SavedSnapshotRead] = msgspec.field(default_factory=list)
     format: int = FORMAT
 
 
@@ -67,24 +67,35 @@ class _Head(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
-def pieces(written: float, book: Book, policies: Iterable[DatasetPolicy], reads: Reads, now: float) -> Iterator[bytes]:
-    """Yield `Saved` as JSON, in pieces that each take some milliseconds, with the jobs that matter after a restart.
+def state_pieces(
+    written: float, jobs: JobTable, policies: Iterable[DatasetPolicy], reads: SnapshotReads, now: float
+) -> Iterator[bytes]:
+    """Yield `SavedState` as JSON, in pieces that each take some milliseconds, with the jobs that matter after a
+    restart.
 
     written: Unix seconds; now: monotonic seconds. Book and reads may change between two pieces.
     """
     said = msgspec.json.encode(list(policies))
     yield b'{"format":%d,"written":%s,"policies":%s,"jobs":[' % (FORMAT, msgspec.json.encode(written), said)
-    yield from _listed(
-        SavedJob(one.ask, one.snapshot, now - one.since, now - one.touched, one.state, list(one.nodes), one.placement)
-        for one in book
-        if one.state != JobState.ASKED
+    yield from _json_elements(
+        SavedQueueJob(
+            one.request,
+            one.snapshot,
+            now - one.asked_at,
+            now - one.mentioned_at,
+            one.state,
+            list(one.nodes),
+            one.placement,
+        )
+        for one in jobs
+        if one.state != AdmissionState.ASKED
     )
     yield b'],"reads":['
-    yield from _listed(SavedRead(node, one, now - when) for node, one, when in reads.all())
+    yield from _json_elements(SavedSnapshotRead(node, one, now - when) for node, one, when in reads.all_records())
     yield b"]}"
 
 
-def _listed(records: Iterable[msgspec.Struct]) -> Iterator[bytes]:
+def _json_elements(records: Iterable[msgspec.Struct]) -> Iterator[bytes]:
     """Yield the elements of a JSON list."""
     left, comma = iter(records), b""
     while some := list(islice(left, _RECORDS)):
@@ -92,20 +103,20 @@ def _listed(records: Iterable[msgspec.Struct]) -> Iterator[bytes]:
         comma = b","
 
 
-def restored_job(saved: SavedJob, elapsed: float, now: float) -> KnownJob:
+def restored_job(saved: SavedQueueJob, elapsed: float, now: float) -> KnownJob:
     """Restore a job as of now; its scheduler has the full timeout again to mention it. elapsed: seconds since the file
     was written."""
     return KnownJob(
         saved.ask, saved.snapshot, now - saved.since - elapsed, now, saved.state, tuple(saved.nodes),
-        placement=saved.placement, admitted=now if saved.state == JobState.ADMITTED else 0.0,
+        placement=saved.placement, admitted_at=now if saved.state == AdmissionState.ADMITTED else 0.0,
     )  # fmt: skip
 
 
-def lock(directory: Path) -> int | None:
+def lock_directory(directory: Path) -> int | None:
     """Lock the directory for this service. Returns a descriptor that holds the lock until closed, or None if the
     directory cannot be locked, as on a read-only file system, where nothing is saved either. Raises AlreadyExists."""
     try:
-        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
         return None
     try:
@@ -122,9 +133,9 @@ def lock(directory: Path) -> int | None:
     return descriptor
 
 
-def write(directory: Path, parts: Iterable[bytes]) -> None:
+def write_state(directory: Path, parts: Iterable[bytes]) -> None:
     """Replace the file atomically. Blocking. Raises OSError."""
-    path = directory / NAME
+    path = directory / FILE_NAME
     new = path.with_suffix(".new")
     with new.open("wb") as file:
         file.writelines(parts)
@@ -133,13 +144,13 @@ def write(directory: Path, parts: Iterable[bytes]) -> None:
     new.replace(path)
 
 
-def read(directory: Path) -> Saved:
+def read_state(directory: Path) -> SavedState:
     """Read the state of the previous service. Returns an empty state if the file is unreadable: daemons and schedulers
     report everything again except the queue's order. Blocking. Raises ConfigError if a newer service wrote the file."""
-    path = directory / NAME
+    path = directory / FILE_NAME
     try:
-        if path.stat().st_size > MOST:
-            raise ValueError(f"it has more than {MOST:,} bytes")
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         content = path.read_bytes()
         newer = msgspec.json.decode(content, type=_Head).format
         if newer > FORMAT:
@@ -147,13 +158,13 @@ def read(directory: Path) -> Saved:
                 f"{path} is of a newer cachefs-scheduler (its format is {newer}, and this one knows {FORMAT}); install "
                 "that version again, or set another service.state_dir"
             )
-        return msgspec.json.decode(content, type=Saved)
+        return msgspec.json.decode(content, type=SavedState)
     except FileNotFoundError:
-        return Saved(time.time())
+        return SavedState(time.time())
     except (OSError, ValueError, RecursionError) as error:
         log.warning("%s cannot be used, and is set aside: %s", path, error)
         try:
             path.replace(path.with_suffix(".bad"))
         except OSError as failure:
             log.warning("%s cannot be set aside: %s", path, failure.strerror)
-        return Saved(time.time())
+        return SavedState(time.time())

@@ -13,99 +13,99 @@ from typing import Final, Protocol
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs_scheduler.kube.api import Changed, Lease, LeaseSpec
+from cachefs_scheduler.kube.api import KubeObjectChanged, Lease, LeaseSpec
 
 log = logging.getLogger(__name__)
 
 # Seconds: duration of the Lease, time without a renewal after which its holder stops acting, and pause between
 # renewals.
 LEASE_SECONDS: Final = 15.0
-ACT_SECONDS: Final = 10.0
+LEAD_SECONDS: Final = 10.0
 RENEW_SECONDS: Final = 3.0
 
 
-class Leases(Protocol):
-    """The subset of api.KubernetesApi that `Leader` needs."""
+class ElectionApi(Protocol):
+    """The subset of api.KubeApiClient that `LeaderElection` needs."""
 
-    async def lease(self, name: str) -> Lease: ...
+    async def read_lease(self, name: str) -> Lease: ...
     async def create_lease(self, name: str, spec: LeaseSpec) -> Lease: ...
     async def replace_lease(self, lease: Lease) -> Lease: ...
 
 
-class Leader:
+class LeaderElection:
     """Holds or awaits the Lease. Used on the event loop."""
 
     def __init__(
-        self, api: Leases, name: str, identity: str, changed: Callable[[], None], is_able: Callable[[], bool]
+        self, api: ElectionApi, name: str, identity: str, changed: Callable[[], None], can_lead: Callable[[], bool]
     ) -> None:
         """Create the elector of one replica.
 
         Args:
             identity: unique among replicas.
             changed: called when this replica begins or ceases to lead.
-            is_able: returns whether this replica could open gates; otherwise it gives up the Lease and takes none.
+            can_lead: returns whether this replica could open gates; otherwise it gives up the Lease and takes none.
         """
         self._api = api
         self._name = name
         self._identity = identity
         self._changed = changed
-        self._is_able = is_able
-        self._renewed = -ACT_SECONDS  # monotonic time of the last renewal
-        self._seen: tuple[str | None, str | None] = (None, None)  # holder and renewTime last seen
-        self._since = 0.0
-        self._other = -LEASE_SECONDS  # when another replica last held it
+        self._can_lead = can_lead
+        self._renewed_at = -LEAD_SECONDS  # monotonic time of the last renewal
+        self._last_lease: tuple[str | None, str | None] = (None, None)  # holder and renewTime last seen
+        self._last_lease_at = 0.0
+        self._other_held_at = -LEASE_SECONDS  # when another replica last held it
         self._holder = ""
-        self._led = False
+        self._was_leader = False
         self._problem = ""
 
     @property
-    def leads(self) -> bool:
-        return time.monotonic() - self._renewed < ACT_SECONDS
+    def is_leader(self) -> bool:
+        return time.monotonic() - self._renewed_at < LEAD_SECONDS
 
     @property
     def holder(self) -> str:
         """The last known holder of the Lease; "" if there was none."""
-        return self._identity if self.leads else self._holder
+        return self._identity if self.is_leader else self._holder
 
     @property
     def is_held(self) -> bool:
         """Return whether any replica leads, as far as this one knows."""
-        return self.leads or time.monotonic() - self._other < LEASE_SECONDS
+        return self.is_leader or time.monotonic() - self._other_held_at < LEASE_SECONDS
 
     async def run(self) -> None:
         """Renew or seek the Lease until cancelled, then give it up."""
         try:
             while True:
                 try:
-                    async with asyncio.timeout(ACT_SECONDS / 2):
-                        await self._turn()
-                    self._say("")
+                    async with asyncio.timeout(LEAD_SECONDS / 2):
+                        await self._renew_or_take()
+                    self._log_problem("")
                 except (CachefsError, TimeoutError) as error:
-                    self._say(str(error) or "the API server does not answer in time")
-                self._tell()
+                    self._log_problem(str(error) or "the API server does not answer in time")
+                self._note_leadership()
                 await asyncio.sleep(RENEW_SECONDS)
-                self._tell()
+                self._note_leadership()
         finally:
-            await self._give_up()
+            await self._release_lease()
 
-    async def _turn(self) -> None:
-        if not self._is_able():
-            await self._give_up()
+    async def _renew_or_take(self) -> None:
+        if not self._can_lead():
+            await self._release_lease()
             raise CachefsError("this replica cannot follow pods, so it does not lead")
         try:
-            lease = await self._api.lease(self._name)
-        except Changed:
-            await self._write(None)
+            lease = await self._api.read_lease(self._name)
+        except KubeObjectChanged:
+            await self._write_lease(None)
             return
         holder = lease.spec.holder or ""
-        if holder not in ("", self._identity) and not self._is_given_up(lease):
-            self._renewed = -ACT_SECONDS
-            self._other = time.monotonic()
+        if holder not in ("", self._identity) and not self._is_expired(lease):
+            self._renewed_at = -LEAD_SECONDS
+            self._other_held_at = time.monotonic()
             self._holder = holder
             return
-        await self._write(lease)
+        await self._write_lease(lease)
 
-    async def _write(self, lease: Lease | None) -> None:
+    async def _write_lease(self, lease: Lease | None) -> None:
         begun = time.monotonic()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = lease.spec if lease is not None else LeaseSpec()
@@ -120,38 +120,38 @@ class Leader:
                 await self._api.create_lease(self._name, spec)
             else:
                 await self._api.replace_lease(msgspec.structs.replace(lease, spec=spec))
-        except Changed:
+        except KubeObjectChanged:
             return  # another replica was quicker; the next turn sees that
-        self._renewed = begun
+        self._renewed_at = begun
 
-    def _is_given_up(self, lease: Lease) -> bool:
+    def _is_expired(self, lease: Lease) -> bool:
         """Return whether the holder has not renewed the Lease for its duration. A single observation proves nothing."""
         now, seen = time.monotonic(), (lease.spec.holder, lease.spec.renewed)
-        if seen != self._seen:
-            self._seen, self._since = seen, now
-        return now - self._since >= (lease.spec.seconds or LEASE_SECONDS)
+        if seen != self._last_lease:
+            self._last_lease, self._last_lease_at = seen, now
+        return now - self._last_lease_at >= (lease.spec.seconds or LEASE_SECONDS)
 
-    async def _give_up(self) -> None:
-        if not self.leads:
+    async def _release_lease(self) -> None:
+        if not self.is_leader:
             return
-        self._renewed = -ACT_SECONDS
+        self._renewed_at = -LEAD_SECONDS
         try:
             async with asyncio.timeout(1.0):
-                lease = await self._api.lease(self._name)
+                lease = await self._api.read_lease(self._name)
                 if lease.spec.holder == self._identity:
                     spec = msgspec.structs.replace(lease.spec, holder="", seconds=1)
                     await self._api.replace_lease(msgspec.structs.replace(lease, spec=spec))
         except (CachefsError, TimeoutError) as error:
             log.warning("the Lease %s could not be given up, another replica takes it in time: %s", self._name, error)
 
-    def _tell(self) -> None:
-        if self.leads != self._led:
-            self._led = self.leads
-            what = "leads: it opens gates and gives orders" if self._led else "does not lead any more"
+    def _note_leadership(self) -> None:
+        if self.is_leader != self._was_leader:
+            self._was_leader = self.is_leader
+            what = "leads: it opens gates and gives orders" if self._was_leader else "does not lead any more"
             log.info("this replica %s", what)
             self._changed()
 
-    def _say(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
             if problem:

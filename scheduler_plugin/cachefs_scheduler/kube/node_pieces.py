@@ -14,23 +14,23 @@ from typing import Final
 
 import msgspec
 
-from cachefs_scheduler.kube.wire import ExtenderArgs, Node, RawNodes
+from cachefs_scheduler.kube.kube_messages import ExtenderArgs, KubeNode, RawNodes
 
 # Bytes from which a request is read in pieces, and bytes of a piece: 1 to 2 ms.
-LARGE: Final = 1 << 20
-_PIECE: Final = 512 << 10
+LARGE_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 512 << 10
 _FIRST: Final = b'"items":[{"metadata":{"name":"'
 _BETWEEN: Final = b'},{"metadata":{"name":"'
 _NODES: Final = b'"Nodes":{'
 _END: Final = b"]}"
 
 _args = msgspec.json.Decoder(ExtenderArgs)
-_nodes = msgspec.json.Decoder(list[Node])
+_nodes = msgspec.json.Decoder(list[KubeNode])
 _raw_nodes = msgspec.json.Decoder(list[msgspec.Raw])
 _raw_args = msgspec.json.Decoder(RawNodes)
 
 
-class Request:
+class ExtenderRequest:
     """A decoded request of kube-scheduler."""
 
     __slots__ = ("_body", "_pieces", "args", "names")
@@ -55,8 +55,8 @@ class Request:
             if piece is not None and not refused:
                 kept = piece
             else:
-                raw = _raw_items(self._body) if piece is None else _raw_nodes.decode(_listed(piece))
-                names = [msgspec.json.decode(node, type=Node).metadata.name for node in raw]
+                raw = _raw_items(self._body) if piece is None else _raw_nodes.decode(_as_list(piece))
+                names = [msgspec.json.decode(node, type=KubeNode).metadata.name for node in raw]
                 kept = b",".join(bytes(node) for node, name in zip(raw, names, strict=True) if name not in refused)
             if len(kept):
                 found += (b",", kept) if found else (kept,)
@@ -64,17 +64,17 @@ class Request:
         return [b'{"metadata":{},"items":[', *found, b"]}"]
 
 
-async def read(body: bytes | bytearray) -> Request:
+async def decode_request(body: bytes | bytearray) -> ExtenderRequest:
     """Decode a request. Raises msgspec.DecodeError or RecursionError."""
-    if len(body) >= LARGE and (found := await _in_pieces(body)) is not None:
+    if len(body) >= LARGE_BYTES and (found := await _decode_in_pieces(body)) is not None:
         return found
     args = _args.decode(body)
     if args.node_names is not None:
-        return Request(body, args, args.node_names, [])
-    return Request(body, args, [node.metadata.name for node in (args.nodes and args.nodes.items) or ()], [])
+        return ExtenderRequest(body, args, args.node_names, [])
+    return ExtenderRequest(body, args, [node.metadata.name for node in (args.nodes and args.nodes.items) or ()], [])
 
 
-async def _in_pieces(body: bytes | bytearray) -> Request | None:
+async def _decode_in_pieces(body: bytes | bytearray) -> ExtenderRequest | None:
     """Decode a request in pieces. Returns None if it cannot be cut."""
     nodes = body.find(_NODES)
     first = body.find(_FIRST, nodes) if nodes >= 0 else -1
@@ -87,18 +87,18 @@ async def _in_pieces(body: bytes | bytearray) -> Request | None:
     try:
         args = _args.decode(body[:begin] + body[last:])
         while begin < last:
-            cut = body.find(_BETWEEN, begin + _PIECE, last)
+            cut = body.find(_BETWEEN, begin + _PIECE_BYTES, last)
             end = cut + 1 if cut >= 0 else last
-            names += [node.metadata.name for node in _nodes.decode(_listed(memoryview(body)[begin:end]))]
+            names += [node.metadata.name for node in _nodes.decode(_as_list(memoryview(body)[begin:end]))]
             pieces.append((begin, end))
             begin = end + 1
             await asyncio.sleep(0)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return Request(body, args, names, pieces) if args.nodes is not None and not args.nodes.items else None
+    return ExtenderRequest(body, args, names, pieces) if args.nodes is not None and not args.nodes.items else None
 
 
-def _listed(piece: memoryview) -> bytes:
+def _as_list(piece: memoryview) -> bytes:
     return b"[" + piece + b"]"
 
 

@@ -11,27 +11,33 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs_scheduler.kube.api import ApiAway, ApiRefuses, Changed, Expired, KubernetesApi
+from cachefs_scheduler.kube.api import (
+    KubeApiClient,
+    KubeApiRefused,
+    KubeApiUnavailable,
+    KubeObjectChanged,
+    WatchExpired,
+)
+from cachefs_scheduler.kube.kube_messages import Pod
 from cachefs_scheduler.kube.pod_job import GATE
-from cachefs_scheduler.kube.wire import Pod
 
 log = logging.getLogger(__name__)
 
 # Seconds between checks of the Lease, which a leader renews every 3 s.
-LOOK_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 2.0
 # Seconds for which the API server may be unreachable, at least.
-_PATIENCE: Final = 30.0
+_UNREACHABLE_SECONDS: Final = 30.0
 # Concurrent calls to the API server; passes over all pods if calls fail; seconds between passes.
-_AT_ONCE: Final = 8
+_MAX_CALLS: Final = 8
 _ROUNDS: Final = 5
 ROUND_SECONDS: Final = 2.0
 
 # Holder and renewal time of the Lease; None: there is no Lease.
-Held = tuple[str, str] | None
+LeaseRenewal = tuple[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class GateOpening:
     """The result of `open_gates`."""
 
     gates: int = 0
@@ -39,15 +45,15 @@ class Opened:
     is_alive: bool = False
 
 
-class Silence:
+class LeaseWatch:
     """Detects that no replica renews the Lease. Used on the event loop."""
 
-    def __init__(self, api: KubernetesApi, lease: str) -> None:
+    def __init__(self, api: KubeApiClient, lease: str) -> None:
         self._api = api
         self._lease = lease
-        self._seen: Held = None
+        self._first_renewal: LeaseRenewal = None
 
-    async def lasts(self, seconds: float) -> bool:
+    async def is_silent_for(self, seconds: float) -> bool:
         """Return True after *seconds* without a renewal, False as soon as the Lease is renewed. Time during which the
         API server is unreachable does not count, since replicas cannot renew then either.
 
@@ -58,61 +64,61 @@ class Silence:
         while True:
             try:
                 if since is None:
-                    self._seen, since = await self._look(), time.monotonic()
-                elif await self.is_broken():
+                    self._first_renewal, since = await self._read_renewal(), time.monotonic()
+                elif await self.is_renewed():
                     return False
                 answered = time.monotonic()
-            except ApiAway:
+            except KubeApiUnavailable:
                 since = None
-                if time.monotonic() - answered >= max(seconds, _PATIENCE):
+                if time.monotonic() - answered >= max(seconds, _UNREACHABLE_SECONDS):
                     raise
             if since is not None and time.monotonic() - since >= seconds:
                 return True
-            await asyncio.sleep(min(LOOK_SECONDS, seconds))
+            await asyncio.sleep(min(CHECK_SECONDS, seconds))
 
-    async def is_broken(self) -> bool:
+    async def is_renewed(self) -> bool:
         """Return whether the Lease has been renewed since it was first seen. Raises CachefsError."""
-        now = await self._look()
-        return now is not None and bool(now[0]) and now != self._seen
+        now = await self._read_renewal()
+        return now is not None and bool(now[0]) and now != self._first_renewal
 
-    async def _look(self) -> Held:
+    async def _read_renewal(self) -> LeaseRenewal:
         try:
-            spec = (await self._api.lease(self._lease)).spec
-        except Changed:
+            spec = (await self._api.read_lease(self._lease)).spec
+        except KubeObjectChanged:
             return None
         return spec.holder or "", spec.renewed or ""
 
 
-async def open_gates(api: KubernetesApi, silence: Silence | None) -> Opened:
-    """Open the gates of all pods; stop once *silence* is broken. Raises CachefsError if some stay closed."""
+async def open_gates(api: KubeApiClient, lease_watch: LeaseWatch | None) -> GateOpening:
+    """Open the gates of all pods; stop once *lease_watch* is broken. Raises CachefsError if some stay closed."""
     opened = 0
     for number in range(_ROUNDS):
         failed: list[CachefsError] = []
         try:
             async for pods, _ in api.list_pods(""):
-                gated = [(pod, index) for pod in pods if (index := _index(pod)) is not None]
-                if gated and silence is not None and await silence.is_broken():
-                    return Opened(opened, is_alive=True)
-                limit = asyncio.Semaphore(_AT_ONCE)
-                for problem in await asyncio.gather(*(_open(api, pod, index, limit) for pod, index in gated)):
+                gated = [(pod, index) for pod in pods if (index := _gate_index(pod)) is not None]
+                if gated and lease_watch is not None and await lease_watch.is_renewed():
+                    return GateOpening(opened, is_alive=True)
+                limit = asyncio.Semaphore(_MAX_CALLS)
+                for problem in await asyncio.gather(*(_open_gate(api, pod, index, limit) for pod, index in gated)):
                     opened += problem is None
                     failed += [problem] if problem is not None else []
-        except (ApiAway, Expired) as error:
+        except (KubeApiUnavailable, WatchExpired) as error:
             failed.append(error)
         if not failed:
-            return Opened(opened)
+            return GateOpening(opened)
         if number + 1 < _ROUNDS:
             await asyncio.sleep(ROUND_SECONDS)
     raise CachefsError(f"{opened} gates were opened, and some are still closed: {failed[0]}")
 
 
-async def _open(api: KubernetesApi, pod: Pod, index: int, limit: asyncio.Semaphore) -> CachefsError | None:
-    """Open one gate. Returns None, or the error if it can be tried again. Raises ApiRefuses."""
+async def _open_gate(api: KubeApiClient, pod: Pod, index: int, limit: asyncio.Semaphore) -> CachefsError | None:
+    """Open one gate. Returns None, or the error if it can be tried again. Raises KubeApiRefused."""
     name = f"{pod.metadata.namespace}/{pod.metadata.name}"
     async with limit:
         try:
             await api.open_gate(pod.metadata, index, GATE)
-        except ApiRefuses:
+        except KubeApiRefused:
             raise
         except CachefsError as error:
             log.info("the gate of pod %s is not open yet: %s", name, error)
@@ -121,6 +127,6 @@ async def _open(api: KubernetesApi, pod: Pod, index: int, limit: asyncio.Semapho
     return None
 
 
-def _index(pod: Pod) -> int | None:
+def _gate_index(pod: Pod) -> int | None:
     """Return the index of the cachefs gate among the pod's gates."""
     return next((number for number, gate in enumerate(pod.spec.gates or ()) if gate.name == GATE), None)

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from cachefs.scheduling_messages import MOST_JOBS_PER_COPY, MOST_RANKS, Ask, Policy
-from cachefs_scheduler.kube.wire import Metadata, Pod
+from cachefs.scheduling_messages import MAX_JOBS_PER_COPY, MAX_RANKS, PlacementPolicy, PlacementRequest
+from cachefs_scheduler.kube.kube_messages import ObjectMetadata, Pod
 
 DATASET: Final = "cachefs.io/dataset"
 POLICY: Final = "cachefs.io/policy"
@@ -26,16 +26,16 @@ _JOB_LABELS: Final = (
 # Labels with a pod's rank. Kubeflow's is not used, since it numbers masters and workers separately.
 _RANK_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 # Kind of a job that consists of one pod without a controller.
-_ALONE: Final = "pod"
-_SHOWN: Final = 60
+_SINGLE_POD: Final = "pod"
+_MAX_SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class PodJob:
     """The job of an annotated pod."""
 
-    # `ranks` is the annotated number; 0 without one, and `ask.ranks` is then 1.
-    ask: Ask
+    # `ranks` is the annotated number; 0 without one, and `request.ranks` is then 1.
+    request: PlacementRequest
     ranks: int
     # None: the job does not number its pods.
     rank: int | None
@@ -43,7 +43,7 @@ class PodJob:
     warnings: tuple[str, ...] = ()
 
 
-def job_name(metadata: Metadata, namespace: str = "") -> str:
+def job_name(metadata: ObjectMetadata, namespace: str = "") -> str:
     """Return kube:NAMESPACE/KIND/NAME, as kubectl writes KIND/NAME. namespace: used if the pod has none yet."""
     labels, owner = metadata.labels or {}, _controller(metadata)
     found = next(((labels[label], kind) for label, kind in _JOB_LABELS if labels.get(label)), None)
@@ -52,11 +52,11 @@ def job_name(metadata: Metadata, namespace: str = "") -> str:
     elif owner[1]:
         kind, name = owner
     else:
-        kind, name = _ALONE, metadata.name
+        kind, name = _SINGLE_POD, metadata.name
     return f"{KUBE}{metadata.namespace or namespace}/{kind}/{name}"
 
 
-def job_of(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
+def parse_pod_job(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
     """Return the pod's job, and warnings about its annotations. The job is None without an annotation that names a
     dataset. Raises nothing."""
     annotations = pod.metadata.annotations or {}
@@ -64,10 +64,10 @@ def job_of(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
         return None, ()
     warnings: list[str] = []
     policy = _policy(annotations.get(POLICY, ""), warnings)
-    copies = _number(annotations, JOBS_PER_COPY, MOST_JOBS_PER_COPY, warnings)
-    ranks = _number(annotations, RANKS, MOST_RANKS, warnings)
+    copies = _number(annotations, JOBS_PER_COPY, MAX_JOBS_PER_COPY, warnings)
+    ranks = _number(annotations, RANKS, MAX_RANKS, warnings)
     name = job_name(pod.metadata)
-    is_alone = name.split("/")[1] == _ALONE
+    is_alone = name.split("/")[1] == _SINGLE_POD
     if is_alone:
         ranks = 1
     asked = {
@@ -76,9 +76,9 @@ def job_of(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
         "priority": pod.spec.priority or 0,
     }  # fmt: skip
     try:
-        ask = msgspec.convert(asked, Ask, strict=False)
+        ask = msgspec.convert(asked, PlacementRequest, strict=False)
     except msgspec.ValidationError:
-        shown = annotations[DATASET][:_SHOWN]
+        shown = annotations[DATASET][:_MAX_SHOWN]
         warnings.append(f"annotation {DATASET}: expected NAME, NAME@SNAPSHOT or NAME@latest, not {shown!r}")
         return None, tuple(warnings)
     return PodJob(ask, ranks, 0 if is_alone else _rank(pod.metadata), tuple(warnings)), tuple(warnings)
@@ -89,18 +89,20 @@ def is_gated(pod: Pod) -> bool:
     return any(gate.name == GATE for gate in pod.spec.gates or ())
 
 
-def _controller(metadata: Metadata) -> tuple[str, str]:
+def _controller(metadata: ObjectMetadata) -> tuple[str, str]:
     owner = next((owner for owner in metadata.owners or () if owner.controller), None)
     return (owner.kind.lower(), owner.name) if owner is not None else ("", "")
 
 
-def _policy(text: str, warnings: list[str]) -> Policy:
+def _policy(text: str, warnings: list[str]) -> PlacementPolicy:
     try:
-        return Policy(text.strip().lower()) if text.strip() else Policy.PREFER
+        return PlacementPolicy(text.strip().lower()) if text.strip() else PlacementPolicy.PREFER
     except ValueError:
-        known = ", ".join(policy.value for policy in Policy)
-        warnings.append(f"annotation {POLICY}: expected one of {known}, not {text[:_SHOWN]!r}; {Policy.PREFER} is used")
-        return Policy.PREFER
+        known = ", ".join(policy.value for policy in PlacementPolicy)
+        warnings.append(
+            f"annotation {POLICY}: expected one of {known}, not {text[:_MAX_SHOWN]!r}; {PlacementPolicy.PREFER} is used"
+        )
+        return PlacementPolicy.PREFER
 
 
 def _number(annotations: dict[str, str], name: str, most: int, warnings: list[str]) -> int:
@@ -111,15 +113,15 @@ def _number(annotations: dict[str, str], name: str, most: int, warnings: list[st
     if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
         return int(text)
     warnings.append(
-        f"annotation {name}: expected a whole number from 1 to {most:,}, not {text[:_SHOWN]!r}; it is ignored"
+        f"annotation {name}: expected a whole number from 1 to {most:,}, not {text[:_MAX_SHOWN]!r}; it is ignored"
     )
     return 0
 
 
-def _rank(metadata: Metadata) -> int | None:
+def _rank(metadata: ObjectMetadata) -> int | None:
     for known in (metadata.labels or {}, metadata.annotations or {}):
         for name in _RANK_LABELS:
             text = known.get(name, "")
-            if text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) < MOST_RANKS:
+            if text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) < MAX_RANKS:
                 return int(text)
     return None

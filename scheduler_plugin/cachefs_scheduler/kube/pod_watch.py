@@ -8,23 +8,23 @@ from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 from cachefs.errors import CachefsError
-from cachefs_scheduler.kube.api import Expired
+from cachefs_scheduler.kube.api import WatchExpired
+from cachefs_scheduler.kube.kube_messages import Pod
 from cachefs_scheduler.kube.pod_job import DATASET, is_gated
-from cachefs_scheduler.kube.wire import Pod
 
 log = logging.getLogger(__name__)
 
 # Seconds before the next attempt; doubles after each attempt.
 FIRST_PAUSE: Final = 0.5
-LONGEST_PAUSE: Final = 30.0
+MAX_PAUSE: Final = 30.0
 # Seconds after which a watch counts as successful.
-_GOOD: Final = 30.0
+_SUCCESS_SECONDS: Final = 30.0
 # Most pods that are followed. A longer list is cut, and the log says so.
-MOST_PODS: Final = 100_000
+MAX_PODS: Final = 100_000
 
 
-class Pods(Protocol):
-    """The subset of api.KubernetesApi that `PodWatch` needs."""
+class PodApi(Protocol):
+    """The subset of api.KubeApiClient that `PodWatch` needs."""
 
     def list_pods(self, selector: str) -> AsyncIterator[tuple[list[Pod], str]]: ...
     def watch_pods(self, selector: str, version: str) -> AsyncIterator[tuple[str, Pod]]: ...
@@ -33,20 +33,20 @@ class Pods(Protocol):
 class PodListener(Protocol):
     """Receives changes of pods."""
 
-    def listed(self, pods: list[Pod]) -> None:
+    def replace_pods(self, pods: list[Pod]) -> None:
         """Replace all known pods by these."""
 
-    def changed(self, pod: Pod) -> None:
+    def update_pod(self, pod: Pod) -> None:
         """Record a new or changed pod."""
 
-    def removed(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """Remove a pod that is deleted, has ended, or names no dataset any more. The listener may not know it."""
 
 
 class PodWatch:
     """Watches pods for a listener. Used on the event loop."""
 
-    def __init__(self, api: Pods, selector: str, listener: PodListener) -> None:
+    def __init__(self, api: PodApi, selector: str, listener: PodListener) -> None:
         self._api = api
         self._selector = selector
         self._listener = listener
@@ -63,50 +63,50 @@ class PodWatch:
             begun = time.monotonic()
             try:
                 if not self._version:
-                    await self._list()
-                    self._say("")
-                await self._watch()
-            except Expired:
+                    await self._list_pods()
+                    self._set_problem("")
+                await self._watch_changes()
+            except WatchExpired:
                 self._version = ""
             except CachefsError as error:
-                self._say(str(error))
-            if time.monotonic() - begun >= _GOOD:
+                self._set_problem(str(error))
+            if time.monotonic() - begun >= _SUCCESS_SECONDS:
                 pause = FIRST_PAUSE
             # Spreads replicas, and many services after an outage.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(LONGEST_PAUSE, 2 * pause)
+            pause = min(MAX_PAUSE, 2 * pause)
 
-    async def _list(self) -> None:
+    async def _list_pods(self) -> None:
         found: list[Pod] = []
         last = ""
         async for pods, version in self._api.list_pods(self._selector):
             last = version
-            found += [pod for pod in pods if _concerns(pod)]
-            if len(found) > MOST_PODS:
-                log.error("more than %d pods name a dataset; those beyond are not followed", MOST_PODS)
-                del found[MOST_PODS:]
+            found += [pod for pod in pods if _is_relevant(pod)]
+            if len(found) > MAX_PODS:
+                log.error("more than %d pods name a dataset; those beyond are not followed", MAX_PODS)
+                del found[MAX_PODS:]
         self._known = {pod.metadata.uid for pod in found}
-        self._listener.listed(found)
+        self._listener.replace_pods(found)
         self._version = last
 
-    async def _watch(self) -> None:
+    async def _watch_changes(self) -> None:
         async for kind, pod in self._api.watch_pods(self._selector, self._version):
-            self._say("")
+            self._set_problem("")
             self._version = pod.metadata.resource_version or self._version
             if kind in ("ADDED", "MODIFIED", "DELETED"):
-                self._note(pod, is_gone=kind == "DELETED")
+                self._record_change(pod, is_gone=kind == "DELETED")
 
-    def _note(self, pod: Pod, *, is_gone: bool) -> None:
+    def _record_change(self, pod: Pod, *, is_gone: bool) -> None:
         uid = pod.metadata.uid
-        if is_gone or not _concerns(pod):
+        if is_gone or not _is_relevant(pod):
             if uid in self._known:
                 self._known.discard(uid)
-                self._listener.removed(uid)
-        elif uid in self._known or len(self._known) < MOST_PODS:
+                self._listener.remove_pod(uid)
+        elif uid in self._known or len(self._known) < MAX_PODS:
             self._known.add(uid)
-            self._listener.changed(pod)
+            self._listener.update_pod(pod)
 
-    def _say(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
             if problem:
@@ -115,5 +115,5 @@ class PodWatch:
                 log.info("following %d pods that name a dataset", len(self._known))
 
 
-def _concerns(pod: Pod) -> bool:
+def _is_relevant(pod: Pod) -> bool:
     return DATASET in (pod.metadata.annotations or {}) or is_gated(pod)

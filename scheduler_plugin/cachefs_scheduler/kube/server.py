@@ -18,10 +18,10 @@ import msgspec
 from aiohttp import web
 
 from cachefs.errors import ConfigError
-from cachefs_scheduler.kube.admission import Admission
+from cachefs_scheduler.kube.admission_webhook import AdmissionWebhook
 from cachefs_scheduler.kube.extender import Extender
-from cachefs_scheduler.kube.node_pieces import LARGE, Request, read
-from cachefs_scheduler.kube.wire import AdmissionReview, FilterResult
+from cachefs_scheduler.kube.kube_messages import AdmissionReview, FilterResult
+from cachefs_scheduler.kube.node_pieces import LARGE_BYTES, ExtenderRequest, decode_request
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +33,16 @@ HANDSHAKE_SECONDS: Final = 5.0
 # Go closes an idle connection after 90 s; connections idle for longer than this are cut.
 _IDLE_SECONDS: Final = 120.0
 # Concurrent requests whose bodies arrive, requests being answered, large requests, and connections.
-MOST_ARRIVING: Final = 256
-MOST_REQUESTS: Final = 256
-MOST_LARGE: Final = 4
+MAX_ARRIVING: Final = 256
+MAX_REQUESTS: Final = 256
+MAX_LARGE: Final = 4
 # Large requests of one address: a caller that sends no body leaves room for kube-scheduler.
-MOST_LARGE_OF_ONE: Final = 2
-MOST_CONNECTIONS: Final = 512
+MAX_LARGE_PER_ADDRESS: Final = 2
+MAX_CONNECTIONS: Final = 512
 # Bytes of an AdmissionReview. The API server accepts objects of about 3 MB.
-_MOST_REVIEW: Final = 8 << 20
-_MOST_HEADER: Final = 8 << 10
-_MOST_TEXT: Final = 200
+_MAX_REVIEW: Final = 8 << 20
+_MAX_HEADER: Final = 8 << 10
+_MAX_TEXT: Final = 200
 
 # Silences aiohttp's tracebacks for input that is not HTTP.
 _http = logging.getLogger(f"{__name__}.http")
@@ -55,7 +55,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """Address to listen on."""
 
     host: str
@@ -67,39 +67,39 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class StatusSources:
     """Sources of /metrics and /healthz."""
 
     # Returns the metrics as text for Prometheus.
     metrics: Callable[[], str]
     # Returns False if the container should be restarted.
-    is_well: Callable[[], bool]
+    is_healthy: Callable[[], bool]
 
 
 class KubeServer:
     """Serves extender and webhooks. Used on the event loop."""
 
-    def __init__(self, extender: Extender, admission: Admission, shown: Shown) -> None:
+    def __init__(self, extender: Extender, admission: AdmissionWebhook, status: StatusSources) -> None:
         self.port = 0  # since `start`
         self._extender = extender
         self._admission = admission
-        self._shown = shown
-        self._address: Address
+        self._status = status
+        self._address: ListenAddress
         self._requests = 0
         # Handlers of requests whose bodies arrive, oldest first, with the callers' addresses.
-        self._arriving: dict[web.RequestHandler, str] = {}
+        self._receiving: dict[web.RequestHandler, str] = {}
         self._large: Counter[str] = Counter()  # by address: large requests in progress
         self._large_changed = asyncio.Condition()
         # Handlers whose request is being answered.
         self._busy: set[object] = set()
         self._server: asyncio.Server | None = None
-        app = web.Application(middlewares=[self._bounded], handler_args={"max_field_size": _MOST_HEADER})
+        app = web.Application(middlewares=[self._limit_request], handler_args={"max_field_size": _MAX_HEADER})
         app.router.add_post("/filter", self._filter)
         app.router.add_post("/prioritize", self._prioritize)
         app.router.add_post("/mutate", self._mutate)
         app.router.add_post("/mutate/affinity", self._mutate)
-        app.router.add_get("/healthz", self._healthy)
-        app.router.add_get("/metrics", self._say_metrics)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -109,7 +109,7 @@ class KubeServer:
             logger=_http,
         )
 
-    async def start(self, address: Address) -> None:
+    async def start(self, address: ListenAddress) -> None:
         """Start to listen. Raises ConfigError."""
         self._address = address
         await self._runner.setup()
@@ -117,7 +117,7 @@ class KubeServer:
         try:
             # asyncio and aiohttp set TCP_NODELAY on each connection.
             self._server = await asyncio.get_running_loop().create_server(
-                self._admit, address.host, address.port, ssl=address.tls, ssl_handshake_timeout=handshake
+                self._accept_connection, address.host, address.port, ssl=address.tls, ssl_handshake_timeout=handshake
             )
         except OSError as error:
             where = f"{address.host}:{address.port}"
@@ -131,19 +131,19 @@ class KubeServer:
 
     # --- connections and requests ------------------------------------------------------------------------------------
 
-    def _admit(self) -> Any:
+    def _accept_connection(self) -> Any:
         """Return the handler of a new connection. Above the limit, the connections idle the longest are cut."""
         server = self._runner.server
         assert server is not None
         open_ones = server.connections
-        if (surplus := len(open_ones) + 1 - MOST_CONNECTIONS) > 0:
+        if (surplus := len(open_ones) + 1 - MAX_CONNECTIONS) > 0:
             for each in [each for each in open_ones if each not in self._busy][:surplus]:
                 if each.transport is not None:
                     each.transport.abort()
         return server()
 
     @web.middleware
-    async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _limit_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             # 60 KB may expand to 60 MB. Neither kube-scheduler nor the API server compresses.
             return _refusal(415, "requests must not be compressed")
@@ -168,27 +168,27 @@ class KubeServer:
             self._busy.discard(request.protocol)
 
     @contextlib.asynccontextmanager
-    async def _body(self, request: web.Request, most: int) -> AsyncIterator[bytearray]:
+    async def _receive_body(self, request: web.Request, most: int) -> AsyncIterator[bytearray]:
         """Receive the request's body, and count the request until it is answered. Large bodies also count against their
         own limit. `/healthz` and `/metrics` have no body and no limit."""
         if (request.content_length or 0) > most:
             raise _too_large(most)
         async with contextlib.AsyncExitStack() as large:
             body = bytearray()
-            self._arrive(request)
+            self._count_arriving(request)
             try:
                 async with asyncio.timeout(BODY_SECONDS):
-                    if (request.content_length or 0) > LARGE:
+                    if (request.content_length or 0) > LARGE_BYTES:
                         await large.enter_async_context(self._large_slot(request.remote or ""))
-                    await self._fill(body, request, most)
+                    await self._read_body(body, request, most)
             except TimeoutError:
                 raise web.HTTPRequestTimeout(text="the request did not arrive in time\n") from None
             finally:
-                self._arriving.pop(request.protocol, None)
-            if self._requests >= MOST_REQUESTS:
-                raise web.HTTPServiceUnavailable(text=f"{MOST_REQUESTS} requests are being answered already\n")
+                self._receiving.pop(request.protocol, None)
+            if self._requests >= MAX_REQUESTS:
+                raise web.HTTPServiceUnavailable(text=f"{MAX_REQUESTS} requests are being answered already\n")
             self._requests += 1
-            large.callback(self._answered)
+            large.callback(self._count_answered)
             yield body
 
     @contextlib.asynccontextmanager
@@ -196,7 +196,7 @@ class KubeServer:
         """Wait for a slot for a large request of this address, and hold it until the request is answered."""
         async with self._large_changed:
             await self._large_changed.wait_for(
-                lambda: self._large.total() < MOST_LARGE and self._large[address] < MOST_LARGE_OF_ONE
+                lambda: self._large.total() < MAX_LARGE and self._large[address] < MAX_LARGE_PER_ADDRESS
             )
             self._large[address] += 1
         try:
@@ -206,23 +206,23 @@ class KubeServer:
             async with self._large_changed:
                 self._large_changed.notify_all()
 
-    def _answered(self) -> None:
+    def _count_answered(self) -> None:
         self._requests -= 1
 
-    def _arrive(self, request: web.Request) -> None:
+    def _count_arriving(self, request: web.Request) -> None:
         """Count a request whose body arrives. Above the limit, the oldest request of the address with the most requests
         is cut: a flood from one caller costs that caller's requests, not kube-scheduler's."""
-        if len(self._arriving) >= MOST_ARRIVING:
-            ((address, _),) = Counter(self._arriving.values()).most_common(1)
-            oldest = next(one for one, its in self._arriving.items() if its == address)
-            del self._arriving[oldest]
+        if len(self._receiving) >= MAX_ARRIVING:
+            ((address, _),) = Counter(self._receiving.values()).most_common(1)
+            oldest = next(one for one, its in self._receiving.items() if its == address)
+            del self._receiving[oldest]
             if oldest.transport is not None:
                 oldest.transport.abort()
-        self._arriving[request.protocol] = request.remote or ""
+        self._receiving[request.protocol] = request.remote or ""
 
-    async def _fill(self, body: bytearray, request: web.Request, most: int) -> None:
+    async def _read_body(self, body: bytearray, request: web.Request, most: int) -> None:
         # A request without a length must be small: kube-scheduler sends the length.
-        most = most if request.content_length is not None else min(most, LARGE)
+        most = most if request.content_length is not None else min(most, LARGE_BYTES)
         while chunk := await request.content.readany():
             body += chunk
             if len(body) > most:
@@ -232,42 +232,44 @@ class KubeServer:
 
     async def _filter(self, request: web.Request) -> web.StreamResponse:
         begun = time.monotonic()
-        async with self._body(request, self._address.most_body) as body:
-            asked = await read(body)
-            refused = self._extender.refused(asked.args.pod, asked.names)
+        async with self._receive_body(request, self._address.most_body) as body:
+            asked = await decode_request(body)
+            refused = self._extender.refused_nodes(asked.args.pod, asked.names)
             if asked.args.node_names is not None:
                 kept = [name for name in asked.names if name not in refused] if refused else asked.names
                 result = FilterResult(node_names=kept, failed=refused, unresolvable=refused)
                 answer: web.StreamResponse = _json(_encoder.encode(result))
             else:
-                answer = await _with_nodes(request, asked, refused)
-        self._extender.took("filter", time.monotonic() - begun)
+                answer = await _respond_with_nodes(request, asked, refused)
+        self._extender.record_duration("filter", time.monotonic() - begun)
         return answer
 
     async def _prioritize(self, request: web.Request) -> web.StreamResponse:
         begun = time.monotonic()
-        async with self._body(request, self._address.most_body) as body:
-            asked = await read(body)
-        answer = _json(_encoder.encode(self._extender.priorities(asked.args.pod, asked.names)))
-        self._extender.took("prioritize", time.monotonic() - begun)
+        async with self._receive_body(request, self._address.most_body) as body:
+            asked = await decode_request(body)
+        answer = _json(_encoder.encode(self._extender.node_priorities(asked.args.pod, asked.names)))
+        self._extender.record_duration("prioritize", time.monotonic() - begun)
         return answer
 
     async def _mutate(self, request: web.Request) -> web.StreamResponse:
-        async with self._body(request, _MOST_REVIEW) as body:
+        async with self._receive_body(request, _MAX_REVIEW) as body:
             review = _reviews.decode(body)
-        answer = self._admission.answer(review, affinity=request.path.endswith("/affinity"))
+        answer = self._admission.review_pod(review, affinity=request.path.endswith("/affinity"))
         return _json(_encoder.encode(answer))
 
-    async def _healthy(self, _request: web.Request) -> web.StreamResponse:
-        if self._shown.is_well():
+    async def _healthz(self, _request: web.Request) -> web.StreamResponse:
+        if self._status.is_healthy():
             return web.Response(text="ok\n")
         return _refusal(500, "a part of the service has ended; see the log of cachefs-scheduler")
 
-    async def _say_metrics(self, _request: web.Request) -> web.StreamResponse:
-        return web.Response(text=self._shown.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+    async def _metrics(self, _request: web.Request) -> web.StreamResponse:
+        return web.Response(text=self._status.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
-async def _with_nodes(request: web.Request, asked: Request, refused: dict[str, str]) -> web.StreamResponse:
+async def _respond_with_nodes(
+    request: web.Request, asked: ExtenderRequest, refused: dict[str, str]
+) -> web.StreamResponse:
     """Answer FilterResult with whole nodes, in pieces, so that other requests do not wait while 50 MB are encrypted."""
     failed = _encoder.encode(FilterResult(failed=refused, unresolvable=refused))
     # {"Nodes":null is replaced by the nodes.
@@ -291,4 +293,4 @@ def _too_large(most: int) -> web.HTTPRequestEntityTooLarge:
 
 
 def _refusal(status: int, why: str) -> web.Response:
-    return web.Response(status=status, text=f"{why[:_MOST_TEXT]}\n")
+    return web.Response(status=status, text=f"{why[:_MAX_TEXT]}\n")

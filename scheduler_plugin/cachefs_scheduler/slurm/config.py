@@ -8,9 +8,9 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from cachefs.errors import ConfigError
-from cachefs_scheduler.section import AbsolutePath, OptionalPath, Section, problems
+from cachefs_scheduler.section import AbsolutePath, OptionalPath, SchedulerSection, problem_lines
 
-DEFAULT: Final = Path("/etc/cachefs/slurm-hint.toml")
+DEFAULT_PATH: Final = Path("/etc/cachefs/slurm-hint.toml")
 _ADDRESS: Final = re.compile(r"unix:/.+|https://[^/\s]+|http://(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?")
 
 
@@ -20,7 +20,7 @@ def _address(text: str) -> str:
     return text
 
 
-class SlurmSection(Section):
+class SlurmSection(SchedulerSection):
     """[slurm]: Slurm's commands, and what Slurm is told."""
 
     # Directory of scontrol, squeue and sinfo; None: found through PATH.
@@ -45,7 +45,7 @@ class SlurmSection(Section):
     wait_for: Annotated[int, Field(ge=4, le=86400)] = 120
 
 
-class ServiceSection(Section):
+class ServiceAddressSection(SchedulerSection):
     """[service]: address and certificates of cachefs-scheduler."""
 
     address: Annotated[str, AfterValidator(_address)] = "unix:/run/cachefs-scheduler/cachefs-scheduler.sock"
@@ -61,25 +61,25 @@ class ServiceSection(Section):
         return self
 
 
-class HintConfig(Section):
+class SlurmHintConfig(SchedulerSection):
     """The whole configuration."""
 
-    service: ServiceSection = ServiceSection()
+    service: ServiceAddressSection = ServiceAddressSection()
     slurm: SlurmSection = SlurmSection()
 
 
-def load(path: Path | None) -> HintConfig:
+def load(path: Path | None) -> SlurmHintConfig:
     """Load the file; without *path*, the defaults if the default file does not exist. Raises ConfigError."""
-    chosen = path or DEFAULT
+    chosen = path or DEFAULT_PATH
     try:
-        return HintConfig.model_validate(tomllib.loads(chosen.read_text()))
+        return SlurmHintConfig.model_validate(tomllib.loads(chosen.read_text()))
     except FileNotFoundError:
         if path is None:
-            return HintConfig()
+            return SlurmHintConfig()
         raise ConfigError(f"{chosen}: no such file") from None
     except OSError as error:
         raise ConfigError(f"{chosen}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{chosen}: {error}") from None
     except ValidationError as error:
-        raise ConfigError("; ".join(f"{chosen}: {one}" for one in problems(HintConfig, error))) from None
+        raise ConfigError("; ".join(f"{chosen}: {one}" for one in problem_lines(SlurmHintConfig, error))) from None

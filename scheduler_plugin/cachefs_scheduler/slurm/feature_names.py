@@ -12,7 +12,7 @@ _DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _OURS: Final = re.compile(rf"cachefs_{_DATASET.pattern}_(full|some|top[0-9]+)")
 
 
-def feature(dataset: str, level: str) -> str:
+def feature_name(dataset: str, level: str) -> str:
     """Return the feature of a dataset for which `can_be_feature` is true."""
     return f"cachefs_{dataset}_{level}"
 
@@ -27,6 +27,6 @@ def is_ours(name: str) -> bool:
     return _OURS.fullmatch(name) is not None
 
 
-def others(names: Iterable[str]) -> tuple[str, ...]:
+def other_features(names: Iterable[str]) -> tuple[str, ...]:
     """Return the other features, in their order."""
     return tuple(name for name in names if not is_ours(name))

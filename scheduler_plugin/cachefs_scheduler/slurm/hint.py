@@ -16,10 +16,10 @@ import click
 from cachefs import __version__
 from cachefs.durations import parse_duration
 from cachefs.errors import CachefsError
-from cachefs.extras import needs_extra
+from cachefs.extras import require_extra
 
-with needs_extra("scheduler", "cachefs-slurm-hint"):
-    from cachefs_scheduler.slurm.config import HintConfig, load
+with require_extra("scheduler", "cachefs-slurm-hint"):
+    from cachefs_scheduler.slurm.config import SlurmHintConfig, load
     from cachefs_scheduler.slurm.feature_keeper import FeatureKeeper
     from cachefs_scheduler.slurm.job_keeper import JobKeeper
     from cachefs_scheduler.slurm.release import is_silent, release_all
@@ -27,13 +27,13 @@ with needs_extra("scheduler", "cachefs-slurm-hint"):
     from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
 # Files for administrators to copy.
-PLUGIN: Final = Path(__file__).parent / "plugin"
+PLUGIN_DIRECTORY: Final = Path(__file__).parent / "plugin"
 _log = logging.getLogger(__name__)
 # A pass may take this share of the time: a slow Slurm is asked less often.
-_SHARE: Final = 0.2
-_LONGEST: Final = 60.0
+_MAX_TIME_SHARE: Final = 0.2
+_MAX_PAUSE: Final = 60.0
 # Seconds before the next pass if changes are left.
-_SOON: Final = 0.5
+_SHORT_PAUSE: Final = 0.5
 
 
 def _duration(context: click.Context, parameter: click.Parameter, text: str | None) -> float:
@@ -65,7 +65,7 @@ def main(path: Path | None, files: bool, check_config: bool, remove: bool, relea
     hints.
     """
     if files:
-        click.echo(PLUGIN)
+        click.echo(PLUGIN_DIRECTORY)
         return
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     try:
@@ -77,7 +77,7 @@ def main(path: Path | None, files: bool, check_config: bool, remove: bool, relea
         elif release:
             asyncio.run(_release(config, if_silent))
         else:
-            with _alone(config.slurm.hint_file):
+            with _lock_hint_file(config.slurm.hint_file):
                 asyncio.run(_run(config))
     except CachefsError as error:
         raise SystemExit(f"cachefs-slurm-hint: {error}") from None
@@ -85,7 +85,7 @@ def main(path: Path | None, files: bool, check_config: bool, remove: bool, relea
         raise SystemExit(f"cachefs-slurm-hint: {config.slurm.hint_file}: {error.strerror or error}") from None
 
 
-async def _run(config: HintConfig) -> None:
+async def _run(config: SlurmHintConfig) -> None:
     slurm = SlurmCommands(config.slurm.commands, config.slurm.calls_per_second, config.slurm.cluster)
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -97,7 +97,12 @@ async def _run(config: HintConfig) -> None:
         # Each task runs forever, so the first that ends (by a signal or an error) ends the program.
         work = [
             asyncio.create_task(one)
-            for one in (_keep_features(features, config), _keep_jobs(jobs, config), jobs.follow(), ended.wait())
+            for one in (
+                _keep_features(features, config),
+                _keep_jobs(jobs, config),
+                jobs.follow_admissions(),
+                ended.wait(),
+            )
         ]
         done, rest = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         for task in rest:
@@ -107,37 +112,37 @@ async def _run(config: HintConfig) -> None:
             task.result()
 
 
-async def _keep_features(features: FeatureKeeper, config: HintConfig) -> None:
+async def _keep_features(features: FeatureKeeper, config: SlurmHintConfig) -> None:
     loop = asyncio.get_running_loop()
     while True:
         begun = loop.time()
-        left = await features.look(loop.time)
-        pause = min((loop.time() - begun) / _SHARE, _LONGEST)
-        await asyncio.sleep(_SOON if left else max(config.slurm.interval, pause))
+        left = await features.run_pass(loop.time)
+        pause = min((loop.time() - begun) / _MAX_TIME_SHARE, _MAX_PAUSE)
+        await asyncio.sleep(_SHORT_PAUSE if left else max(config.slurm.interval, pause))
 
 
-async def _keep_jobs(jobs: JobKeeper, config: HintConfig) -> None:
+async def _keep_jobs(jobs: JobKeeper, config: SlurmHintConfig) -> None:
     loop = asyncio.get_running_loop()
     while True:
         begun = loop.time()
-        await jobs.look()
+        await jobs.run_pass()
         took = loop.time() - begun
         # A free slot triggers a pass at once, except while passes take long.
-        await asyncio.sleep(min(took / _SHARE, _LONGEST))
+        await asyncio.sleep(min(took / _MAX_TIME_SHARE, _MAX_PAUSE))
         with suppress(TimeoutError):
             async with asyncio.timeout(config.slurm.interval):
                 await jobs.changed.wait()
 
 
-async def _remove(config: HintConfig) -> None:
+async def _remove(config: SlurmHintConfig) -> None:
     slurm = SlurmCommands(config.slurm.commands, config.slurm.calls_per_second)
     async with ServiceClient(config.service) as service:
-        count = await FeatureKeeper(config, service, slurm).remove()
+        count = await FeatureKeeper(config, service, slurm).remove_features()
     config.slurm.hint_file.unlink(missing_ok=True)
     click.echo(f"took features of cachefs away from {count} nodes")
 
 
-async def _release(config: HintConfig, if_silent: float) -> None:
+async def _release(config: SlurmHintConfig, if_silent: float) -> None:
     if if_silent and not await is_silent(config.slurm.hint_file, if_silent):
         click.echo("cachefs-slurm-hint hears of the service: it releases jobs itself")
         return
@@ -146,7 +151,7 @@ async def _release(config: HintConfig, if_silent: float) -> None:
 
 
 @contextmanager
-def _alone(hint_file: Path) -> Iterator[None]:
+def _lock_hint_file(hint_file: Path) -> Iterator[None]:
     """Lock the hint file. Raises CachefsError if another process writes it."""
     hint_file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     lock = os.open(f"{hint_file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cachefs_scheduler.slurm.levels import Levels
+from cachefs_scheduler.slurm.levels import HolderLevels
 
 # Lua reads one megabyte.
-MOST_BYTES: Final = 1_000_000
+MAX_BYTES: Final = 1_000_000
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _UPTIME: Final = Path("/proc/uptime")
 _HEAD: Final = re.compile(
@@ -33,7 +33,7 @@ _HEAD: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class HintStamp:
     """A time on two clocks. Readers on this machine use the uptime, which is immune to clock changes."""
 
     seconds: int
@@ -41,16 +41,16 @@ class Stamp:
     boot: str
 
     @classmethod
-    def now(cls) -> "Stamp":
+    def current(cls) -> "HintStamp":
         """Return the present time."""
         return cls(int(time.time()), float(_UPTIME.read_text().split()[0]), _BOOT.read_text().strip())
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class HintHeading:
     """The contents of the file apart from datasets."""
 
-    stamp: Stamp
+    stamp: HintStamp
     lasts: int
     steer: bool
     wait: str
@@ -58,7 +58,9 @@ class Heading:
     cpus: int
 
 
-def text_of(heading: Heading, sets: Mapping[str, Levels], partitions: Mapping[str, Collection[str]]) -> str:
+def hints_text(
+    heading: HintHeading, sets: Mapping[str, HolderLevels], partitions: Mapping[str, Collection[str]]
+) -> str:
     """Return the file's text. If it would be too large, partitions are left out first, then the last datasets.
 
     partitions: nodes of each partition, with `-` for the default one.
@@ -72,8 +74,8 @@ def text_of(heading: Heading, sets: Mapping[str, Levels], partitions: Mapping[st
         f"wait {heading.wait} {heading.wait_for}",
         f"cpus {heading.cpus}",
     ]
-    room = MOST_BYTES - sum(len(line) + 1 for line in lines) - 5
-    for line in _sets(sets, partitions):
+    room = MAX_BYTES - sum(len(line) + 1 for line in lines) - 5
+    for line in _set_lines(sets, partitions):
         room -= len(line) + 1
         if room < 0:
             break
@@ -81,22 +83,22 @@ def text_of(heading: Heading, sets: Mapping[str, Levels], partitions: Mapping[st
     return "\n".join([*lines, "end", ""])
 
 
-def _sets(sets: Mapping[str, Levels], partitions: Mapping[str, Collection[str]]) -> Iterator[str]:
+def _set_lines(sets: Mapping[str, HolderLevels], partitions: Mapping[str, Collection[str]]) -> Iterator[str]:
     everywhere = {dataset: levels.counts(None) for dataset, levels in sets.items()}
     for dataset, counts in everywhere.items():
-        yield f"set {dataset} * {_words(counts)}"
+        yield f"set {dataset} * {_level_counts(counts)}"
     for partition, nodes in partitions.items():
         for dataset, levels in sets.items():
             counts = levels.counts(nodes)
             if counts != everywhere[dataset]:
-                yield f"set {dataset} {partition} {_words(counts)}"
+                yield f"set {dataset} {partition} {_level_counts(counts)}"
 
 
-def _words(counts: Iterable[tuple[str, int]]) -> str:
+def _level_counts(counts: Iterable[tuple[str, int]]) -> str:
     return " ".join(f"{level}={count}" for level, count in counts)
 
 
-def age_and_lasting(path: Path) -> tuple[float, float] | None:
+def age_and_lifetime(path: Path) -> tuple[float, float] | None:
     """Return the age of the service's answer in seconds, and for how many seconds Lua accepts it; None if there is no
     such file. Blocking."""
     try:
@@ -111,7 +113,7 @@ def age_and_lasting(path: Path) -> tuple[float, float] | None:
     return max(0.0, age), float(found["lasts"])
 
 
-def write(path: Path, text: str) -> None:
+def write_hints(path: Path, text: str) -> None:
     """Replace the file atomically. Raises OSError."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")

@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs.scheduling_messages import MOST_RANKS, Ask
-from cachefs_scheduler.slurm.hostlist import names_of
-from cachefs_scheduler.slurm.job_tag import JobTag, tag_of
+from cachefs.scheduling_messages import MAX_RANKS, PlacementRequest
+from cachefs_scheduler.slurm.hostlist import expand_hostlist
+from cachefs_scheduler.slurm.job_tag import JobTag, parse_tag
 
 _WITH_NODES: Final = {"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 _WAITING: Final = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -28,7 +28,7 @@ class _Number(msgspec.Struct):
 _Numeric = int | float | _Number | None
 
 
-class _Row(msgspec.Struct):
+class _SqueueJob(msgspec.Struct):
     job_id: _Numeric = None
     array_job_id: _Numeric = None
     array_task_id: _Numeric = None
@@ -44,11 +44,11 @@ class _Row(msgspec.Struct):
     admin_comment: str | None = None
 
 
-class _Answer(msgspec.Struct):
-    jobs: list[_Row]
+class _SqueueOutput(msgspec.Struct):
+    jobs: list[_SqueueJob]
 
 
-_DECODER: Final = msgspec.json.Decoder(_Answer)
+_DECODER: Final = msgspec.json.Decoder(_SqueueOutput)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class SlurmJob:
     user: str
     priority: int
     # Number of nodes that the job has, or requests at least.
-    count: int
+    node_count: int
     # A job waits, has nodes, or (neither) has ended.
     waiting: bool
     nodes: tuple[str, ...]
@@ -76,22 +76,22 @@ class SlurmJob:
     tasks: str = ""
 
     @property
-    def ask(self) -> Ask:
+    def request(self) -> PlacementRequest:
         """The request to the service."""
-        return Ask(
+        return PlacementRequest(
             job=self.name, dataset=self.tag.dataset, policy=self.tag.policy,
-            max_jobs_per_copy=self.tag.max_jobs_per_copy, ranks=self.count, user=self.user, priority=self.priority,
+            max_jobs_per_copy=self.tag.max_jobs_per_copy, ranks=self.node_count, user=self.user, priority=self.priority,
         )  # fmt: skip
 
 
-def prefix_of(cluster: str) -> str:
+def job_prefix(cluster: str) -> str:
     """Return the prefix of job names in the service. cluster: name of the cluster if one service has several; else
     empty."""
     return f"slurm:{cluster}/" if cluster else "slurm:"
 
 
-def jobs_in(text: bytes, cluster: str = "") -> list[SlurmJob]:
-    """Return the jobs that read a dataset. cluster: see `prefix_of`. Raises CachefsError for invalid output."""
+def parse_jobs(text: bytes, cluster: str = "") -> list[SlurmJob]:
+    """Return the jobs that read a dataset. cluster: see `job_prefix`. Raises CachefsError for invalid output."""
     try:
         try:
             rows = _DECODER.decode(text).jobs
@@ -99,18 +99,18 @@ def jobs_in(text: bytes, cluster: str = "") -> list[SlurmJob]:
             rows = _DECODER.decode(text.decode(errors="replace")).jobs
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CachefsError(f"squeue --json says what is not understood: {error}") from None
-    return [job for row in rows if (job := _job(row, prefix_of(cluster))) is not None]
+    return [job for row in rows if (job := _job(row, job_prefix(cluster))) is not None]
 
 
-def _job(row: _Row, prefix: str) -> SlurmJob | None:
-    tag = tag_of(row.admin_comment or "", row.comment or "")
+def _job(row: _SqueueJob, prefix: str) -> SlurmJob | None:
+    tag = parse_tag(row.admin_comment or "", row.comment or "")
     number = _number(row.job_id)
     if tag is None or not number:
         return None
     states = {row.job_state} if isinstance(row.job_state, str) else set(row.job_state)
     waiting = bool(states & _WAITING)
     try:
-        nodes = tuple(names_of(row.nodes or "")) if states & _WITH_NODES and not waiting else ()
+        nodes = tuple(expand_hostlist(row.nodes or "")) if states & _WITH_NODES and not waiting else ()
     except ValueError:
         nodes = ()
     name = _name(row, number)
@@ -118,14 +118,14 @@ def _job(row: _Row, prefix: str) -> SlurmJob | None:
         name=f"{prefix}{name}", id=name, tag=tag, user=(row.user_name or "")[:253],
         # Slurm's priorities range from 0 to 2^32 - 1.
         priority=min(max(_number(row.priority) - (1 << 31), -(1 << 31)), (1 << 31) - 1),
-        count=min(max(_number(row.node_count), len(nodes), 1), MOST_RANKS), waiting=waiting, nodes=nodes,
+        node_count=min(max(_number(row.node_count), len(nodes), 1), MAX_RANKS), waiting=waiting, nodes=nodes,
         eligible=_number(row.eligible_time), held=waiting and row.state_reason == "JobHeldUser",
         admin_comment=row.admin_comment or "",
         tasks=(row.array_task_string or "").partition("%")[0] if waiting else "",
     )  # fmt: skip
 
 
-def _name(row: _Row, number: int) -> str:
+def _name(row: _SqueueJob, number: int) -> str:
     """Return the name, such as `12_3` for task 3 of the array 12, even if the task has a number of its own."""
     array = _number(row.array_job_id)
     if not array or row.array_task_id is None or (isinstance(row.array_task_id, _Number) and not row.array_task_id.set):

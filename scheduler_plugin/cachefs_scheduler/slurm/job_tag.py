@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.scheduling_messages import MOST_JOBS_PER_COPY, Policy
+from cachefs.scheduling_messages import MAX_JOBS_PER_COPY, PlacementPolicy
 
 _TAG: Final = re.compile(r"(?:^|[\s;])cachefs:([^\s;,]+)((?:,[a-z-]+=[^\s;,]+)*)")
 _DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9]{1,64})?")
-_MOST: Final = 4096  # characters of a comment that are parsed
+_MAX_COMMENT: Final = 4096  # characters of a comment that are parsed
 
 
 _HELD: Final = re.compile(r"(cachefs:[^\s;]*),held=yes")
@@ -22,7 +22,7 @@ class JobTag:
     """The tag of a job."""
 
     dataset: str
-    policy: Policy = Policy.PREFER
+    policy: PlacementPolicy = PlacementPolicy.PREFER
     max_jobs_per_copy: int = 0
     # The job's original begin time (Unix), if it had one.
     begin: int = 0
@@ -30,21 +30,21 @@ class JobTag:
     held: bool = False
 
     @property
-    def waits(self) -> bool:
+    def can_wait(self) -> bool:
         """Return whether the service decides when the job starts."""
-        return self.policy == Policy.SUSPEND
+        return self.policy == PlacementPolicy.SUSPEND
 
 
-def released(comment: str) -> str:
+def released_comment(comment: str) -> str:
     """Return the comment of a job after its release: if it is held again, that is the user's wish."""
     return _HELD.sub(r"\1", comment)
 
 
-def tag_of(*comments: str) -> JobTag | None:
+def parse_tag(*comments: str) -> JobTag | None:
     """Return the tag of the first comment with one; None if there is none, or it is invalid."""
     for comment in comments:
         # The last tag counts: Lua appends its own.
-        found = list(_TAG.finditer(comment[:_MOST]))
+        found = list(_TAG.finditer(comment[:_MAX_COMMENT]))
         if found:
             words = dict(word.split("=", 1) for word in found[-1][2].split(",") if word)
             return _tag(found[-1][1], words)
@@ -52,11 +52,11 @@ def tag_of(*comments: str) -> JobTag | None:
 
 
 def _tag(dataset: str, words: dict[str, str]) -> JobTag | None:
-    policy = words.get("policy", Policy.PREFER)
-    if not _DATASET.fullmatch(dataset) or policy not in list(Policy):
+    policy = words.get("policy", PlacementPolicy.PREFER)
+    if not _DATASET.fullmatch(dataset) or policy not in list(PlacementPolicy):
         return None
     jobs, begin = _number(words.get("max-jobs-per-copy", "0")), _number(words.get("begin", "0"))
-    return JobTag(dataset, Policy(policy), min(jobs, MOST_JOBS_PER_COPY), begin, words.get("held") == "yes")
+    return JobTag(dataset, PlacementPolicy(policy), min(jobs, MAX_JOBS_PER_COPY), begin, words.get("held") == "yes")
 
 
 def _number(text: str) -> int:

@@ -4,15 +4,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs_scheduler.slurm.feature_names import others
+from cachefs_scheduler.slurm.feature_names import other_features
 
 # For sinfo --Node --all: a line per node and partition. Features contain no `|`.
-FORMAT: Final = "%N|%P|%T|%c|%f|%b"
+SINFO_FORMAT: Final = "%N|%P|%T|%c|%f|%b"
 _USABLE: Final = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
 # State suffixes that do not prevent jobs: powered down or up, planned, reserved.
 _HARMLESS: Final = "~#@^-$+"
 # Nodes per call of scontrol.
-MOST_NODES: Final = 200
+MAX_NODES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class FeatureChange:
     active: tuple[str, ...]
 
 
-def parsed(text: str) -> Inventory:
+def parse_nodes(text: str) -> Inventory:
     """Parse sinfo's output. Malformed lines are skipped."""
     rows: dict[str, tuple[list[str], list[str]]] = {}
     default = ""
@@ -73,17 +73,17 @@ def _features(text: str) -> tuple[str, ...]:
     return () if text in ("", "(null)") else tuple(text.split(","))
 
 
-def changes(nodes: Iterable[SlurmNode], wanted: Mapping[str, Collection[str]]) -> list[FeatureChange]:
+def feature_changes(nodes: Iterable[SlurmNode], wanted: Mapping[str, Collection[str]]) -> list[FeatureChange]:
     """Return the changes that give each node the wanted cachefs features and keep all others. Nodes with the same
     resulting features share a change."""
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for node in nodes:
         ours = tuple(sorted(wanted.get(node.name, ())))
-        available, active = (*others(node.available), *ours), (*others(node.active), *ours)
+        available, active = (*other_features(node.available), *ours), (*other_features(node.active), *ours)
         if set(available) != set(node.available) or set(active) != set(node.active):
             groups.setdefault((available, active), []).append(node.name)
     return [
-        FeatureChange(tuple(names[first : first + MOST_NODES]), available, active)
+        FeatureChange(tuple(names[first : first + MAX_NODES]), available, active)
         for (available, active), names in groups.items()
-        for first in range(0, len(names), MOST_NODES)
+        for first in range(0, len(names), MAX_NODES)
     ]

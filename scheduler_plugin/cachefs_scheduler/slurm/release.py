@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs_scheduler.slurm.hint_file import age_and_lasting
-from cachefs_scheduler.slurm.job_tag import released
+from cachefs_scheduler.slurm.hint_file import age_and_lifetime
+from cachefs_scheduler.slurm.job_tag import released_comment
 from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
 _log = logging.getLogger(__name__)
 
 # Seconds between checks of the hint file.
-LOOK_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 2.0
 
 
 async def is_silent(hint_file: Path, seconds: float) -> bool:
@@ -26,23 +26,23 @@ async def is_silent(hint_file: Path, seconds: float) -> bool:
     no file; returns False as soon as there is a file that Lua would accept."""
     begun = time.monotonic()
     while True:
-        known = await asyncio.to_thread(age_and_lasting, hint_file)
+        known = await asyncio.to_thread(age_and_lifetime, hint_file)
         if known is not None and known[0] <= known[1]:
             return False
         if time.monotonic() - begun >= seconds or (known is not None and known[0] >= seconds):
             return True
-        await asyncio.sleep(min(LOOK_SECONDS, seconds))
+        await asyncio.sleep(min(CHECK_SECONDS, seconds))
 
 
 async def release_all(slurm: SlurmCommands) -> int:
     """Release all jobs held by cachefs, arrays as a whole, and return their number. Raises CachefsError if some remain
     held."""
     count, problems = 0, []
-    for job in await slurm.jobs():
+    for job in await slurm.list_jobs():
         if not (job.held and job.tag.held):
             continue
         try:
-            await slurm.release(job.id, released(job.admin_comment))
+            await slurm.release_job(job.id, released_comment(job.admin_comment))
         except CachefsError as error:  # for instance, the job has been cancelled meanwhile
             problems.append(str(error))
             continue

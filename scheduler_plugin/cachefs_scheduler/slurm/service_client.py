@@ -11,46 +11,46 @@ import msgspec
 from cachefs.errors import CachefsError
 from cachefs.pem_files import PemFiles
 from cachefs.scheduling_messages import (
-    ADMISSIONS,
-    ADMIT,
-    ENDED,
-    KNOWN,
-    NODES,
-    PLACED,
-    RESIZED,
-    Admission,
-    Admissions,
-    Ask,
-    Ended,
+    ADMISSIONS_PATH,
+    ADMIT_PATH,
+    ENDED_PATH,
+    KNOWN_PATH,
+    NODES_PATH,
+    PLACED_PATH,
+    RESIZED_PATH,
+    JobAdmission,
+    JobAdmissions,
+    JobEndReport,
     KnownJobs,
     NodesStatus,
-    Placed,
+    PlacementReport,
+    PlacementRequest,
 )
-from cachefs_scheduler.certificates import Renewed
-from cachefs_scheduler.slurm.config import ServiceSection
+from cachefs_scheduler.certificates import ReloadedTlsContext
+from cachefs_scheduler.slurm.config import ServiceAddressSection
 
 _SETTINGS: Final = ("service.tls_cert", "service.tls_key", "service.tls_ca")
-_SECONDS: Final = 10.0
-_POLL: Final = 40.0  # the service answers a long poll within 25 s
-_MOST_BYTES: Final = 256 << 20
+_CALL_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 40.0  # the service answers a long poll within 25 s
+_MAX_BYTES: Final = 256 << 20
 # Statuses that the next call would get too: authentication, overload, or a replica that does not lead.
-_TO_ALL: Final = (401, 403, 408, 429)
+_STATUSES_OF_ALL_CALLS: Final = (401, 403, 408, 429)
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
-class Refused(CachefsError):
+class CallRefused(CachefsError):
     """The service refuses this call, or failed; it may accept the next one."""
 
 
 class ServiceClient:
     """Calls cachefs-scheduler. All calls raise CachefsError if the service does not answer, or refuses."""
 
-    def __init__(self, section: ServiceSection) -> None:
+    def __init__(self, section: ServiceAddressSection) -> None:
         """Raises ConfigError for unusable certificates."""
         self._address = section.address
         files = PemFiles(section.tls_cert, section.tls_key, section.tls_ca, _SETTINGS)
         is_secure = section.address.startswith("https:")
-        self._certificates = Renewed(files, PemFiles.client_context) if is_secure else None
+        self._certificates = ReloadedTlsContext(files, PemFiles.client_context) if is_secure else None
         self._session = _session(section)
 
     async def __aenter__(self) -> Self:
@@ -61,54 +61,54 @@ class ServiceClient:
     ) -> None:
         await self._session.close()
 
-    async def nodes(self) -> NodesStatus:
+    async def fetch_nodes(self) -> NodesStatus:
         """Return the contents of each node."""
-        return await self._call("GET", NODES, NodesStatus)
+        return await self._call("GET", NODES_PATH, NodesStatus)
 
-    async def admissions(self, after: int | None) -> Admissions:
+    async def fetch_admissions(self, after: int | None) -> JobAdmissions:
         """Return the admissions of all waiting jobs. after: a version; waits for a change, up to 25 s."""
         query = "" if after is None else f"?{urlencode({'after': after})}"
-        return await self._call("GET", ADMISSIONS + query, Admissions, seconds=_POLL)
+        return await self._call("GET", ADMISSIONS_PATH + query, JobAdmissions, seconds=_POLL_SECONDS)
 
-    async def admit(self, ask: Ask) -> Admission:
+    async def request_admission(self, request: PlacementRequest) -> JobAdmission:
         """Ask whether a job may start."""
-        return await self._call("POST", ADMIT, Admission, ask)
+        return await self._call("POST", ADMIT_PATH, JobAdmission, request)
 
-    async def placed(self, placed: Placed) -> None:
+    async def report_placed(self, placed: PlacementReport) -> None:
         """Report the nodes of a job."""
-        await self._call("POST", PLACED, None, placed)
+        await self._call("POST", PLACED_PATH, None, placed)
 
-    async def resized(self, placed: Placed) -> None:
+    async def report_resized(self, placed: PlacementReport) -> None:
         """Report changed nodes of a job."""
-        await self._call("POST", RESIZED, None, placed)
+        await self._call("POST", RESIZED_PATH, None, placed)
 
-    async def ended(self, job: str) -> None:
+    async def report_ended(self, job: str) -> None:
         """Report that a job has ended."""
-        await self._call("POST", ENDED, None, Ended(job))
+        await self._call("POST", ENDED_PATH, None, JobEndReport(job))
 
-    async def known(self, prefix: str) -> list[str]:
+    async def fetch_known_jobs(self, prefix: str) -> list[str]:
         """Return known jobs that have not ended and whose names begin with *prefix*."""
-        return (await self._call("GET", f"{KNOWN}?{urlencode({'prefix': prefix})}", KnownJobs)).jobs
+        return (await self._call("GET", f"{KNOWN_PATH}?{urlencode({'prefix': prefix})}", KnownJobs)).jobs
 
     async def _call(
         self, method: str, path: str, answer: type[_Message] | None, body: msgspec.Struct | None = None,
-        seconds: float = _SECONDS,
+        seconds: float = _CALL_SECONDS,
     ) -> _Message:  # fmt: skip
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with self._session.request(
                 method, path, data=data, headers={"Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(seconds),
-                ssl=self._certificates.newest() if self._certificates is not None else True,
+                ssl=self._certificates.current_context() if self._certificates is not None else True,
             ) as response:  # fmt: skip
-                text = await _bounded(response.content)
+                text = await _read_bounded(response.content)
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError) as error:
             raise CachefsError(f"cachefs-scheduler at {self._address} does not answer: {error or 'too late'}") from None
         if status >= 300:
             words = " ".join(text[:1000].decode(errors="replace").split())
-            is_this_one = 400 <= status <= 500 and status not in _TO_ALL
-            kind = Refused if is_this_one else CachefsError
+            is_this_one = 400 <= status <= 500 and status not in _STATUSES_OF_ALL_CALLS
+            kind = CallRefused if is_this_one else CachefsError
             raise kind(f"cachefs-scheduler answers {path} with {status}: {words[:300]}")
         if answer is None:
             return msgspec.Struct()  # type: ignore[return-value]
@@ -118,18 +118,18 @@ class ServiceClient:
             raise CachefsError(f"cachefs-scheduler's answer to {path} is not understood: {error}") from None
 
 
-async def _bounded(content: aiohttp.StreamReader) -> bytes:
+async def _read_bounded(content: aiohttp.StreamReader) -> bytes:
     parts: list[bytes] = []
     size = 0
     async for part in content.iter_chunked(1 << 18):
         parts.append(part)
         size += len(part)
-        if size > _MOST_BYTES:
-            raise CachefsError(f"cachefs-scheduler says more than {_MOST_BYTES >> 20} MiB")
+        if size > _MAX_BYTES:
+            raise CachefsError(f"cachefs-scheduler says more than {_MAX_BYTES >> 20} MiB")
     return b"".join(parts)
 
 
-def _session(section: ServiceSection) -> aiohttp.ClientSession:
+def _session(section: ServiceAddressSection) -> aiohttp.ClientSession:
     if section.address.startswith("unix:"):
         connector: aiohttp.BaseConnector = aiohttp.UnixConnector(section.address.removeprefix("unix:"), limit=8)
         return aiohttp.ClientSession("http://cachefs-scheduler", connector=connector)

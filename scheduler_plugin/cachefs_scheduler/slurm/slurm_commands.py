@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs_scheduler.slurm.job_records import SlurmJob, jobs_in
-from cachefs_scheduler.slurm.node_records import FORMAT, FeatureChange, Inventory, parsed
+from cachefs_scheduler.slurm.job_records import SlurmJob, parse_jobs
+from cachefs_scheduler.slurm.node_records import SINFO_FORMAT, FeatureChange, Inventory, parse_nodes
 
 # Slurm's own message timeout is 10 s, and it retries.
-_SECONDS: Final = 30.0
-_MOST_BYTES: Final = 256 << 20  # a job is about 4 KB
+_COMMAND_SECONDS: Final = 30.0
+_MAX_BYTES: Final = 256 << 20  # a job is about 4 KB
 _NAMES: Final = ("scontrol", "squeue", "sinfo")
 # With this scheduler parameter, Slurm accepts jobs whose preferred features no node has.
-_NEEDED: Final = "ignore_prefer_validation"
+_NEEDED_PARAMETER: Final = "ignore_prefer_validation"
 
 
 class SlurmCommands:
@@ -31,49 +31,49 @@ class SlurmCommands:
         self._next = 0.0  # loop time from which on the next change may be made
         self.changes = 0  # number of calls that changed something
 
-    async def inventory(self) -> Inventory:
+    async def list_nodes(self) -> Inventory:
         """Return all nodes, including those of hidden partitions."""
-        text = await self._ask("sinfo", "--all", "--Node", "--noheader", f"--format={FORMAT}")
-        return parsed(text.decode(errors="replace"))
+        text = await self._run("sinfo", "--all", "--Node", "--noheader", f"--format={SINFO_FORMAT}")
+        return parse_nodes(text.decode(errors="replace"))
 
-    async def jobs(self) -> list[SlurmJob]:
+    async def list_jobs(self) -> list[SlurmJob]:
         """Return jobs that read a dataset, including those that ended in the last minutes."""
-        return jobs_in(await self._ask("squeue", "--all", "--json"), self._cluster)
+        return parse_jobs(await self._run("squeue", "--all", "--json"), self._cluster)
 
-    async def takes_any_preference(self) -> bool:
+    async def can_prefer_any_feature(self) -> bool:
         """Return whether jobs may prefer features that no node has."""
-        for line in (await self._ask("scontrol", "show", "config")).decode(errors="replace").splitlines():
+        for line in (await self._run("scontrol", "show", "config")).decode(errors="replace").splitlines():
             key, _, value = line.partition("=")
             if key.strip() == "SchedulerParameters":
-                return _NEEDED in value.strip().split(",")
+                return _NEEDED_PARAMETER in value.strip().split(",")
         return False
 
     async def set_features(self, change: FeatureChange) -> None:
         """Replace all available and active features of some nodes."""
-        await self._change(
+        await self._run_change(
             "update", f"NodeName={','.join(change.nodes)}", f"AvailableFeatures={','.join(change.available)}",
             f"ActiveFeatures={','.join(change.active)}",
         )  # fmt: skip
 
-    async def begin_in(self, seconds: int, jobs: Sequence[str]) -> None:
+    async def postpone_jobs(self, seconds: int, jobs: Sequence[str]) -> None:
         """Set the begin time of pending jobs to *seconds* from now."""
-        await self._change("update", f"JobId={','.join(jobs)}", f"StartTime=now+{max(0, seconds)}")
+        await self._run_change("update", f"JobId={','.join(jobs)}", f"StartTime=now+{max(0, seconds)}")
 
-    async def release(self, job: str, comment: str) -> None:
+    async def release_job(self, job: str, comment: str) -> None:
         """Release a held job, and set its admin comment."""
-        await self._change("update", f"JobId={job}", f"AdminComment={comment}")
-        await self._change("release", job)
+        await self._run_change("update", f"JobId={job}", f"AdminComment={comment}")
+        await self._run_change("release", job)
 
-    async def _change(self, *arguments: str) -> None:
+    async def _run_change(self, *arguments: str) -> None:
         loop = asyncio.get_running_loop()
         wait = self._next - loop.time()
         self._next = max(self._next, loop.time()) + self._gap
         if wait > 0:
             await asyncio.sleep(wait)
         self.changes += 1
-        await self._ask("scontrol", *arguments)
+        await self._run("scontrol", *arguments)
 
-    async def _ask(self, name: str, *arguments: str) -> bytes:
+    async def _run(self, name: str, *arguments: str) -> bytes:
         try:
             process = await asyncio.create_subprocess_exec(
                 self._programs[name], *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -84,11 +84,11 @@ class SlurmCommands:
         assert process.stdout is not None
         assert process.stderr is not None
         try:
-            async with asyncio.timeout(_SECONDS):
+            async with asyncio.timeout(_COMMAND_SECONDS):
                 said, problem = await asyncio.gather(_read(process.stdout), _read(process.stderr))
                 status = await process.wait()
         except TimeoutError:
-            raise CachefsError(f"{name} did not end within {_SECONDS:.0f} s; does slurmctld run?") from None
+            raise CachefsError(f"{name} did not end within {_COMMAND_SECONDS:.0f} s; does slurmctld run?") from None
         finally:
             if process.returncode is None:
                 # The whole process group, including children of a wrapper: `wait` does not return while they hold the
@@ -108,8 +108,8 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
     while part := await stream.read(1 << 18):
         parts.append(part)
         size += len(part)
-        if size > _MOST_BYTES:
-            raise CachefsError(f"a command of Slurm says more than {_MOST_BYTES >> 20} MiB")
+        if size > _MAX_BYTES:
+            raise CachefsError(f"a command of Slurm says more than {_MAX_BYTES >> 20} MiB")
     return b"".join(parts)
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachefs_scheduler.slurm.job_records import SlurmJob, single_tasks
-from cachefs_scheduler.slurm.told_jobs import MOST_TASKS
+from cachefs_scheduler.slurm.reported_jobs import MAX_TASKS
 
 # A begin time later than any that this program sets is the user's.
 _SLACK: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class WaitingChanges:
     """Changes to jobs, by scontrol's names."""
 
     # Jobs that may start now.
@@ -30,7 +30,9 @@ class Steps:
     put_off: Sequence[str]
 
 
-def steps(jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, wait_for: float) -> Steps:
+def waiting_changes(
+    jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, wait_for: float
+) -> WaitingChanges:
     """Return the changes that are due.
 
     may_start: the service's answers by job name; jobs without a recent answer are absent. now: Unix seconds.
@@ -40,10 +42,10 @@ def steps(jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, w
     release: list[SlurmJob] = []
     put_off: list[str] = []
     for job in jobs:
-        if not job.waiting or not job.tag.waits:
+        if not job.waiting or not job.tag.can_wait:
             continue
         refused = False
-        for task in single_tasks(job, MOST_TASKS):
+        for task in single_tasks(job, MAX_TASKS):
             go = may_start.get(task.name)
             refused |= go is False
             if not go:
@@ -57,9 +59,9 @@ def steps(jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, w
                 start.append(task.id)
         if refused and not job.held and job.eligible - now < wait_for / 2:
             put_off.append(f"{job.id}_[{job.tasks}]" if job.tasks else job.id)
-    return Steps(start, later, release, put_off)
+    return WaitingChanges(start, later, release, put_off)
 
 
-def soon(job: SlurmJob, now: float, wait_for: float) -> bool:
+def is_due(job: SlurmJob, now: float, wait_for: float) -> bool:
     """Return whether to ask for the job now: not if its user wants it to begin much later."""
     return job.waiting and job.eligible <= now + wait_for + _SLACK

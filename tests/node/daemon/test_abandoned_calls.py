@@ -11,11 +11,11 @@ from cachefs_daemon.datasets import selection
 from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.node import Node
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import Put
-from cachefs_daemon.store.storage import Foresight, Storage
+from cachefs_daemon.store.block_store import BlockToStore
+from cachefs_daemon.store.storage import PlanningParts, Storage
 from cachefs_daemon.store_settings import store_config
 
-from cachefs.messages import DatasetAdd, DatasetName, Selection
+from cachefs.messages import DatasetAddRequest, DatasetName, Selection
 from tests.waiting import until_async
 
 
@@ -53,7 +53,7 @@ def test_a_refresh_and_a_removal_are_done_to_their_end(tmp_path: Path, monkeypat
             "memory": {"dir": str(tmp_path / "memory"), "budget": "8MiB", "segment_size": "8MiB", "min_free": 0},
         }
     )
-    storage, threads = Storage(store_config(config), Foresight.empty()), Threads()
+    storage, threads = Storage(store_config(config), PlanningParts.empty()), Threads()
 
     async def scene() -> None:
         node = Node(config, storage, threads)
@@ -63,9 +63,9 @@ def test_a_refresh_and_a_removal_are_done_to_their_end(tmp_path: Path, monkeypat
             snapshot = node.catalog.snapshot("d")
             keys = [key for entry in selection.files(snapshot, []) for key in selection.block_keys(snapshot, entry)]
             with storage.tiering as tiering:
-                return len(keys) - len(tiering.unpinned(keys))
+                return len(keys) - len(tiering.filter_unpinned(keys))
 
-        await end(service.dataset_add(DatasetAdd(name="d", url=f"file://{origin}")))
+        await end(service.dataset_add(DatasetAddRequest(name="d", url=f"file://{origin}")))
         await service.pin(Selection(dataset="d"))
         assert pinned() == 1
         (origin / "b").write_bytes(b"second")
@@ -80,12 +80,12 @@ def test_a_refresh_and_a_removal_are_done_to_their_end(tmp_path: Path, monkeypat
             for key in selection.block_keys(node.catalog.snapshot("d"), entry)
         ]
         for key in keys:
-            storage.blocks.put_many([Put(key, b"x")])
+            storage.blocks.put_many([BlockToStore(key, b"x")])
         removal = asyncio.create_task(service.dataset_remove(DatasetName(name="d")))
         await abandoned(node, removal, monkeypatch)
-        await until_async(lambda: not storage.index.count())
+        await until_async(lambda: not storage.index.count_keys())
         with storage.tiering as tiering:
-            assert tiering.unpinned(keys) == keys
+            assert tiering.filter_unpinned(keys) == keys
         await node.stop()
 
     try:

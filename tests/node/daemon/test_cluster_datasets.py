@@ -81,7 +81,7 @@ def test_what_is_done_on_one_node_is_done_on_all(pair: tuple[Daemon, Daemon], fi
     assert fresh is not None
     until(lambda: datasets(first)["data"].snapshot == fresh.snapshot)
     snapshot = Snapshot(Path(datasets(first)["data"].path))
-    assert snapshot.find(b"new") is not None
+    assert snapshot.find_path(b"new") is not None
     snapshot.close()
 
     first.client.call(DATASET_LIMIT, DatasetLimit(name="data", share=0.5, ttl=60.0))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cachefs.job_messages import JobProgress, JobPublish
-from cachefs.messages import BlockRef, Fetch
+from cachefs.job_messages import JobProgress, JobPublication
+from cachefs.messages import BlockRef, FetchRequest
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from cachefs.snapshot import Snapshot
@@ -34,7 +34,7 @@ class Rank:
         self.spec = replace(SPEC, rank=self.number)
         self.name = f"rank{self.number}"
         self.channel = FetchClient(self.daemon.socket)
-        request = JobPublish(
+        request = JobPublication(
             job="train", dataset="images", spec=self.spec, consumer=self.name, rank=self.number, world_size=2,
             batch_size=BATCH, pid=os.getpid(),
         )  # fmt: skip
@@ -43,7 +43,7 @@ class Rank:
     def read(self, epoch: int, start: int) -> None:
         samples = epoch_order(self.spec, epoch)[start : start + BATCH]
         refs = [BlockRef(self.snapshot, self.entries[int(sample)], 0) for sample in samples]
-        answers = self.channel.call(Fetch(blocks=refs, deadline=20.0))
+        answers = self.channel.call(FetchRequest(blocks=refs, deadline=20.0))
         assert [answer.message for answer in answers if answer.errno] == []
         place = JobProgress(job="train", consumer=self.name, epoch=epoch, position=start + len(samples))
         self.daemon.client.call(JOB_PROGRESS, place)
@@ -52,7 +52,7 @@ class Rank:
 def entries_of(daemon: Daemon) -> list[int]:
     snapshot = Snapshot(Path(datasets(daemon)["images"].path))
     try:
-        found = [snapshot.find(f"{number:04}".encode()) for number in range(FILES)]
+        found = [snapshot.find_path(f"{number:04}".encode()) for number in range(FILES)]
     finally:
         snapshot.close()
     return [entry.number for entry in found if entry is not None]

@@ -16,20 +16,20 @@ import grpc
 import pytest
 
 from cachefs import errors
-from cachefs.block import Location
-from cachefs.fetch_frames import fetch_socket
-from cachefs.identity import IDENTITY_KEY, ask_identity, identity_socket
+from cachefs.block import BlockLocation
+from cachefs.fetch_frames import fetch_socket_path
+from cachefs.identity import IDENTITY_KEY, identity_socket_path, request_identity
 from cachefs.job_messages import JobName
 from cachefs.messages import (
-    DatasetAdd,
+    DatasetAddRequest,
     DatasetDetail,
     DatasetName,
     DatasetView,
     Empty,
-    Fetch,
+    FetchRequest,
     Selection,
-    Warmup,
     WarmupProgress,
+    WarmupRequest,
 )
 from cachefs.rpc import (
     CACHED,
@@ -84,12 +84,12 @@ def show(daemon: Daemon, name: str = "images") -> DatasetDetail:
 
 
 def warm(daemon: Daemon, dataset: str = "images", paths: tuple[bytes, ...] = (), fraction: float = 1) -> WarmupProgress:
-    request = Warmup(dataset=dataset, paths=list(paths), fraction=fraction)
-    return list(daemon.client.stream(WARMUP, request, timeout=60))[-1]
+    request = WarmupRequest(dataset=dataset, paths=list(paths), fraction=fraction)
+    return list(daemon.client.stream_responses(WARMUP, request, timeout=60))[-1]
 
 
 def cached_paths(daemon: Daemon, *paths: bytes) -> set[bytes]:
-    pages = daemon.client.stream(CACHED, Selection(dataset="images", paths=list(paths)), timeout=60)
+    pages = daemon.client.stream_responses(CACHED, Selection(dataset="images", paths=list(paths)), timeout=60)
     return {file.path for page in pages for file in page.files if sum(file.cached) == file.size > 0}
 
 
@@ -135,7 +135,7 @@ def test_one_bad_reference_does_not_spoil_the_others(daemon: Daemon, view: Datas
 
 def test_a_reader_that_goes_away_does_not_take_the_fetch_along(daemon: Daemon, view: DatasetView) -> None:
     before, client = daemon.status().origin_requests, FetchClient(daemon.socket)
-    client.ask(1, Fetch(blocks=[block_ref(view, "large", n) for n in range(3)], deadline=20))
+    client.ask(1, FetchRequest(blocks=[block_ref(view, "large", n) for n in range(3)], deadline=20))
     client.close()
     assert daemon.read(view, "large", deadline=20)
     assert daemon.status().origin_requests - before <= 3
@@ -199,11 +199,11 @@ def test_a_listing_that_fails_leaves_nothing(daemon: Daemon, tmp_path: Path) -> 
 
 def test_only_one_listing_of_a_name_at_a_time(daemon: Daemon, origin: Path) -> None:
     with silent_server() as url:
-        request = DatasetAdd(name="x", url=url)
-        first = daemon.client.stream(DATASET_ADD, request, timeout=60)
+        request = DatasetAddRequest(name="x", url=url)
+        first = daemon.client.stream_responses(DATASET_ADD, request, timeout=60)
         next(first)
         with pytest.raises(errors.Busy, match="right now"):
-            list(daemon.client.stream(DATASET_ADD, request, timeout=60))
+            list(daemon.client.stream_responses(DATASET_ADD, request, timeout=60))
         assert next(first).phase == "listing", "it goes on"
         first.close()
     assert until(lambda: _added(daemon, "x", origin)).files == FILES + 3
@@ -369,7 +369,7 @@ def test_a_warmup_takes_no_more_than_fits_and_fetches_little_in_vain(tmp_path: P
 
 
 def test_a_warmup_in_the_background(daemon: Daemon, view: DatasetView) -> None:
-    replies = list(daemon.client.stream(WARMUP, Warmup(dataset="images", wait=False), timeout=20))
+    replies = list(daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="images", wait=False), timeout=20))
     assert [reply.blocks_total for reply in replies] == [FILES + 4]
     until(lambda: not daemon.status().warmups)
     assert daemon.status().index_blocks == FILES + 4
@@ -426,7 +426,7 @@ def test_evicting_frees_what_it_selects(daemon: Daemon, view: DatasetView) -> No
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
-def flip_byte(daemon: Daemon, location: Location) -> None:
+def flip_byte(daemon: Daemon, location: BlockLocation) -> None:
     with segment_path(daemon.memory, location.segment).open("r+b") as file:
         file.seek(location.offset + location.length // 2)
         byte = file.read(1)
@@ -439,7 +439,7 @@ def test_a_complaint_about_bad_bytes_is_checked_and_repaired(daemon: Daemon, vie
     (answer,) = daemon.fetch(block_ref(view, path))
     assert daemon.fetch(block_ref(view, path, bad=answer.location))[0].location == answer.location
     assert daemon.status().repairs == before
-    flip_byte(daemon, Location.unpack(answer.location))
+    flip_byte(daemon, BlockLocation.unpack(answer.location))
     (repaired,) = daemon.fetch(block_ref(view, path, bad=answer.location))
     assert repaired.location != answer.location
     assert daemon.read(view, path) == (origin / path).read_bytes()
@@ -449,10 +449,10 @@ def test_a_complaint_about_bad_bytes_is_checked_and_repaired(daemon: Daemon, vie
 def test_verify_reads_everything_and_drops_what_is_wrong(daemon: Daemon, view: DatasetView, origin: Path) -> None:
     warm(daemon)
     (answer,) = daemon.fetch(block_ref(view, "large", 1))
-    flip_byte(daemon, Location.unpack(answer.location))
-    last = list(daemon.client.stream(VERIFY, Empty(), timeout=60))[-1]
+    flip_byte(daemon, BlockLocation.unpack(answer.location))
+    last = list(daemon.client.stream_responses(VERIFY, Empty(), timeout=60))[-1]
     assert (last.blocks, last.bytes, last.repaired, last.done) == (FILES + 4, view.bytes, 1, True)
-    assert list(daemon.client.stream(VERIFY, Empty(), timeout=60))[-1].repaired == 0
+    assert list(daemon.client.stream_responses(VERIFY, Empty(), timeout=60))[-1].repaired == 0
     assert daemon.read(view, "large") == (origin / "large").read_bytes()
 
 
@@ -461,7 +461,7 @@ def test_verify_reads_everything_and_drops_what_is_wrong(daemon: Daemon, view: D
 
 @pytest.mark.own_daemon
 def test_its_sockets_are_for_everybody_and_gone_at_the_end(daemon: Daemon) -> None:
-    sockets = (daemon.socket, identity_socket(daemon.socket), fetch_socket(daemon.socket))
+    sockets = (daemon.socket, identity_socket_path(daemon.socket), fetch_socket_path(daemon.socket))
     assert [stat.S_IMODE(each.stat().st_mode) for each in sockets] == [0o666, 0o666, 0o666]
     assert daemon.stop() == 0
     assert not any(each.exists() for each in sockets)
@@ -470,13 +470,13 @@ def test_its_sockets_are_for_everybody_and_gone_at_the_end(daemon: Daemon) -> No
 @pytest.mark.own_daemon
 def test_sockets_that_were_removed_are_there_again(daemon: Daemon) -> None:
     """As cleaners of temporary files do it. The client that was connected goes on."""
-    for path in (daemon.socket, identity_socket(daemon.socket)):
+    for path in (daemon.socket, identity_socket_path(daemon.socket)):
         path.unlink()
     until(daemon.socket.exists)
-    until(identity_socket(daemon.socket).exists)
+    until(identity_socket_path(daemon.socket).exists)
     fresh = DaemonClient(daemon.socket)
     assert fresh.call(STATUS, Empty()).pid == daemon.status().pid
-    assert ask_identity(daemon.socket)
+    assert request_identity(daemon.socket)
     with pytest.raises(errors.NotFound, match="no job named"):  # it knows who calls
         fresh.call(JOB_SHOW, JobName(job="x"))
     fresh.close()
@@ -499,7 +499,7 @@ def test_the_socket_of_a_daemon_that_took_the_place_stays(daemon: Daemon) -> Non
 def test_a_daemon_that_cannot_have_both_sockets_leaves_neither(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.stop() == 0
     with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(identity_socket(daemon.socket)))
+        other.bind(str(identity_socket_path(daemon.socket)))
         other.listen()
         daemon.spawn()
         assert daemon.process is not None
@@ -519,7 +519,7 @@ def test_sigint_stops_in_order(daemon: Daemon) -> None:
 
 def test_a_request_it_cannot_read_harms_nobody(daemon: Daemon) -> None:
     channel = grpc.insecure_channel(f"unix:{daemon.socket}")
-    identity = ((IDENTITY_KEY, ask_identity(daemon.socket)),)
+    identity = ((IDENTITY_KEY, request_identity(daemon.socket)),)
     for nonsense in (b"\xc1 no msgpack", b"\x81\xa4name\xa2\xc3(", b"\x81\xa1x" + b"\x91" * 200_000 + b"\1"):
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(REPORT.path)(nonsense, timeout=5, metadata=identity)

@@ -10,7 +10,7 @@ import pytest
 from cachefs_tools.lab.ports import free_port
 
 from cachefs.errors import CachefsError, ConfigError
-from cachefs.messages import DatasetName, DatasetReached, DatasetSet, Empty, OriginChange, OriginOptions
+from cachefs.messages import DatasetName, DatasetSetRequest, DatasetSetResult, Empty, OriginChange, OriginOptions
 from cachefs.rpc import DATASET_LIST, DATASET_SET, DATASET_SHOW
 from tests.daemon import Daemon, shared_daemon
 from tests.node.daemon.test_cluster_datasets import datasets, two_daemons
@@ -49,8 +49,8 @@ def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path, rado
         yield daemon
 
 
-def change(daemon: Daemon, name: str = "d", unchecked: bool = False, **options: str | bool | None) -> DatasetReached:
-    request = DatasetSet(name=name, change=OriginChange(**options), unchecked=unchecked)
+def change(daemon: Daemon, name: str = "d", unchecked: bool = False, **options: str | bool | None) -> DatasetSetResult:
+    request = DatasetSetRequest(name=name, change=OriginChange(**options), unchecked=unchecked)
     return daemon.client.call(DATASET_SET, request)
 
 

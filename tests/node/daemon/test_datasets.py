@@ -15,17 +15,17 @@ import psutil
 import pytest
 from cachefs_daemon.datasets import records as registry
 from cachefs_daemon.datasets.catalog import KEPT_GENERATIONS, Catalog, Dataset
-from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
-from cachefs_daemon.datasets.origin_upkeep import MOST_PREPARED
+from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
+from cachefs_daemon.datasets.origin_upkeep import MAX_PREPARED
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.runtime import descriptors
 from cachefs_daemon.runtime.boot_clock import now
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs import snapshot as snapshots
 from cachefs.errors import CachefsError, ConfigError, OriginAccessDenied
-from cachefs.messages import BlockRef, DatasetAdd, Empty, ListingProgress, OriginOptions, Warmup
+from cachefs.messages import BlockRef, DatasetAddRequest, Empty, ListingProgress, OriginOptions, WarmupRequest
 from cachefs.rpc import DATASET_ADD, DATASET_LIST, WARMUP
 from tests.daemon import Daemon, block_ref
 from tests.servers.scripted import silent_server
@@ -36,10 +36,10 @@ def with_datasets(state: Path, scene: Callable[[Catalog], Awaitable[None]]) -> N
     with_held_snapshots(state, lambda datasets, _: scene(datasets))
 
 
-def with_held_snapshots(state: Path, scene: Callable[[Catalog, HeldSnapshots], Awaitable[None]]) -> None:
+def with_held_snapshots(state: Path, scene: Callable[[Catalog, OpenSnapshots], Awaitable[None]]) -> None:
     async def play() -> None:
         threads = Threads()
-        held = HeldSnapshots(state / "snapshots", 1 << 20)
+        held = OpenSnapshots(state / "snapshots", 1 << 20)
         datasets = Catalog(state, held, OriginSettings(), threads)
         try:
             await scene(datasets, held)
@@ -60,21 +60,23 @@ def test_old_snapshots_stay_while_a_mount_may_use_them(tmp_path: Path) -> None:
     (origin / "0").touch()
 
     async def grow(datasets: Catalog) -> None:
-        await _drain(datasets.add(DatasetAdd(name="d", url=f"file://{origin}")))
+        await _drain(datasets.add(DatasetAddRequest(name="d", url=f"file://{origin}")))
         for number in range(1, 4):
             (origin / str(number)).touch()
             await _drain(datasets.refresh("d"))
         newest_first = [known.id for known in datasets.get("d").record.snapshots]
         assert len(newest_first) == 4
         third = newest_first[2]
-        await datasets.prune(lambda snapshot: snapshot.id == third and 0 <= now().seconds - snapshot.replaced < 60)
+        await datasets.forget_unused(
+            lambda snapshot: snapshot.id == third and 0 <= now().seconds - snapshot.replaced < 60
+        )
         assert [known.id for known in datasets.get("d").record.snapshots] == newest_first[:3]
         assert files(state) == set(newest_first[:3])
 
     async def restart(datasets: Catalog) -> None:
         newest_first = [known.id for known in datasets.get("d").record.snapshots]
         assert len(datasets.generations(datasets.get("d"))) == 3
-        await datasets.prune(lambda snapshot: False)
+        await datasets.forget_unused(lambda snapshot: False)
         assert files(state) == set(newest_first[:KEPT_GENERATIONS])
         assert datasets.snapshot("d").id == newest_first[0]
 
@@ -89,7 +91,7 @@ def test_two_datasets_share_a_snapshot_until_both_are_gone(tmp_path: Path) -> No
 
     async def scene(datasets: Catalog) -> None:
         for name in ("a", "b"):
-            await _drain(datasets.add(DatasetAdd(name=name, url=f"file://{origin}")))
+            await _drain(datasets.add(DatasetAddRequest(name=name, url=f"file://{origin}")))
         shared = datasets.snapshot("a").id
         await datasets.remove("a")
         assert files(state) == {shared}
@@ -106,7 +108,7 @@ def test_a_dataset_that_cannot_be_used_any_more_concerns_no_other_one(
     origin, state = tmp_path / "origin", tmp_path / "state"
     origin.mkdir()
     (origin / "file").write_bytes(b"x")
-    with_datasets(state, lambda datasets: _drain(datasets.add(DatasetAdd(name="good", url=f"file://{origin}"))))
+    with_datasets(state, lambda datasets: _drain(datasets.add(DatasetAddRequest(name="good", url=f"file://{origin}"))))
     (good,) = registry.load(state).datasets
     lost = msgspec.structs.replace(good, name="lost", snapshots=[registry.SnapshotRecord("0" * 32)])
     wrong = msgspec.structs.replace(good, name="wrong", url="ftp://nowhere")
@@ -115,7 +117,7 @@ def test_a_dataset_that_cannot_be_used_any_more_concerns_no_other_one(
     async def scene(datasets: Catalog) -> None:
         assert [dataset.record.name for dataset in datasets if dataset.current] == ["wrong", "good"]
         with pytest.raises(ConfigError, match="ftp://nowhere cannot be used"):
-            await datasets.get("wrong").origin.read(ObjectRange(b"file", b"", 1, 0, 1), Patience.of(10))
+            await datasets.get("wrong").origin.read(ObjectRange(b"file", b"", 1, 0, 1), Deadline.after(10))
 
     with_datasets(state, scene)
     assert [message.partition(":")[0] for message in caplog.messages if "dataset" in message[:7]] == [
@@ -125,7 +127,7 @@ def test_a_dataset_that_cannot_be_used_any_more_concerns_no_other_one(
 
     async def without_descriptors(datasets: Catalog) -> None:
         assert len(datasets) == 3
-        assert not datasets.readable()
+        assert not datasets.mountable()
 
     with_datasets(state, without_descriptors)
     assert "Too many open files" in caplog.text
@@ -136,15 +138,15 @@ def _no_descriptors(path: Path) -> None:
 
 
 def test_not_all_descriptors_are_for_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "limit", lambda: 2)
+    monkeypatch.setattr(descriptors, "open_file_limit", lambda: 2)
 
     async def scene(datasets: Catalog) -> None:
         for name in ("a", "b"):
             (tmp_path / name / name).mkdir(parents=True)
-            await _drain(datasets.add(DatasetAdd(name=name, url=f"file://{tmp_path}/{name}")))
+            await _drain(datasets.add(DatasetAddRequest(name=name, url=f"file://{tmp_path}/{name}")))
         (tmp_path / "c" / "c").mkdir(parents=True)
         with pytest.raises(CachefsError, match="2 are open with a limit of 2 open files; raise"):
-            await _drain(datasets.add(DatasetAdd(name="c", url=f"file://{tmp_path}/c")))
+            await _drain(datasets.add(DatasetAddRequest(name="c", url=f"file://{tmp_path}/c")))
         assert len(datasets) == 2
 
     with_datasets(tmp_path / "state", scene)
@@ -155,16 +157,16 @@ def test_the_origin_of_a_removed_dataset_serves_no_other_one(tmp_path: Path) -> 
     origin.mkdir()
     (origin / "file").write_bytes(b"x")
 
-    async def scene(datasets: Catalog, held: HeldSnapshots) -> None:
+    async def scene(datasets: Catalog, held: OpenSnapshots) -> None:
         for name in ("a", "b"):
-            await _drain(datasets.add(DatasetAdd(name=name, url=f"file://{origin}")))
+            await _drain(datasets.add(DatasetAddRequest(name=name, url=f"file://{origin}")))
         snapshot = datasets.snapshot("b")
-        file = snapshot.find(b"file")
+        file = snapshot.find_path(b"file")
         assert file is not None
-        async with contextlib.aclosing(datasets.add(DatasetAdd(name="c", url=f"file://{tmp_path}"))) as listing:
+        async with contextlib.aclosing(datasets.add(DatasetAddRequest(name="c", url=f"file://{tmp_path}"))) as listing:
             await anext(listing)
             await datasets.remove("a")
-            source = held.source(BlockRef(snapshot=snapshot.id, entry=file.number, number=0))
+            source = held.block_source(BlockRef(snapshot=snapshot.id, entry=file.number, number=0))
             assert source.origin is datasets.get("b").origin
 
     with_held_snapshots(tmp_path / "state", scene)
@@ -183,7 +185,7 @@ def test_changes_at_once_are_all_remembered(tmp_path: Path, monkeypatch: pytest.
 
     async def scene(datasets: Catalog) -> None:
         for name in ("a", "b"):
-            await _drain(datasets.add(DatasetAdd(name=name, url=f"file://{tmp_path}/origin")))
+            await _drain(datasets.add(DatasetAddRequest(name=name, url=f"file://{tmp_path}/origin")))
         monkeypatch.setattr(registry, "save", first_is_slow)
         await asyncio.gather(datasets.set_pins("a", [b"file"]), datasets.set_pins("b", [b"file"]))
 
@@ -238,7 +240,7 @@ def test_a_listing_ends_with_its_caller(tmp_path: Path) -> None:
         assert daemon.process is not None
         cachefsd = psutil.Process(daemon.process.pid)
         before = cachefsd.children()
-        listing = daemon.client.stream(DATASET_ADD, DatasetAdd(name="d", url=url), timeout=60)
+        listing = daemon.client.stream_responses(DATASET_ADD, DatasetAddRequest(name="d", url=url), timeout=60)
         next(listing)
         listing.close()
         until(lambda: cachefsd.children() == before and not list((daemon.home / "state" / "snapshots").iterdir()))
@@ -254,7 +256,7 @@ def test_a_warmup_ends_with_its_caller(tmp_path: Path) -> None:
         path.write_bytes(b"x" * 2000)
     with Daemon(tmp_path / "node", {"origin": {"max_connections": 1}}) as daemon:
         daemon.add_dataset("d", f"file://{tmp_path}/origin")
-        warmup = daemon.client.stream(WARMUP, Warmup(dataset="d"), timeout=60)
+        warmup = daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="d"), timeout=60)
         next(warmup)
         warmup.close()
         until(lambda: not daemon.status().warmups)
@@ -269,7 +271,7 @@ def test_of_what_is_mounted_origins_are_prepared_but_few_and_whatever_they_say(t
 
         prepared = 0
 
-        async def prepare(self) -> None:
+        async def preconnect(self) -> None:
             self.prepared += 1
             raise OSError("no route to host")
 
@@ -281,12 +283,12 @@ def test_of_what_is_mounted_origins_are_prepared_but_few_and_whatever_they_say(t
         for number in range(20):
             record = registry.DatasetRecord(f"d{number}", "s3://bucket", OriginOptions(), [])
             datasets._datasets[f"d{number}"] = Dataset(record, origin, None)
-        datasets.prepare(lambda name: name in ("d1", "d2", "other"))
+        datasets.prepare_origins(lambda name: name in ("d1", "d2", "other"))
         await asyncio.gather(*datasets._upkeep._preparing)
         assert origin.prepared == 2
-        datasets.prepare(lambda name: True)
+        datasets.prepare_origins(lambda name: True)
         await asyncio.gather(*datasets._upkeep._preparing)
-        assert origin.prepared == 2 + MOST_PREPARED
+        assert origin.prepared == 2 + MAX_PREPARED
 
     with_datasets(tmp_path, scene)
 
@@ -300,7 +302,7 @@ def test_of_what_is_mounted_origins_are_prepared_but_few_and_whatever_they_say(t
 )  # fmt: skip
 def test_a_refused_url_is_not_in_the_log(refusing: Daemon, url: str) -> None:
     with pytest.raises(CachefsError):
-        list(refusing.client.stream(DATASET_ADD, DatasetAdd(name="secretive", url=url)))
+        list(refusing.client.stream_responses(DATASET_ADD, DatasetAddRequest(name="secretive", url=url)))
     log = refusing.log.read_text()
     assert "dataset secretive is not added: " in log
     assert "hunter2" not in log

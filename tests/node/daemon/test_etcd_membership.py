@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 from cachefs_daemon.cluster import last_known
 from cachefs_daemon.cluster.etcd import EtcdStore
-from cachefs_daemon.cluster.etcd_client import EtcdAway, EtcdClient, EtcdRefuses, EtcdSettings
+from cachefs_daemon.cluster.etcd_client import EtcdClient, EtcdRefused, EtcdSettings, EtcdUnavailable
 from cachefs_daemon.cluster.ring import Ring
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, encode_record
@@ -80,7 +80,7 @@ async def nodes(etcd: Etcd, *numbers: int, grace: float = GRACE) -> AsyncIterato
 async def test_nodes_join_drain_and_leave(etcd: Etcd) -> None:
     seen: list[ClusterView] = []
     async with nodes(etcd, 1, 2, 3) as (first, second, third):
-        first.listen(seen.append)
+        first.add_listener(seen.append)
         assert [each.view.problem for each in (first, second, third)] == [""] * 3
         before = first.view.epoch
         revision = etcd.put("/other", "")
@@ -122,7 +122,7 @@ async def test_a_node_that_died_vanishes_with_its_lease(etcd: Etcd) -> None:
     async with nodes(etcd, 1) as (first,):
         client = EtcdClient(EtcdSettings([etcd.url]))
         dead = dataclasses.replace(member_record(2), state="active")
-        client.put_if(f"{PREFIX}/nodes/{dead.id}".encode(), encode_record(dead), client.grant(1, 20), 0, 20)
+        client.put_if(f"{PREFIX}/nodes/{dead.id}".encode(), encode_record(dead), client.grant_lease(1, 20), 0, 20)
         client.close()
         await until_async(lambda: ring(first) == [1, 2])
         await until_async(lambda: state(first, 2) == "away" or ring(first) == [1])
@@ -183,7 +183,7 @@ async def test_a_start_without_etcd_goes_on_with_what_was_known_last(etcd: Etcd)
         before = second.view
         saved = etcd.home / f"node-{member_id(2)}"
         await until_async(
-            lambda: (known := last_known.load(saved, member_id(2))) is not None and is_saved(known, before)
+            lambda: (known := last_known.load_last_known(saved, member_id(2))) is not None and is_saved(known, before)
         )
         etcd.kill()
         await until_async(lambda: bool(first.view.problem))
@@ -195,8 +195,8 @@ async def test_a_start_without_etcd_goes_on_with_what_was_known_last(etcd: Etcd)
             assert (again.view.epoch, ring(again), again.view.get(member_id(1))) == (
                 before.epoch, [1, 2], before.get(member_id(1)),
             )  # fmt: skip
-            first.heard(member_id(2), member_record(2, incarnation=2).incarnation)
-            assert first.view.get(member_id(2)) == again.view.mine
+            first.note_answer(member_id(2), member_record(2, incarnation=2).incarnation)
+            assert first.view.get(member_id(2)) == again.view.own_record
             # Who has never known anybody is alone, and joins later.
             await unknown.start()
             await unknown.announce("active")
@@ -218,7 +218,7 @@ async def test_endpoints_that_are_dead_or_silent_are_passed_over(etcd: Etcd) -> 
         stuck = f"http://127.0.0.1:{silent.getsockname()[1]}"
         client = EtcdClient(EtcdSettings([dead, stuck, etcd.url]))
         try:
-            assert client.range(b"/nothing", 30).count == 0
+            assert client.read_range(b"/nothing", 30).count == 0
             assert client.endpoint == etcd.url
         finally:
             client.close()
@@ -244,7 +244,7 @@ async def test_a_second_node_with_the_same_id_does_not_start(etcd: Etcd) -> None
 async def test_a_node_takes_over_from_its_killed_daemon_at_once(etcd: Etcd) -> None:
     client = EtcdClient(EtcdSettings([etcd.url]))
     killed = dataclasses.replace(member_record(1), state="active")
-    client.put_if(f"{PREFIX}/nodes/{killed.id}".encode(), encode_record(killed), client.grant(300, 20), 0, 20)
+    client.put_if(f"{PREFIX}/nodes/{killed.id}".encode(), encode_record(killed), client.grant_lease(300, 20), 0, 20)
     client.close()
     async with nodes(etcd, 1) as (first,):
         assert '"incarnation":"0000000000000001"' in etcd.keys(f"{PREFIX}/nodes/")[f"{PREFIX}/nodes/{member_id(1)}"]
@@ -320,7 +320,7 @@ def test_a_watch_below_a_compaction_ends(etcd: Etcd) -> None:
     etcd.compact(revisions[-1])
     client = EtcdClient(EtcdSettings([etcd.url]))
     try:
-        end = next(message for message in client.watch(b"/compacted", revisions[0]) if message.ended)
+        end = next(message for message in client.watch(b"/compacted", revisions[0]) if message.has_ended)
         assert end.compacted == revisions[-1]
     finally:
         client.close()
@@ -340,21 +340,21 @@ def test_users_and_passwords(tmp_path: Path) -> None:
         server.ask("auth/enable", {})
         settings = EtcdSettings([server.url], "cachefs", password)
         client = EtcdClient(settings)
-        assert client.put_if(b"/a/key", b"value", 0, 0, 20).done
+        assert client.put_if(b"/a/key", b"value", 0, 0, 20).is_done
         server.kill()  # and with it every token
-        with pytest.raises(EtcdAway, match="does not answer"):
-            client.range(b"/a/key", 1)
+        with pytest.raises(EtcdUnavailable, match="does not answer"):
+            client.read_range(b"/a/key", 1)
         server.start()
-        patiently(client, lambda client: client.range(b"/a/key", 20))
-        assert client.range(b"/a/key", 20).found[0].value == b"value"
-        with pytest.raises(EtcdRefuses, match="permission denied"):
+        patiently(client, lambda client: client.read_range(b"/a/key", 20))
+        assert client.read_range(b"/a/key", 20).found[0].value == b"value"
+        with pytest.raises(EtcdRefused, match="permission denied"):
             client.put_if(b"/c", b"value", 0, 0, 20)
         client.close()
         password.write_text("wrong")
-        with pytest.raises(EtcdRefuses, match="authentication failed"):
-            EtcdClient(settings).range(b"/a/key", 20)
-        with pytest.raises(EtcdRefuses, match="user name is empty"):
-            EtcdClient(EtcdSettings([server.url])).range(b"/a/key", 20)
+        with pytest.raises(EtcdRefused, match="authentication failed"):
+            EtcdClient(settings).read_range(b"/a/key", 20)
+        with pytest.raises(EtcdRefused, match="user name is empty"):
+            EtcdClient(EtcdSettings([server.url])).read_range(b"/a/key", 20)
 
 
 def test_tls_and_certificates(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_tls_and_certificates(tmp_path: Path) -> None:
     with etcd_server.running([*options, "--trusted-ca-file", str(server.ca)]) as etcd:
         with_all = EtcdSettings([etcd.url], ca=mine.ca, certificate=mine.cert, key=mine.key)
         client = EtcdClient(with_all)
-        patiently(client, lambda client: client.range(b"/a/", 20, prefix=True))
+        patiently(client, lambda client: client.read_range(b"/a/", 20, prefix=True))
         client.close()
         for wrong in (
             EtcdSettings([etcd.url], ca=mine.ca),
@@ -372,19 +372,19 @@ def test_tls_and_certificates(tmp_path: Path) -> None:
             EtcdSettings([etcd.url], ca=mine.ca, certificate=theirs.cert, key=theirs.key),
         ):
             client = EtcdClient(wrong)
-            with pytest.raises(EtcdAway, match="does not answer"):
-                client.range(b"/a/", 2, prefix=True)
+            with pytest.raises(EtcdUnavailable, match="does not answer"):
+                client.read_range(b"/a/", 2, prefix=True)
             client.close()
         # A certificate that is replaced is used without a restart.
         changing = tmp_path / "changing.pem"
         changing.write_bytes(theirs.cert.read_bytes())
         client = EtcdClient(EtcdSettings([etcd.url], ca=mine.ca, certificate=changing, key=mine.key))
-        with pytest.raises(EtcdAway, match="does not answer"):
-            client.range(b"/a/", 2, prefix=True)
+        with pytest.raises(EtcdUnavailable, match="does not answer"):
+            client.read_range(b"/a/", 2, prefix=True)
         changing.write_bytes(mine.cert.read_bytes())
-        patiently(client, lambda client: client.range(b"/a/", 20, prefix=True))
+        patiently(client, lambda client: client.read_range(b"/a/", 20, prefix=True))
         client.close()
-    with pytest.raises(EtcdRefuses, match="missing, a certificate for etcd, cannot be read: No such file"):
+    with pytest.raises(EtcdRefused, match="missing, a certificate for etcd, cannot be read: No such file"):
         EtcdClient(EtcdSettings(["https://localhost:1"], ca=tmp_path / "missing"))
 
 
@@ -395,6 +395,6 @@ def patiently(client: EtcdClient, ask: Callable[[EtcdClient], object]) -> None:
         try:
             ask(client)
             break
-        except EtcdAway:
+        except EtcdUnavailable:
             assert time.monotonic() < deadline
             time.sleep(0.05)

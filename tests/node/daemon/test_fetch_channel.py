@@ -14,10 +14,10 @@ import trio.testing
 
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.fetch_frames import VERSION
-from cachefs.identity import identity_socket
-from cachefs.messages import BlockRef, DatasetView, Fetch, FetchedBlock
+from cachefs.identity import identity_socket_path
+from cachefs.messages import BlockRef, DatasetView, FetchedBlock, FetchRequest
 from cachefs.mount import kernel
-from cachefs.mount.fetch_channel import FetchChannel
+from cachefs.mount.fetch_channel import FetchChannelClient
 from cachefs.rpc import ERROR_TRAILER, SERVICE
 from tests.daemon import Daemon, block_ref
 from tests.fetching import FetchClient
@@ -50,9 +50,9 @@ def content(number: int) -> bytes:
     return random.Random(number).randbytes(1000)
 
 
-def play(daemon: Daemon, scene: Callable[[FetchChannel], Awaitable[None]]) -> None:
+def play(daemon: Daemon, scene: Callable[[FetchChannelClient], Awaitable[None]]) -> None:
     async def run() -> None:
-        channel = FetchChannel(daemon.socket)
+        channel = FetchChannelClient(daemon.socket)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(channel.run)
@@ -70,11 +70,11 @@ def still(daemon: Daemon, *, moving: bool = False) -> None:
 def test_a_thousand_questions_wait_at_once_for_a_daemon_that_stands_still(daemon: Daemon, refs: list[BlockRef]) -> None:
     answers: list[FetchedBlock] = []
 
-    async def scene(channel: FetchChannel) -> None:
-        await channel.call(Fetch(blocks=[refs[0]], deadline=20), 20)
+    async def scene(channel: FetchChannelClient) -> None:
+        await channel.call(FetchRequest(blocks=[refs[0]], deadline=20), 20)
 
         async def ask(number: int) -> None:
-            answers.extend(await channel.call(Fetch(blocks=[refs[number % FILES]], deadline=40), 40))
+            answers.extend(await channel.call(FetchRequest(blocks=[refs[number % FILES]], deadline=40), 40))
 
         still(daemon)
         try:
@@ -96,15 +96,15 @@ def test_a_thousand_questions_wait_at_once_for_a_daemon_that_stands_still(daemon
 def test_who_waits_for_a_daemon_that_stands_still_waits_no_longer_than_it_said(
     daemon: Daemon, refs: list[BlockRef]
 ) -> None:
-    async def scene(channel: FetchChannel) -> None:
-        await channel.call(Fetch(blocks=[refs[0]], deadline=20), 20)
+    async def scene(channel: FetchChannelClient) -> None:
+        await channel.call(FetchRequest(blocks=[refs[0]], deadline=20), 20)
         still(daemon)
         try:
             with pytest.raises(DaemonUnavailable, match="did not answer in time"):
-                await channel.call(Fetch(blocks=[refs[1]], deadline=0.2), 0.2)
+                await channel.call(FetchRequest(blocks=[refs[1]], deadline=0.2), 0.2)
         finally:
             still(daemon, moving=True)
-        [answer] = await channel.call(Fetch(blocks=[refs[1]], deadline=20), 20)
+        [answer] = await channel.call(FetchRequest(blocks=[refs[1]], deadline=20), 20)
         assert answer.location
 
     play(daemon, scene)
@@ -114,7 +114,7 @@ def test_a_client_that_does_not_read_keeps_nobody_waiting(daemon: Daemon, view: 
     refs = [block_ref(view, f"{number}") for number in range(100)]
     silent = FetchClient(daemon.socket)
     for number in range(80):
-        silent.ask(number, Fetch(blocks=refs, deadline=20))
+        silent.ask(number, FetchRequest(blocks=refs, deadline=20))
     assert daemon.read(view, "7") == content(7)
     assert len(silent.answer().blocks) == 100
     silent.close()
@@ -123,15 +123,15 @@ def test_a_client_that_does_not_read_keeps_nobody_waiting(daemon: Daemon, view: 
 def test_a_daemon_that_is_killed_in_mid_wait_is_asked_again_when_it_is_back(
     daemon: Daemon, refs: list[BlockRef]
 ) -> None:
-    async def scene(channel: FetchChannel) -> None:
-        await channel.call(Fetch(blocks=[refs[0]], deadline=20), 20)
+    async def scene(channel: FetchChannelClient) -> None:
+        await channel.call(FetchRequest(blocks=[refs[0]], deadline=20), 20)
         still(daemon)
         async with trio.open_nursery() as nursery:
 
             async def ask() -> None:
                 with pytest.raises(DaemonUnavailable, match="has gone away"):
-                    await channel.call(Fetch(blocks=[refs[2]], deadline=60), 60)
-                [answer] = await channel.call(Fetch(blocks=[refs[2]], deadline=60), 60)
+                    await channel.call(FetchRequest(blocks=[refs[2]], deadline=60), 60)
+                [answer] = await channel.call(FetchRequest(blocks=[refs[2]], deadline=60), 60)
                 assert answer.location
 
             nursery.start_soon(ask)
@@ -155,7 +155,7 @@ def test_an_older_mount_is_told_what_to_do(daemon: Daemon) -> None:
 def test_a_mount_of_another_version_is_not_served(daemon: Daemon, refs: list[BlockRef]) -> None:
     client = FetchClient(daemon.socket, version=VERSION + 1)
     with pytest.raises(CachefsError):
-        client.call(Fetch(blocks=refs[:1]))
+        client.call(FetchRequest(blocks=refs[:1]))
     client.close()
 
 
@@ -163,7 +163,7 @@ def test_nothing_is_mounted_where_the_daemon_is_too_old(daemon: Daemon, view: Da
     """Its other sockets have a second name here. (What is taken away, it makes again.)"""
     old, directory = tmp_path / "old.sock", tmp_path / "mnt"
     old.hardlink_to(daemon.socket)
-    identity_socket(old).hardlink_to(identity_socket(daemon.socket))
+    identity_socket_path(old).hardlink_to(identity_socket_path(daemon.socket))
     directory.mkdir()
     try:
         done = run_mount(old, "tree", directory, "daemon_wait=0.1")

@@ -14,7 +14,16 @@ import pytest
 from cachefs.block import block_key
 from cachefs.errors import ConfigError, NotFound
 from cachefs.index import IndexReader
-from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobProgress, JobPublish, JobView, SampleMap, StallRow
+from cachefs.job_messages import (
+    ConsumerView,
+    JobEpoch,
+    JobName,
+    JobProgress,
+    JobPublication,
+    JobView,
+    SampleMap,
+    StallRow,
+)
 from cachefs.messages import REPORT_SHARE, BlockRef, DatasetView, Empty, Stall
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STALL_LIST
@@ -45,7 +54,7 @@ def wait_for_consumer(daemon: Daemon, job: str, is_right: Callable[[ConsumerView
 
 
 def publish(daemon: Daemon, spec: SamplerSpec | None, **fields: Any) -> JobView:
-    request = JobPublish(job="train", dataset="images", spec=spec, pid=os.getpid(), **fields)
+    request = JobPublication(job="train", dataset="images", spec=spec, pid=os.getpid(), **fields)
     return daemon.client.call(JOB_PUBLISH, request)
 
 
@@ -154,7 +163,7 @@ def test_a_job_is_published_shown_and_cancelled(daemon: Daemon, tmp_path: Path) 
     write_files(tmp_path / "origin", 10)
     daemon.add_dataset("images", f"file://{tmp_path}/origin")
     spec = SamplerSpec(kind="sequential", size=10, epochs=3)
-    view = daemon.client.call(JOB_PUBLISH, JobPublish(job="train", dataset="images", spec=spec, source="test"))
+    view = daemon.client.call(JOB_PUBLISH, JobPublication(job="train", dataset="images", spec=spec, source="test"))
     assert (view.job, view.dataset, view.source, view.state) == ("train", "images", "test", "running")
     assert [(one.consumer, one.known_epochs) for one in view.consumers] == [("0", [0, 1, 2])]
     assert [job for job in daemon.client.call(JOB_LIST, Empty()).jobs if job.state == "running"] == [view]
@@ -169,7 +178,7 @@ def test_bad_publications_are_refused_with_a_reason(daemon: Daemon, tmp_path: Pa
     daemon.add_dataset("images", f"file://{tmp_path}/origin")
 
     def publish(**fields: Any) -> None:
-        daemon.client.call(JOB_PUBLISH, JobPublish(**{"job": "bad", "dataset": "images", **fields}))
+        daemon.client.call(JOB_PUBLISH, JobPublication(**{"job": "bad", "dataset": "images", **fields}))
 
     with pytest.raises(NotFound, match="no dataset named 'videos'"):
         publish(dataset="videos")
@@ -195,7 +204,7 @@ def test_a_job_ends_with_its_process_or_its_lease(daemon: Daemon, tmp_path: Path
     process = subprocess.Popen(["sleep", "60"])
     try:
         for job, pid, lease in (("dies", process.pid, 0.1), ("lapses", 0, 0.1), ("lives", os.getpid(), 0.1)):
-            daemon.client.call(JOB_PUBLISH, JobPublish(job=job, dataset="images", pid=pid, lease=lease))
+            daemon.client.call(JOB_PUBLISH, JobPublication(job=job, dataset="images", pid=pid, lease=lease))
         assert "no sign of life" in wait_for_state(daemon, "lapses", "ended").reason
         assert daemon.client.call(JOB_SHOW, JobName(job="dies")).state == "running"
     finally:
@@ -259,7 +268,7 @@ def play(daemon: Daemon, view: DatasetView, spec: SamplerSpec, keys: list[bytes]
     Returns how many blocks were not there.
     """
     snapshot = Snapshot(Path(view.path))
-    paths = {snapshot.file(number)[1]: number for number in range(1, 1 + view.files)}
+    paths = {snapshot.size_and_content(number)[1]: number for number in range(1, 1 + view.files)}
     node = daemon.report()
     index = IndexReader(Path(node.index))
     reads_per_report = int(REPORT_SHARE * node.capacity * view.files / view.bytes)

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 from cachefs_daemon.cluster.kubernetes import RECORD, KubernetesStore
-from cachefs_daemon.cluster.kubernetes_api import ApiSettings, pod_settings
+from cachefs_daemon.cluster.kubernetes_api import LeaseApiSettings, pod_settings
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.view import NodeRecord, encode_record
 
@@ -42,7 +42,7 @@ def account(tmp_path: Path) -> Path:
 
 
 def membership(server: ApiServer, account: Path, mine: NodeRecord, grace: float = GRACE) -> SharedMembership:
-    store = KubernetesStore(ApiSettings(server.url, NAMESPACE, account), "tests", mine.id, SECONDS)
+    store = KubernetesStore(LeaseApiSettings(server.url, NAMESPACE, account), "tests", mine.id, SECONDS)
     return SharedMembership(store, mine, grace, account, vanishing=0.5)
 
 
@@ -136,7 +136,7 @@ async def test_a_second_node_with_the_same_id_does_not_start(server: ApiServer, 
 @on_loop
 async def test_what_the_service_account_may_not_do_is_said(server: ApiServer, account: Path) -> None:
     mine = member_record(1)
-    store = KubernetesStore(ApiSettings(server.url, "other", account), "tests", mine.id, SECONDS)
+    store = KubernetesStore(LeaseApiSettings(server.url, "other", account), "tests", mine.id, SECONDS)
     node = SharedMembership(store, mine, GRACE, account)
     await node.start()
     await until_async(lambda: "its role needs get, list, watch, create, update and delete" in node.view.problem)
@@ -149,7 +149,7 @@ def test_outside_of_a_pod(monkeypatch: pytest.MonkeyPatch, account: Path) -> Non
         pod_settings("")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    assert pod_settings("", account) == ApiSettings("https://[fd00::1]:6443", NAMESPACE, account)
+    assert pod_settings("", account) == LeaseApiSettings("https://[fd00::1]:6443", NAMESPACE, account)
     with pytest.raises(ConfigError, match="give the pod a service account"):
         pod_settings("", account / "nothing")
 
@@ -159,7 +159,7 @@ async def test_a_ca_that_is_not_there_yet_is_waited_for(server: ApiServer, accou
     """As where the volume of the service account is a moment behind the pod."""
     mine = member_record(1)
     url = server.url.replace("http://", "https://")
-    store = KubernetesStore(ApiSettings(url, NAMESPACE, account), "tests", mine.id, SECONDS)
+    store = KubernetesStore(LeaseApiSettings(url, NAMESPACE, account), "tests", mine.id, SECONDS)
     found = SharedMembership(store, mine, GRACE, account, vanishing=0.5)
     try:
         await found.start()

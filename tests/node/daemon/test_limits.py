@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cachefs.errors import ConfigError, NotFound
-from cachefs.job_messages import JobProgress, JobPublish
-from cachefs.messages import DatasetDetail, DatasetLimit, DatasetName, DatasetView, Warmup
+from cachefs.job_messages import JobProgress, JobPublication
+from cachefs.messages import DatasetDetail, DatasetLimit, DatasetName, DatasetView, WarmupRequest
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import DATASET_LIMIT, DATASET_REMOVE, DATASET_SHOW, JOB_PROGRESS, JOB_PUBLISH, WARMUP
 from tests.daemon import Daemon, shared_daemon
@@ -57,7 +57,7 @@ def show(daemon: Daemon, name: str) -> DatasetDetail:
 
 def warm(daemon: Daemon, name: str) -> int:
     """Blocks that found a place."""
-    return list(daemon.client.stream(WARMUP, Warmup(dataset=name)))[-1].blocks
+    return list(daemon.client.stream_responses(WARMUP, WarmupRequest(dataset=name)))[-1].blocks
 
 
 def within(daemon: Daemon, name: str, share: float) -> bool:
@@ -108,7 +108,7 @@ def test_prefetching_keeps_to_a_share_and_fetches_nothing_twice(tmp_path: Path) 
         daemon.add_dataset("images", write_files(tmp_path / "images", 1))
         limit(daemon, "images", share=0.5)
         spec = SamplerSpec(kind="torch-distributed", size=FILES, epochs=3)
-        request = JobPublish(job="train", dataset="images", spec=spec, pid=os.getpid())
+        request = JobPublication(job="train", dataset="images", spec=spec, pid=os.getpid())
         daemon.client.call(JOB_PUBLISH, request)
         fitting = MEMORY // 2 // (SIZE + 4096)
         until(lambda: daemon.status().fetched_blocks >= fitting - 8)

@@ -70,7 +70,7 @@ def test_a_directory_becomes_a_snapshot(tree: Path) -> None:
     steps: list[ListingProgress] = []
     path = build(f"file://{tree}", tree.parent / "snapshots", steps.append)
     snapshot = Snapshot(path)
-    assert [snapshot.path(entry.number) for entry in snapshot.walk(snapshot.entry(0))] == [b"two", b"a/b/one"]
+    assert [snapshot.path(entry.number) for entry in snapshot.walk_files(snapshot.entry(0))] == [b"two", b"a/b/one"]
     assert (snapshot.url, snapshot.block_size, snapshot.bytes) == (f"file://{tree}", BLOCK_SIZE, 3)
     assert snapshot.problems() == [(b"link", "is a symbolic link to a directory")]
     assert {step.phase for step in steps} == {"listing", "building"}
@@ -83,7 +83,7 @@ def test_a_bucket_becomes_a_snapshot(radosgw: S3Server, tmp_path: Path, monkeypa
     radosgw.create_bucket("listing")
     radosgw.put("listing", {"p/x/1": b"1", "p/x/2": b"22", "p/x/": b"", "p//bad": b"", "p/x": b"hidden", "q": b""})
     snapshot = Snapshot(build("s3://listing/p", tmp_path, endpoint_url=radosgw.endpoint))
-    assert [snapshot.path(entry.number) for entry in snapshot.walk(snapshot.entry(0))] == [b"x/1", b"x/2"]
+    assert [snapshot.path(entry.number) for entry in snapshot.walk_files(snapshot.entry(0))] == [b"x/1", b"x/2"]
     assert [key for key, _ in snapshot.problems()] == [b"/bad", b"x"]
     with pytest.raises(NotFound, match="nothing at s3://listing/absent"):
         build("s3://listing/absent", tmp_path, endpoint_url=radosgw.endpoint)
@@ -154,7 +154,7 @@ class Held(ListingServer):
         self.most = most
 
     def answer(self, target: str) -> bytes | None:
-        return super().answer(target) if self.requests <= self.most else None
+        return super().response_body(target) if self.requests <= self.most else None
 
 
 def test_a_listing_goes_on_after_its_child_was_killed(
@@ -167,7 +167,7 @@ def test_a_listing_goes_on_after_its_child_was_killed(
 
     async def run() -> tuple[Path, ListingProgress]:
         server = Held(keys, 8)
-        async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+        async with await asyncio.start_server(server.serve_connection, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
             request = ListingRequest(
                 url="s3://b",
@@ -192,7 +192,7 @@ def test_a_listing_goes_on_after_its_child_was_killed(
 
     path, last = asyncio.run(run())
     snapshot = Snapshot(path)
-    assert [snapshot.path(entry.number).decode() for entry in snapshot.walk(snapshot.entry(0))] == keys
+    assert [snapshot.path(entry.number).decode() for entry in snapshot.walk_files(snapshot.entry(0))] == keys
     assert snapshot.problem_count == 0
     assert last.resumed >= 3_000
     assert not journal.exists()

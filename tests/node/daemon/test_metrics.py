@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.records import Registry
-from cachefs_daemon.metrics.table import TABLE, Kind
+from cachefs_daemon.metrics.table import TABLE, MetricKind
 from cachefs_tools.lab.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
-from cachefs.job_messages import JobPublish
-from cachefs.messages import DatasetName, OriginOptions, Selection, Warmup
+from cachefs.job_messages import JobPublication
+from cachefs.messages import DatasetName, OriginOptions, Selection, WarmupRequest
 from cachefs.mount import kernel
 from cachefs.rpc import DATASET_REMOVE, EVICT, JOB_PUBLISH, WARMUP
 from tests.daemon import Daemon
@@ -119,7 +119,7 @@ def test_counters_of_daemon_proxy_and_server_agree(
             assert daemon.status().origin_requests == before.origin_requests
             settled(daemon, proxy, seen)
             assert len(server.requests) == len(proxy.requests) - unseen, "the server has seen what was let through"
-            counters = [metric.full_name for metric in TABLE if metric.kind is Kind.COUNTER]
+            counters = [metric.full_name for metric in TABLE if metric.kind is MetricKind.COUNTER]
             assert {name: seen.ask(f"max(resets({name}[5m]))") for name in counters} == dict.fromkeys(counters, 0)
             assert (seen.ask("max(scrape_samples_scraped)") or 0) < 300
             _restart(daemon, seen, directory)
@@ -129,7 +129,7 @@ def _warm_up_by_process(daemon: Daemon) -> None:
     """Blocks that nobody waits for are brought by a fetch process, once it is there."""
 
     def warm_up() -> bool:
-        list(daemon.client.stream(WARMUP, Warmup(dataset="b"), timeout=60))
+        list(daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="b"), timeout=60))
         daemon.client.call(EVICT, Selection(dataset="b"))
         return any(process.blocks for process in daemon.status().fetch_processes)
 
@@ -175,7 +175,9 @@ def test_a_thousand_datasets_and_64_jobs_make_few_series(tmp_path: Path, daemon:
     records.save(state, Registry(datasets=many))
     daemon.start()
     for number in range(64):
-        daemon.client.call(JOB_PUBLISH, JobPublish(job=f"job-{number}", dataset=f"d{number}", lease=600, source="test"))
+        daemon.client.call(
+            JOB_PUBLISH, JobPublication(job=f"job-{number}", dataset=f"d{number}", lease=600, source="test")
+        )
     found = scraped(port)
     assert found["cachefs_datasets"][()] == 1000
     assert found["cachefs_jobs"][("running",)] == 64

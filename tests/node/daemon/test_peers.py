@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from cachefs.block import block_key, block_length
-from cachefs.messages import BlockRef, FetchedBlock, OriginOptions, Warmup
+from cachefs.messages import BlockRef, FetchedBlock, OriginOptions, WarmupRequest
 from cachefs.rpc import WARMUP
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
@@ -60,7 +60,7 @@ class Pair:
         if known:
             until(lambda: bucket in datasets(self.second), "the other node does not hear of the dataset")
         snapshot = Snapshot(Path(self.view.path))
-        self.entries = {name: snapshot.find(name.encode()) for name in FILES}
+        self.entries = {name: snapshot.find_path(name.encode()) for name in FILES}
         snapshot.close()
 
     def read(self, daemon: Daemon, names: Sequence[str], readers: int = 8) -> list[FetchedBlock]:
@@ -137,7 +137,7 @@ def test_each_block_leaves_the_origin_once_however_many_nodes_ask(pair: Pair) ->
     assert all(state.peers.served_fetched <= state.peers.served_blocks for state in states)
 
     # What is brought ahead on one node is asked of homes too, and is on them then.
-    last = list(pair.first.client.stream(WARMUP, Warmup(dataset=pair.bucket), timeout=60))[-1]
+    last = list(pair.first.client.stream_responses(WARMUP, WarmupRequest(dataset=pair.bucket), timeout=60))[-1]
     assert (last.state, last.blocks) == ("done", COUNT)
     pair.read(pair.second, list(FILES))
     assert pair.left_origin_once(list(FILES))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cachefs_daemon.config import Config
-from cachefs_daemon.live_settings import LIVE
+from cachefs_daemon.live_settings import LIVE_SETTINGS
 
 from cachefs.errors import ConfigError
 from cachefs.messages import Empty, LogLevel
@@ -102,6 +102,6 @@ def test_what_is_live_is_a_setting_and_is_documented() -> None:
     fields = {
         f"{section}.{key}" for section in ("daemon", "memory") for key in type(getattr(Config(), section)).model_fields
     }
-    assert {key.replace("ssd.", "memory.") for key in LIVE} <= fields
+    assert {key.replace("ssd.", "memory.") for key in LIVE_SETTINGS} <= fields
     paragraph = text.partition("## Changing it while the daemon runs")[2].partition("\n## ")[0]
-    assert {key for key in LIVE if f"`{key}`" in paragraph} == set(LIVE)
+    assert {key for key in LIVE_SETTINGS if f"`{key}`" in paragraph} == set(LIVE_SETTINGS)

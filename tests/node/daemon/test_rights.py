@@ -11,13 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.api.door import Door
-from cachefs_daemon.api.identity import Admission, Identities
+from cachefs_daemon.api.call_authorizer import CallAuthorizer
+from cachefs_daemon.api.identity import CallerRights, Identities
 
 from cachefs.errors import AccessDenied, DaemonUnavailable, Unidentified
-from cachefs.identity import FOR_SOMEBODY, ask_identity, identity_socket
+from cachefs.identity import UNKNOWN_USER_PREFIX, identity_socket_path, request_identity
 from cachefs.job_messages import JobName, JobProgress
-from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, DaemonClient, Method, Right
+from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, AccessRight, DaemonClient, Method
 from tests.as_user import NOBODY, as_user, public_directory
 from tests.cachectl import CachectlOfUser
 from tests.cachectl import cachectl as cachectl_of_root
@@ -30,10 +30,10 @@ ADMINS, MOUNTERS = "games", "audio"
 OTHER = 4321  # neither root nor NOBODY
 # Who calls, and which rights that gives.
 CALLERS = {
-    "root": (0, (), set(Right)),
-    "anybody": (NOBODY, (), {Right.LOOK, Right.JOB}),
-    "a mounter": (NOBODY, (MOUNTERS,), {Right.LOOK, Right.JOB, Right.MOUNT}),
-    "an administrator": (NOBODY, (ADMINS,), set(Right)),
+    "root": (0, (), set(AccessRight)),
+    "anybody": (NOBODY, (), {AccessRight.LOOK, AccessRight.JOB}),
+    "a mounter": (NOBODY, (MOUNTERS,), {AccessRight.LOOK, AccessRight.JOB, AccessRight.MOUNT}),
+    "an administrator": (NOBODY, (ADMINS,), set(AccessRight)),
 }
 # Makes every call of the interface with values that mean nothing, and prints the name of the error of each.
 CALL_ALL = """
@@ -47,10 +47,10 @@ client, said = DaemonClient(Path(sys.argv[1])), {}
 for method in METHODS:
     needed = {f.name: NOTHING.get(f.type, []) for f in msgspec.structs.fields(method.request) if f.required}
     try:
-        if method.streams:
+        if method.is_streaming:
             # A pusher would wait for orders.
             seconds = float(sys.argv[2]) if method.name == "Push" else 30
-            next(iter(client.stream(method, method.request(**needed), timeout=seconds)), None)
+            next(iter(client.stream_responses(method, method.request(**needed), timeout=seconds)), None)
         else:
             client.call(method, method.request(**needed), timeout=30)
         said[method.name] = "done"
@@ -119,21 +119,21 @@ def jobs(daemon: Daemon) -> set[str]:
 def test_every_call_is_allowed_or_refused_as_the_table_says(daemon: Daemon, who: str) -> None:
     uid, names, rights = CALLERS[who]
     command = [*as_user(uid, groups(names)), sys.executable, "-c", CALL_ALL, str(daemon.socket)]
-    command.append("1" if Right.MOUNT in rights else "30")
+    command.append("1" if AccessRight.MOUNT in rights else "30")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     refused = {name for name, error in said.items() if error in ("AccessDenied", "Unidentified")}
     assert refused == {
         *(method.name for method in METHODS if method.right not in rights),
-        *({"fetch channel"} if Right.MOUNT not in rights else ()),
+        *({"fetch channel"} if AccessRight.MOUNT not in rights else ()),
     }
 
 
 def test_without_an_identity_one_may_only_look(tmp_path: Path) -> None:
-    door = Door(Identities(tmp_path / "s.id", Admission(0)), Admission(0))
-    other = Identities(tmp_path / "other.id", Admission(0))
-    root = Admission(0).caller(0, {0})
+    door = CallAuthorizer(Identities(tmp_path / "s.id", CallerRights(0)), CallerRights(0))
+    other = Identities(tmp_path / "other.id", CallerRights(0))
+    root = CallerRights(0).caller_of(0, {0})
 
     class Context:
         said: tuple[tuple[str, str], ...] = ()
@@ -145,28 +145,28 @@ def test_without_an_identity_one_may_only_look(tmp_path: Path) -> None:
         context = Context()
         context.said = (("cachefs-identity", said),) if said else ()
         try:
-            door.admit(method, context)
+            door.authorize_call(method, context)
         except Unidentified:
             return False
         return True
 
-    ordinary = door.identities.give(Admission(0).caller(NOBODY, set()))
-    forged = door.identities.give(Admission(0).caller(NOBODY, set())).replace(f"{NOBODY}.0.0.0", "0.1.1.1")
+    ordinary = door.identities.issue(CallerRights(0).caller_of(NOBODY, set()))
+    forged = door.identities.issue(CallerRights(0).caller_of(NOBODY, set())).replace(f"{NOBODY}.0.0.0", "0.1.1.1")
     for method in METHODS:
-        look = method.right == Right.LOOK
+        look = method.right == AccessRight.LOOK
         for said in (
             "",
-            FOR_SOMEBODY,
-            FOR_SOMEBODY + ordinary,
+            UNKNOWN_USER_PREFIX,
+            UNKNOWN_USER_PREFIX + ordinary,
             forged,
-            other.give(root),
+            other.issue(root),
             "x",
             ".",
             "0.1.1.1.",
             "\u00e9.\u00e9",
         ):
             assert allowed(method, said) == look, (method.name, said)
-        assert allowed(method, door.identities.give(root))
+        assert allowed(method, door.identities.issue(root))
 
 
 def test_an_ordinary_user_is_refused_in_one_line(users: Users) -> None:
@@ -250,7 +250,7 @@ def test_who_may_not_unmount_is_told_who_may(daemon: Daemon, home: Path) -> None
 
 def test_the_control_file_reaches_no_job_of_a_user(users: Users, daemon: Daemon, tmp_path: Path) -> None:
     assert users.publish("fit", uid=0).returncode == 0
-    stranger = DaemonClient(daemon.socket, for_somebody=True)
+    stranger = DaemonClient(daemon.socket, for_unknown_user=True)
     with pytest.raises(AccessDenied, match="another user's"):
         stranger.call(JOB_CANCEL, JobName(job="fit"))
     stranger.close()
@@ -288,15 +288,15 @@ def test_a_client_says_anew_who_it_is_to_a_new_daemon(tmp_path: Path) -> None:
         client = DaemonClient(daemon.socket)
         with pytest.raises(Exception, match="no job named"):
             client.call(JOB_SHOW, JobName(job="x"))
-        before = ask_identity(daemon.socket)
+        before = request_identity(daemon.socket)
         assert daemon.stop() == 0
         daemon.start()
-        assert ask_identity(daemon.socket) != before
+        assert request_identity(daemon.socket) != before
         with pytest.raises(Exception, match="no job named"):
             client.call(JOB_PROGRESS, JobProgress(job="x", consumer="0", epoch=0, position=0))
         client.close()
-        os.unlink(identity_socket(daemon.socket))
-        identity_socket(daemon.socket).touch()  # else the daemon would make it again
+        os.unlink(identity_socket_path(daemon.socket))
+        identity_socket_path(daemon.socket).touch()  # else the daemon would make it again
         fresh = DaemonClient(daemon.socket)
         with pytest.raises(Unidentified, match="cannot be reached"):
             fresh.call(JOB_SHOW, JobName(job="x"))
@@ -306,8 +306,8 @@ def test_a_client_says_anew_who_it_is_to_a_new_daemon(tmp_path: Path) -> None:
 def test_a_daemon_that_has_gone_meanwhile_is_waited_for_and_refuses_nobody(tmp_path: Path) -> None:
     """It was killed between its answer "who are you?" and the question for an identity."""
     with Daemon(tmp_path / "node") as daemon, socket.socket(socket.AF_UNIX) as nobody_listens:
-        os.unlink(identity_socket(daemon.socket))
-        nobody_listens.bind(str(identity_socket(daemon.socket)))
+        os.unlink(identity_socket_path(daemon.socket))
+        nobody_listens.bind(str(identity_socket_path(daemon.socket)))
         client = DaemonClient(daemon.socket)
         with pytest.raises(DaemonUnavailable, match="has ended"):
             client.call(JOB_SHOW, JobName(job="x"))

@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 from cachefs_daemon.origin import s3, s3_listing
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.s3 import S3Origin
 from cachefs_tools.lab.ports import free_port
 
@@ -70,8 +70,8 @@ def test_every_key_is_listed_and_read(server: S3Server) -> None:
         for key, listed in found.items():
             content = key.encode() * 10
             assert listed.size == len(content)
-            assert await origin.read(part_of(listed, 0, listed.size), Patience.of(10)) == content
-            assert await origin.read(part_of(listed, 3, 5), Patience.of(10)) == content[3:8]
+            assert await origin.read(part_of(listed, 0, listed.size), Deadline.after(10)) == content
+            assert await origin.read(part_of(listed, 3, 5), Deadline.after(10)) == content[3:8]
 
     with_origin("s3://odd/set/", server.endpoint, work)
 
@@ -91,7 +91,7 @@ def test_what_changed_is_an_error_that_names_it(server: S3Server) -> None:
         for key, listed in found.items():
             for offset, length in ((0, 6), (2, 4)):
                 with pytest.raises(ObjectChanged, match=f"s3://changing/{key.decode()} .*refresh"):
-                    await origin.read(part_of(listed, offset, length), Patience.of(10))
+                    await origin.read(part_of(listed, offset, length), Deadline.after(10))
 
     with_origin("s3://changing", server.endpoint, work)
 
@@ -103,7 +103,7 @@ def test_an_empty_object(server: S3Server) -> None:
     async def work(origin: Origin) -> None:
         (listed,) = await listing(origin)
         assert (listed.size, listed.key) == (0, b"nothing")
-        assert await origin.read(part_of(listed, 0, 0), Patience.of(10)) == b""
+        assert await origin.read(part_of(listed, 0, 0), Deadline.after(10)) == b""
 
     with_origin("s3://empty", server.endpoint, work)
 
@@ -135,7 +135,7 @@ def test_an_endpoint_without_a_scheme_is_told_so() -> None:
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:{port}", "nonsense"])
 def test_unreachable_endpoints_are_named(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "_FIRST_PAGE_TRIED", 0.1)
+    monkeypatch.setattr(s3, "_FIRST_PAGE_SECONDS", 0.1)
     endpoint = endpoint.format(port=free_port())
     with pytest.raises((OriginUnavailable, ConfigError), match=endpoint) as raised:
         with_origin("s3://odd/set", endpoint, listing)
@@ -164,8 +164,8 @@ def test_a_large_bucket_is_listed_in_parallel_and_whole(radosgw: S3Server, monke
 
     async def work(origin: Origin) -> tuple[list[ListedObject], int]:
         assert isinstance(origin, S3Origin)
-        page = origin._page
-        monkeypatch.setattr(origin, "_page", lambda **query: page(**{"MaxKeys": 12, **query}))
+        page = origin._fetch_page
+        monkeypatch.setattr(origin, "_fetch_page", lambda **query: page(**{"MaxKeys": 12, **query}))
         return await listing(origin), origin.requests
 
     found, requests = with_origin("s3://many/p", radosgw.endpoint, work)

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cachefs_tools.cachectl.status import describe_endpoint
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import Throttle, throttled
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import Throttle, run_throttle
 
 from cachefs.messages import DatasetView, OriginOptions
 from tests.daemon import Daemon, block_ref
@@ -22,7 +22,7 @@ LARGE = random.Random(1).randbytes(20 * BLOCK)
 def throttle(radosgw: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Throttle]:
     radosgw.create_bucket("throttled")
     radosgw.put("throttled", {**{f"data/{name}": data for name, data in FILES.items()}, "data/large": LARGE})
-    with throttled(radosgw.endpoint, Limits(), tmp_path_factory.mktemp("proxy") / "log") as proxy:
+    with run_throttle(radosgw.endpoint, LinkLimits(), tmp_path_factory.mktemp("proxy") / "log") as proxy:
         yield proxy
 
 
@@ -40,7 +40,7 @@ def view(daemon: Daemon, throttle: Throttle) -> DatasetView:
 
 
 def test_no_reader_sees_that_the_server_throttles(daemon: Daemon, view: DatasetView, throttle: Throttle) -> None:
-    throttle.limit(Limits(request_rate=100))
+    throttle.set_limits(LinkLimits(request_rate=100))
     try:
         refs = [block_ref(view, name) for name in FILES]
         with ThreadPoolExecutor(50) as readers:
@@ -48,11 +48,11 @@ def test_no_reader_sees_that_the_server_throttles(daemon: Daemon, view: DatasetV
         assert all(one.location for [one] in answers)
         assert {name: daemon.read(view, name) for name in FILES} == FILES
     finally:
-        throttle.limit(Limits())
+        throttle.set_limits(LinkLimits())
     status = daemon.status()
     assert status.errors == []
     [endpoint] = status.endpoints
-    assert endpoint.throttled == throttle.counters().refused > 0
+    assert endpoint.throttled == throttle.read_counters().refused > 0
     assert 1 <= endpoint.width <= endpoint.most == 16
     assert endpoint.hedged == 0
     line = describe_endpoint(endpoint)
@@ -62,6 +62,6 @@ def test_no_reader_sees_that_the_server_throttles(daemon: Daemon, view: DatasetV
 
 
 def test_blocks_that_wait_come_in_fewer_requests(daemon: Daemon, view: DatasetView, throttle: Throttle) -> None:
-    before = throttle.counters().requests
+    before = throttle.read_counters().requests
     assert daemon.read(view, "large") == LARGE
-    assert throttle.counters().requests - before < 20
+    assert throttle.read_counters().requests - before < 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.messages import Warmup
+from cachefs.messages import WarmupRequest
 from cachefs.rpc import WARMUP
 from tests.cachectl import cachectl_says
 from tests.daemon import Daemon
@@ -30,13 +30,13 @@ def test_a_disk_that_others_fill_is_an_error_until_there_is_room_again(tmp_path:
         with Daemon(tmp_path / "node", settings) as daemon:
             (disk / "others").write_bytes(bytes(20 << 20))
             daemon.add_dataset("d", f"file://{tree}")
-            list(daemon.client.stream(WARMUP, Warmup(dataset="d")))
+            list(daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="d")))
             until(lambda: any(one.where == "ssd tier" for one in daemon.status().causes), "the full disk is not told")
             assert "ssd tier" in cachectl_says(daemon.socket, "errors")
             (disk / "others").unlink()
             until(lambda: daemon.status().tiers[1].limit > 15 << 20, "the room is not seen")
             count = sum(one.count for one in daemon.status().causes)
-            list(daemon.client.stream(WARMUP, Warmup(dataset="d")))
+            list(daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="d")))
             assert sum(one.count for one in daemon.status().causes) == count
     finally:
         subprocess.run(["umount", "--lazy", disk], check=False)

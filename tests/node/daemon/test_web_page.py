@@ -19,7 +19,7 @@ from cachefs_tools.lab.ports import free_port, free_ports
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from cachefs.job_messages import JobPublish
+from cachefs.job_messages import JobPublication
 from cachefs.rpc import JOB_PUBLISH
 from tests import web_scene
 from tests.as_user import NOBODY, as_user, public_directory
@@ -355,10 +355,10 @@ def test_the_page_outlives_its_daemon(scene: Scene, chromium: Browser) -> None:
 PUBLISH = """
 import sys
 from pathlib import Path
-from cachefs.job_messages import JobPublish
+from cachefs.job_messages import JobPublication
 from cachefs.rpc import JOB_PUBLISH, DaemonClient
 _, socket, job, dataset = sys.argv
-DaemonClient(Path(socket)).call(JOB_PUBLISH, JobPublish(job=job, dataset=dataset, lease=600))
+DaemonClient(Path(socket)).call(JOB_PUBLISH, JobPublication(job=job, dataset=dataset, lease=600))
 """
 
 
@@ -428,7 +428,7 @@ def test_a_thousand_datasets_and_64_jobs(tmp_path: Path, chromium: Browser) -> N
         records.save(state, Registry(datasets=many))
         daemon.start()
         for number in range(64):
-            request = JobPublish(job=f"job-{number}", dataset=f"d{number}", lease=600, source="test")
+            request = JobPublication(job=f"job-{number}", dataset=f"d{number}", lease=600, source="test")
             daemon.client.call(JOB_PUBLISH, request)
         jobs = told(port, "jobs?page=1")
         assert (len(jobs["rows"]), jobs["pages"], jobs["total"]) == (20, 4, 64)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from cachefs.hooks.loader import Progress
-from cachefs.hooks.watch import Watch
+from cachefs.hooks.loader import IteratorProgress
+from cachefs.hooks.loader_watch import LoaderWatch
 from cachefs.publishing.descriptors import OwnDescriptor
 
 
@@ -23,30 +23,30 @@ class Impostor:
 
 
 def put_in(fault: str) -> None:
-    begin, before, after = Watch.begin, Progress.before, Progress.after
+    begin, before, after = LoaderWatch.begin_epoch, IteratorProgress.before_draw, IteratorProgress.after_draw
 
-    def drawing(self: Watch, iterator: Any, dataset: Any) -> None:
+    def drawing(self: LoaderWatch, iterator: Any, dataset: Any) -> None:
         torch.rand(())
         begin(self, iterator, dataset)
 
-    def replacing(self: Progress, iterator: Any) -> bool:
+    def replacing(self: IteratorProgress, iterator: Any) -> bool:
         iterator._dataset_fetcher.dataset = Impostor(iterator._dataset_fetcher.dataset)
         return before(self, iterator)
 
-    def leaking(self: Watch, iterator: Any, dataset: Any) -> None:
+    def leaking(self: LoaderWatch, iterator: Any, dataset: Any) -> None:
         self.leaked = os.dup(0)  # type: ignore[attr-defined]
         begin(self, iterator, dataset)
 
-    def asking(self: Watch, iterator: Any, dataset: Any) -> None:
+    def asking(self: LoaderWatch, iterator: Any, dataset: Any) -> None:
         len(dataset)
         begin(self, iterator, dataset)
 
-    def swallowing(self: Progress, index: Any) -> Any:
+    def swallowing(self: IteratorProgress, index: Any) -> Any:
         with contextlib.suppress(Exception):
             time.sleep(2)
         return after(self, index)
 
-    def closing(self: Watch, iterator: Any, dataset: Any) -> None:
+    def closing(self: LoaderWatch, iterator: Any, dataset: Any) -> None:
         # By a number that belongs to the job since the epoch before.
         if hasattr(self, "remembered"):
             with contextlib.suppress(OSError):
@@ -57,12 +57,12 @@ def put_in(fault: str) -> None:
         begin(self, iterator, dataset)
 
     faults: dict[str, tuple[Any, str, Any]] = {
-        "draw": (Watch, "begin", drawing),
-        "replace": (Progress, "before", replacing),
-        "leak": (Watch, "begin", leaking),
-        "ask": (Watch, "begin", asking),
-        "swallow": (Progress, "after", swallowing),
-        "close": (Watch, "begin", closing),
+        "draw": (LoaderWatch, "begin_epoch", drawing),
+        "replace": (IteratorProgress, "before_draw", replacing),
+        "leak": (LoaderWatch, "begin_epoch", leaking),
+        "ask": (LoaderWatch, "begin_epoch", asking),
+        "swallow": (IteratorProgress, "after_draw", swallowing),
+        "close": (LoaderWatch, "begin_epoch", closing),
         "number": (OwnDescriptor, "number", property(lambda self: self._fd)),
     }
     setattr(*faults[fault])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.run import STARTUP
+from cachefs.run import STARTUP_DIRECTORY
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.equivalence.datasets import FILES
@@ -186,7 +186,7 @@ def test_a_process_starts_and_ends_the_same(node: Node, tmp_path: Path) -> None:
 
 def test_what_every_python_loads_is_written_for_the_oldest() -> None:
     """A job may start a Python 2.7, which loads the file too, and no machine of today has one to try it with."""
-    source = (STARTUP / "sitecustomize.py").read_bytes()
+    source = (STARTUP_DIRECTORY / "sitecustomize.py").read_bytes()
     nodes = list(ast.walk(ast.parse(source.decode("ascii"))))
     newer = (
         ast.AnnAssign, ast.AsyncFor, ast.AsyncFunctionDef, ast.AsyncWith, ast.Await, ast.JoinedStr, ast.Match,

@@ -18,7 +18,7 @@ from cachefs.messages import REPORT_SHARE, Empty
 from cachefs.mount import block_reader, cold_reads, read_marks
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.counters import Counters
-from cachefs.mount.fetch_channel import FetchChannel
+from cachefs.mount.fetch_channel import FetchChannelClient
 from cachefs.mount.read_marks import ReadMarks
 from cachefs.rpc import NODE
 from cachefs.segment import SegmentReader
@@ -57,7 +57,7 @@ class HangingDisk(SegmentReader):
 @contextlib.asynccontextmanager
 async def reading(daemon: Daemon) -> AsyncIterator[BlockReader]:
     marks, failures = (ReadMarks(read_marks.create()) for _ in range(2))
-    channel = FetchChannel(daemon.socket)
+    channel = FetchChannelClient(daemon.socket)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)
         yield BlockReader(channel, daemon.client.call(NODE, Empty()), Counters(), marks, failures)
@@ -71,9 +71,9 @@ def test_a_disk_that_hangs_is_not_waited_for(
     daemon.fetch(*(block_ref(view, f"{number}") for number in range(FILES)))
     monkeypatch.setattr(block_reader, "SegmentReader", HangingDisk)
     monkeypatch.setattr(cold_reads, "SegmentReader", HangingDisk)
-    monkeypatch.setattr(cold_reads, "MOST_PATIENCE", 0.1)
+    monkeypatch.setattr(cold_reads, "MAX_WAIT_SECONDS", 0.1)
     snapshot = Snapshot(Path(view.path))
-    entries = [snapshot.find(b"%d" % number) for number in range(FILES)]
+    entries = [snapshot.find_path(b"%d" % number) for number in range(FILES)]
 
     async def run() -> int:
         async with reading(daemon) as ours:
@@ -102,10 +102,10 @@ def test_where_too_many_reads_wait_one_more_fails_at_once(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = daemon.add_dataset("tree", f"file://{tmp_path}/origin")
-    monkeypatch.setattr(block_reader, "MOST_WAITING", 1)
+    monkeypatch.setattr(block_reader, "MAX_WAITING", 1)
     daemon.fetch(block_ref(view, "0"))
     snapshot = Snapshot(Path(view.path))
-    first, second, third = (entry.number for name in (b"0", b"1", b"2") if (entry := snapshot.find(name)))
+    first, second, third = (entry.number for name in (b"0", b"1", b"2") if (entry := snapshot.find_path(name)))
 
     async def run() -> None:
         assert daemon.process is not None
@@ -131,17 +131,17 @@ def test_a_report_is_due_once_a_part_of_the_tiers_was_read(daemon: Daemon, tmp_p
     view = daemon.add_dataset("tree", f"file://{tmp_path}/origin")
     daemon.fetch(*(block_ref(view, f"{number}") for number in range(FILES)))
     snapshot = Snapshot(Path(view.path))
-    entries = [entry.number for number in range(FILES) if (entry := snapshot.find(b"%d" % number))]
+    entries = [entry.number for number in range(FILES) if (entry := snapshot.find_path(b"%d" % number))]
 
     async def run() -> None:
         async with reading(daemon) as ours:
             node = daemon.client.call(NODE, Empty())
-            ours.follow(msgspec.structs.replace(node, capacity=int(2.5 * MAX_READ / REPORT_SHARE)))
+            ours.adopt_view(msgspec.structs.replace(node, capacity=int(2.5 * MAX_READ / REPORT_SHARE)))
             for number, is_due in ((entries[0], False), (entries[1], False), (entries[2], True)):
                 await ours.read(snapshot, number, 0, MAX_READ)
-                assert ours.much_accessed.is_set() == is_due
+                assert ours.report_due.is_set() == is_due
             assert len(ours.take_accessed()) == 3
-            assert not ours.much_accessed.is_set()
+            assert not ours.report_due.is_set()
 
     trio.run(run)
     snapshot.close()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from cachefs.mount import fuse_control, kernel
-from cachefs.mount.device import Connection
+from cachefs.mount.device import FuseConnection
 from cachefs.mount_table import mount_points
 from tests.daemon import Daemon
 from tests.mounting import mount_pid, mounted
@@ -45,13 +45,13 @@ def mount(daemon: Daemon, tmp_path: Path) -> Iterator[Path]:
                     process.kill()
 
 
-def connection(directory: Path) -> Connection:
+def connection(directory: Path) -> FuseConnection:
     number = kernel.connection_number(directory)
     assert number is not None
-    return Connection(number, directory)
+    return FuseConnection(number, directory)
 
 
-def assert_it_can_be_ended(ours: Connection, directory: Path) -> None:
+def assert_it_can_be_ended(ours: FuseConnection, directory: Path) -> None:
     reader = subprocess.Popen(["cat", str(directory / "file")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     with pytest.raises(subprocess.TimeoutExpired):
         reader.wait(0.5)
@@ -94,7 +94,7 @@ def test_a_connection_that_is_gone_ends_no_other(mount: Path, monkeypatch: pytes
     monkeypatch.setattr(fuse_control, "CONNECTIONS", mount.parent / "nowhere")
     monkeypatch.setattr(fuse_control, "new_mount", refuse)
     ours = connection(mount)
-    Connection(ours.number + 1, mount).abort()
+    FuseConnection(ours.number + 1, mount).abort()
     assert not kernel.is_stuck(mount.parent)
     assert_it_can_be_ended(ours, mount)
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from cachefs.mount import control_process
 
 class Ours(control_process.ControlProcess):
-    def _serve(self):
+    def _run_process(self):
         os.eventfd_read(wanted)
         {serve}
 
@@ -18,9 +18,9 @@ def is_wanted():
     return bool(select.select([wanted], [], [], 0)[0])
 
 wanted = os.eventfd(1, os.EFD_NONBLOCK)
-ours = Ours(SimpleNamespace(wanted=wanted, directory="/mnt/one"))
-ours.tend()
-(pidfd,) = ours.wakes
+ours = Ours(SimpleNamespace(control_wakeup=wanted, directory="/mnt/one"))
+ours.keep_running()
+(pidfd,) = ours.wakeup_descriptors
 while is_wanted():
     time.sleep(0.01)
 {then}
@@ -37,18 +37,18 @@ def supervise(serve: str, then: str) -> list[str]:
 
 REPLACED = """
 select.select([pidfd], [], [])
-ours.tend()
-print(is_wanted(), ours.wakes)
-while not ours.wakes:
+ours.keep_running()
+print(is_wanted(), ours.wakeup_descriptors)
+while not ours.wakeup_descriptors:
     time.sleep(0.1)
-ours.tend()
-print(ours.wakes != [wanted])
-ours.end()
+ours.keep_running()
+print(ours.wakeup_descriptors != [wanted])
+ours.kill_process()
 """
 
 
 def test_one_that_is_stopped_is_killed_and_replaced_for_writers_that_wait() -> None:
-    silence = "for _ in range(control_process.SILENT_SECONDS + 1): ours.kill_silent()"
+    silence = "for _ in range(control_process.SILENT_SECONDS + 1): ours.kill_if_silent()"
     stopped = "os.kill(os.getpid(), signal.SIGSTOP)"
     assert supervise(stopped, silence + REPLACED) == ["True", "[]", "True"]
 
@@ -65,32 +65,32 @@ def test_one_that_fails_names_its_mount() -> None:
 
 
 def test_one_that_is_well_is_left_alone() -> None:
-    beating = "os.eventfd_write(self._beats, 1); signal.pause()"
+    beating = "os.eventfd_write(self._heartbeats, 1); signal.pause()"
     then = """
 for _ in range(3 * control_process.SILENT_SECONDS):
-    os.eventfd_write(ours._beats, 1)
-    ours.kill_silent()
+    os.eventfd_write(ours._heartbeats, 1)
+    ours.kill_if_silent()
 print(bool(select.select([pidfd], [], [], 0)[0]))
-ours.end()
+ours.kill_process()
 """
     assert supervise(beating, then) == ["False"]
 
 
 def test_waiting_takes_no_processor_once_it_has_ended_while_a_later_process_of_the_mount_runs() -> None:
     """The later process has inherited the descriptor of the one that reads the control file."""
-    ending = "select.select([self._beats], [], [])"
+    ending = "select.select([self._heartbeats], [], [])"
     then = """
 from cachefs.mount.worker_pool import WorkerPool
 pool = WorkerPool(None, None, 0)
-pool.wait(0, ours.wakes)
+pool.handle_events(0, ours.wakeup_descriptors)
 later = os.fork()
 if not later:
     signal.pause()
-os.eventfd_write(ours._beats, 1)
-pool.wait(60, ours.wakes)
-ours.tend()
+os.eventfd_write(ours._heartbeats, 1)
+pool.handle_events(60, ours.wakeup_descriptors)
+ours.keep_running()
 began = time.monotonic()
-pool.wait(0.2, ours.wakes)
+pool.handle_events(0.2, ours.wakeup_descriptors)
 print(time.monotonic() - began >= 0.2)
 os.kill(later, signal.SIGKILL)
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.mount_table import mount_points
-from cachefs.troubles import way_out
+from cachefs.trouble_texts import remedy
 from tests.cachectl import cachectl_says
 from tests.daemon import Daemon, shared_daemon
 from tests.mounting import mounted, read_tree, run_mount
@@ -107,7 +107,7 @@ def test_an_error_names_what_helps_the_reader(daemon: Daemon, tree: Path, tmp_pa
             (one / "top").read_bytes()
         helps = "origin/top has changed since it was listed; the dataset was refreshed since, so mount it again"
         until(lambda: helps in daemon.status().troubles[0].reason, "the reader is told what does not help")
-        assert "mount it again" in way_out(daemon.status().troubles[0])
+        assert "mount it again" in remedy(daemon.status().troubles[0])
     with mounted(daemon.socket, "d", tmp_path / "one") as one:
         assert read_tree(one) == read_tree(tree)
 
@@ -116,7 +116,7 @@ def test_the_kernel_knows_a_mount_that_follows_by_the_spec_that_was_given(daemon
     with mounted(daemon.socket, "cachefs:d", tmp_path / "mnt", "follow") as mount:
         (point,) = [point for point in mount_points() if point.path == mount]
         assert point.source == "cachefs:d"
-        assert point.shielded is None
+        assert point.shielded_connection is None
 
 
 def test_one_snapshot_cannot_be_followed_and_a_shield_does_not_go_with_it(daemon: Daemon, tmp_path: Path) -> None:

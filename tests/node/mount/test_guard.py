@@ -10,29 +10,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachefs.mount import guard, restarts
-from cachefs.mount.device import Connection
-from cachefs.mount.guard import Guard
+from cachefs.mount import guard, restart_backoff
+from cachefs.mount.device import FuseConnection
+from cachefs.mount.guard import ConnectionGuard
 
 # In a process of its own, as pytest's has threads, and a guard is a fork.
 SUPERVISOR = """
 import os, signal, time
 from pathlib import Path
 import psutil
-from cachefs.mount.device import Connection
-from cachefs.mount.guard import Guard
+from cachefs.mount.device import FuseConnection
+from cachefs.mount.guard import ConnectionGuard
 
-guard = Guard(Connection(0, Path("/nowhere")))
+guard = ConnectionGuard(FuseConnection(0, Path("/nowhere")))
 [first] = psutil.Process().children()
 os.kill(first.pid, signal.SIGKILL)
 while first.status() != psutil.STATUS_ZOMBIE:
     time.sleep(0.01)
-guard.tend()
+guard.keep_running()
 while not (others := psutil.Process().children()):
     time.sleep(0.1)
-    guard.tend()
+    guard.keep_running()
 [second] = others
-guard.end()
+guard.kill_process()
 os.waitpid(second.pid, 0)
 print(first.pid != second.pid)
 """
@@ -52,8 +52,8 @@ def test_while_none_can_be_forked_the_mount_goes_on(monkeypatch: pytest.MonkeyPa
 
     seconds = itertools.count()
     monkeypatch.setattr(guard, "fork", fork)
-    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    ours = Guard(Connection(0, Path("/nowhere")))
-    ours.tend()
-    ours.end()
+    monkeypatch.setattr(restart_backoff, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    ours = ConnectionGuard(FuseConnection(0, Path("/nowhere")))
+    ours.keep_running()
+    ours.kill_process()
     assert forks == ["guard", "guard"]

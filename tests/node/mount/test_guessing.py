@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cachefs_tools.bench.resident_pages import resident_bytes
 
-from cachefs.messages import Empty, GuessCounts
+from cachefs.messages import Empty, ReadaheadCounts
 from cachefs.rpc import JOB_LIST
 from tests.cachectl import cachectl_says
 from tests.daemon import Daemon, Sections, block_ref
@@ -56,7 +56,7 @@ def node(home: Path, tree: Path, *options: str, **sections: dict[str, object]) -
         yield daemon, stack.enter_context(mounted(daemon.socket, "data", home / "mnt", *options))
 
 
-def guessed(daemon: Daemon, mount: Path) -> GuessCounts:
+def guessed(daemon: Daemon, mount: Path) -> ReadaheadCounts:
     """Once the mount has reported all."""
     counters(daemon.client, mount)
     return daemon.status().guessed
@@ -140,7 +140,7 @@ def test_nothing_is_guessed_where_the_configuration_says_so(tmp_path: Path, tree
         assert daemon.status().guessed.blocks == 0
 
 
-def rows(daemon: Daemon, mount: Path) -> dict[str, GuessCounts]:
+def rows(daemon: Daemon, mount: Path) -> dict[str, ReadaheadCounts]:
     """By rule, once the mount has reported all."""
     counters(daemon.client, mount)
     return {row.rule: row.counts for row in daemon.client.call(JOB_LIST, Empty()).guessed}

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.inodes import ENTRY_BITS, shown_snapshot
-from cachefs.messages import BlockRef, Fetch
-from cachefs.mount.fetch_channel import FetchChannel
+from cachefs.inodes import ENTRY_BITS, read_mounted_snapshot
+from cachefs.messages import BlockRef, FetchRequest
+from cachefs.mount.fetch_channel import FetchChannelClient
 from cachefs.mount_table import mount_points
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
@@ -280,8 +280,8 @@ def check_extended_attributes(tree: Path, mount: Path) -> None:
 
 def test_a_hidden_link_names_the_snapshot(daemon: Daemon, tmp_path: Path, mount: Path) -> None:
     with mounted(daemon.socket, "all", tmp_path / "all") as every:
-        slot, snapshot = shown_snapshot(mount)
-        assert shown_snapshot(every / "tree")[1] == snapshot
+        slot, snapshot = read_mounted_snapshot(mount)
+        assert read_mounted_snapshot(every / "tree")[1] == snapshot
         assert slot == os.stat(mount / "images").st_ino >> ENTRY_BITS
         assert os.readlink(mount / ".cachefs-snapshot") == snapshot
         assert ".cachefs-snapshot" not in os.listdir(mount)
@@ -341,18 +341,18 @@ def test_what_is_asked_for_ahead_comes_without_anybody_waiting(tree: Path, tmp_p
     with Daemon(tmp_path / "node") as daemon:
         view = daemon.add_dataset("tree", f"file://{tree}")
         snapshot = Snapshot(Path(view.path))
-        entry = snapshot.find(b"size-13000000")
+        entry = snapshot.find_path(b"size-13000000")
         assert entry is not None
         snapshot.close()
         blocks = [BlockRef(snapshot=view.snapshot, entry=entry.number, number=number) for number in range(4)]
 
         async def ask() -> None:
-            channel = FetchChannel(daemon.socket)
+            channel = FetchChannelClient(daemon.socket)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(channel.run)
-                await until_async(lambda: not channel.is_away)
+                await until_async(lambda: not channel.is_disconnected)
                 for block in blocks:
-                    channel.send(Fetch(blocks=[block], ahead=True))
+                    channel.announce_fetch(FetchRequest(blocks=[block], ahead=True))
                 nursery.cancel_scope.cancel()
 
         trio.run(ask)

@@ -40,10 +40,10 @@ def test_directories_of_the_kernel_are_refused(tmp_path: Path, place: str) -> No
 def test_links_that_only_this_process_sees_so_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(f"/proc/{os.getpid()}/root{tmp_path}")
     with pytest.raises(CachefsError, match="leads through a link of /proc"):
-        kernel.check_place(tmp_path / "link")
+        kernel.check_mount_point(tmp_path / "link")
     (tmp_path / "ordinary").symlink_to(tmp_path)
-    assert kernel.check_place(tmp_path / "ordinary") == tmp_path
-    assert kernel.check_place(Path("/dev/shm/x")) == Path("/dev/shm/x")
+    assert kernel.check_mount_point(tmp_path / "ordinary") == tmp_path
+    assert kernel.check_mount_point(Path("/dev/shm/x")) == Path("/dev/shm/x")
 
 
 @pytest.mark.parametrize("option", ["", "-f"])

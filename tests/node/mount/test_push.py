@@ -14,8 +14,8 @@ import pytest
 from cachefs_tools.bench.resident_pages import resident_bytes
 
 from cachefs.block import MEMORY
-from cachefs.job_messages import ConsumerView, JobName, JobProgress, JobPublish
-from cachefs.messages import Empty, MountView, Selection, Warmup
+from cachefs.job_messages import ConsumerView, JobName, JobProgress, JobPublication
+from cachefs.messages import Empty, MountView, Selection, WarmupRequest
 from cachefs.mount import kernel
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import CACHED, EVICT, JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
@@ -49,7 +49,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def daemon(tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Iterator[Daemon]:
     with Daemon(tmp_path_factory.mktemp("node"), {"memory": {"budget": "128MiB"}}) as running:
         running.add_dataset("images", f"file://{tree}")
-        for _ in running.client.stream(WARMUP, Warmup(dataset="images", paths=[])):
+        for _ in running.client.stream_responses(WARMUP, WarmupRequest(dataset="images", paths=[])):
             pass
         yield running
 
@@ -64,7 +64,7 @@ class Training:
         # what is missing of one that is there in part was taken, and may cost a request.
         self.taken = 0
         self.job = directory.name
-        request = JobPublish(job=self.job, dataset="images", spec=SPEC, pid=os.getpid())
+        request = JobPublication(job=self.job, dataset="images", spec=SPEC, pid=os.getpid())
         daemon.client.call(JOB_PUBLISH, request)
 
     @property
@@ -187,7 +187,7 @@ def test_what_fits_is_pushed_once(training: Training) -> None:
 
 def test_two_consumers_of_one_mount_have_their_own_tripwires(training: Training, daemon: Daemon) -> None:
     other = dataclasses.replace(SPEC, seed=4)
-    publish = JobPublish(job=training.job, consumer="1", dataset="images", spec=other, pid=os.getpid())
+    publish = JobPublication(job=training.job, consumer="1", dataset="images", spec=other, pid=os.getpid())
     daemon.client.call(JOB_PUBLISH, publish)
     settled(training)
     theirs = [training.directory / f"{sample:05d}" for sample in epoch_order(other, 0)]
@@ -297,7 +297,7 @@ def test_what_pages_hold_makes_room_in_memory_for_the_rest(tree: Path, tmp_path:
     """Blocks that come anew are read later than what is in memory, but that is in the page cache as well."""
     with Daemon(tmp_path / "node", {"memory": {"budget": "12MiB", "segment_size": "5MiB"}}) as daemon:
         daemon.add_dataset("images", f"file://{tree}")
-        for _ in daemon.client.stream(WARMUP, Warmup(dataset="images", paths=[])):
+        for _ in daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="images", paths=[])):
             pass
         training = Training(daemon, tmp_path / "mount")
         # What is in the page cache does not come into memory as well, so memory is first.
@@ -313,7 +313,7 @@ def test_what_pages_hold_makes_room_in_memory_for_the_rest(tree: Path, tmp_path:
 
 def in_memory(daemon: Daemon) -> list[str]:
     """The files that the memory tier has."""
-    pages = daemon.client.stream(CACHED, Selection(dataset="images"))
+    pages = daemon.client.stream_responses(CACHED, Selection(dataset="images"))
     return [file.path.decode() for page in pages for file in page.files if file.cached[MEMORY]]
 
 

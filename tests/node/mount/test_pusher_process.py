@@ -17,12 +17,12 @@ def test_one_that_does_not_die_is_named(
     """A process that hangs at a disk dies when the disk answers."""
     caplog.set_level(logging.WARNING)
     if not dies:
-        monkeypatch.setattr(pusher_process, "kill", lambda _: None)
+        monkeypatch.setattr(pusher_process, "kill_child", lambda _: None)
         monkeypatch.setattr(pusher_process, "END_SECONDS", 0.1)
     ours = PusherProcess(*cast(Any, (None, None, None)))
     with subprocess.Popen(["sleep", "600"]) as pusher:
         ours._pid = pusher.pid
-        ours.end()
+        ours.kill_process()
         pusher.kill()
     assert caplog.messages == [
         f"the pusher (process {pusher.pid}) does not die; does a disk of this node hang?" for _ in range(not dies)

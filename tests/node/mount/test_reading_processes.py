@@ -14,7 +14,7 @@ import pytest
 
 from cachefs.errors import ConfigError
 from cachefs.messages import Empty
-from cachefs.read_messages import FileRead, ReadsAsked
+from cachefs.read_messages import FileRead, ReadsRequest
 from cachefs.rpc import ASK_READS, NODE
 from tests.daemon import Daemon
 from tests.mounting import mounted
@@ -67,7 +67,7 @@ class Asker:
     """Asks for the reads of some processes, in a thread, until a test is over."""
 
     daemon: Daemon
-    asked: ReadsAsked
+    asked: ReadsRequest
     told: list[FileRead] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -81,7 +81,7 @@ class Asker:
 
 @contextlib.contextmanager
 def asking(daemon: Daemon, namespace: int, *pids: int) -> Iterator[Asker]:
-    asker = Asker(daemon, ReadsAsked(asker=f"test-{pids}", namespace=namespace, pids=list(pids)))
+    asker = Asker(daemon, ReadsRequest(asker=f"test-{pids}", namespace=namespace, pids=list(pids)))
     thread = threading.Thread(target=asker.run)
     thread.start()
     try:
@@ -178,4 +178,4 @@ def test_another_users_reads_are_not_told(node: tuple[Daemon, Path], fresh: Call
 def test_who_asks_for_too_much_is_refused(node: tuple[Daemon, Path]) -> None:
     daemon, _ = node
     with pytest.raises(ConfigError, match="1024 processes"):
-        daemon.client.call(ASK_READS, ReadsAsked(asker="a", namespace=1, pids=list(range(2000))))
+        daemon.client.call(ASK_READS, ReadsRequest(asker="a", namespace=1, pids=list(range(2000))))

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cachefs.inodes import shown_snapshot
+from cachefs.inodes import read_mounted_snapshot
 from cachefs.mount import kernel, mount_calls, shield
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import MountPoint, mount_points
@@ -91,7 +91,7 @@ def test_without_a_shield_each_one_does_and_is_counted(daemon: Daemon, tmp_path:
 def test_the_table_of_mounts_shows_dataset_and_connection(mount: Path) -> None:
     point = point_of(mount)
     assert (point.source, point.spec) == ("cachefs:tree", "tree")
-    assert point.shielded == point.connection != int(point.device.partition(":")[2])
+    assert point.shielded_connection == point.connection != int(point.device.partition(":")[2])
     assert Path(f"/sys/class/bdi/0:{point.connection}/read_ahead_kb").read_text() == "1024\n"
     shown = subprocess.run(["findmnt", "-no", "FSTYPE,SOURCE,OPTIONS", mount], capture_output=True, text=True)
     kind, source, options = shown.stdout.split(maxsplit=2)
@@ -107,7 +107,7 @@ def test_numbers_and_attributes_are_those_of_a_mount_without(daemon: Daemon, mou
                 assert getattr(ours, field) == getattr(theirs, field), (name, field)
             if not name.startswith(".cachefs"):
                 assert ours.st_mtime_ns == theirs.st_mtime_ns
-                assert shown_snapshot(mount) == shown_snapshot(plain)
+                assert read_mounted_snapshot(mount) == read_mounted_snapshot(plain)
         assert stat.S_ISFIFO((mount / ".cachefs" / "publish").stat().st_mode)
     assert len({path.stat().st_dev for path in (mount, *mount.rglob("*"))}) == 1
 
@@ -153,7 +153,7 @@ def test_a_killed_mount_answers_with_errors_and_is_recovered(daemon: Daemon, tmp
             (directory / "class1" / "004.bin").read_bytes()
         with mounted(daemon.socket, "tree", directory, "shield=on") as again:
             assert (again / "class1" / "004.bin").read_bytes() == bytes([4]) * 40_000
-            assert point_of(directory).shielded
+            assert point_of(directory).shielded_connection
 
 
 def test_below_a_shared_mount_too(daemon: Daemon, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_below_a_shared_mount_too(daemon: Daemon, tmp_path: Path) -> None:
     subprocess.run(["mount", "--make-shared", shared], check=True)
     try:
         with mounted(daemon.socket, "tree", shared / "m", "shield=on") as directory:
-            assert point_of(directory).shielded
+            assert point_of(directory).shielded_connection
             assert (directory / "class1" / "004.bin").read_bytes() == bytes([4]) * 40_000
     finally:
         subprocess.run(["umount", "-R", "-l", shared], check=True)
@@ -175,14 +175,14 @@ def test_where_mounts_cannot_be_put_beneath_others(
     def only_on_top(mount: int, directory: bytes, *, beneath: bool = False) -> None:
         if beneath:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        mount_calls.attach(mount, directory)
+        mount_calls.attach_mount(mount, directory)
 
-    monkeypatch.setattr(shield, "attach", only_on_top)
+    monkeypatch.setattr(shield, "attach_mount", only_on_top)
     with mounted(daemon.socket, "tree", tmp_path / "m", "shield=off") as directory:
         number = kernel.connection_number(directory)
         assert number is not None
-        assert shield._in_a_child(MountSpec.parse("tree"), directory, number, ("nosuid",)) is None
-        assert point_of(directory).shielded == number
+        assert shield._put_up_in_child(MountSpec.parse("tree"), directory, number, ("nosuid",)) is None
+        assert point_of(directory).shielded_connection == number
         assert (directory / "class1" / "004.bin").read_bytes() == bytes([4]) * 40_000
 
 
@@ -204,7 +204,7 @@ def test_a_container_and_an_overlay_may_stand_on_it(mount: Path, tmp_path: Path)
 
 def test_a_mount_of_several_datasets_has_none_and_says_so(daemon: Daemon, tmp_path: Path) -> None:
     with mounted(daemon.socket, "all", tmp_path / "m") as directory:
-        assert point_of(directory).shielded is None
+        assert point_of(directory).shielded_connection is None
         log = Path(f"{directory}.log").read_text()
         assert log.count("no shield over") == 1
         assert "several datasets" in log
@@ -219,4 +219,4 @@ def test_a_path_longer_than_a_layer_may_be(daemon: Daemon, tmp_path: Path) -> No
     directory = tmp_path / ("x" * 200) / ("y" * 200)
     directory.parent.mkdir()
     with mounted(daemon.socket, "tree", directory, "shield=on"):
-        assert point_of(directory).shielded
+        assert point_of(directory).shielded_connection

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.mount import kernel
-from cachefs.mount.fuse_control import ControlFiles
+from cachefs.mount.fuse_control import FuseControlFiles
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mounted
 from tests.waiting import until
@@ -47,7 +47,7 @@ def test_reads_that_wait_keep_nobody_from_reading_what_is_here(daemon: Daemon, t
         os.listdir(mount / opens)
         number = kernel.connection_number(mount)
         assert number is not None
-        connection = ControlFiles(number)
+        connection = FuseControlFiles(number)
         answers: dict[int, bytes] = {}
 
         def read(number: int) -> None:
@@ -58,7 +58,7 @@ def test_reads_that_wait_keep_nobody_from_reading_what_is_here(daemon: Daemon, t
         try:
             for reader in readers:
                 reader.start()
-            until(lambda: connection.waiting() >= READERS, lambda: connection.waiting())
+            until(lambda: connection.count_waiting() >= READERS, lambda: connection.count_waiting())
             assert (mount / "here.bin").read_bytes() == b"here"
             assert not answers
         finally:

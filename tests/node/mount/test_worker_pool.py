@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from cachefs.mount import worker_pool
-from cachefs.mount.session import Session
-from cachefs.mount.worker import Mount
+from cachefs.mount.session import FuseSession
+from cachefs.mount.worker import MountState
 from cachefs.mount.worker_messages import WorkerMessage
-from cachefs.mount.worker_pool import MOST_CRASHES, MOST_HANGING, SILENT_SECONDS, UNSERVED_SECONDS, WorkerPool
+from cachefs.mount.worker_pool import MAX_CRASHES, MAX_HANGING, SILENT_SECONDS, UNSERVED_SECONDS, WorkerPool
 
 
 class Workers:
@@ -34,8 +34,10 @@ class Workers:
             connection=SimpleNamespace(has_waiting=lambda: True),
             device=self._device[1],
         )
-        self.pool = WorkerPool(cast(Mount, SimpleNamespace(directory=Path("/mnt/one"))), cast(Session, session), 1)
-        monkeypatch.setattr(self.pool._blame, "died", self.blamed.append)
+        self.pool = WorkerPool(
+            cast(MountState, SimpleNamespace(directory=Path("/mnt/one"))), cast(FuseSession, session), 1
+        )
+        monkeypatch.setattr(self.pool._poison_requests, "record_death", self.blamed.append)
 
     def _start(self, name: str, directory: Path, work: Callable[[], None]) -> tuple[int, int]:
         child = subprocess.Popen(["sleep", "1000"])
@@ -44,9 +46,9 @@ class Workers:
 
     def serve(self) -> None:
         """Have the pool start who is missing, and hear from all."""
-        self.pool.wait(0, [])
+        self.pool.handle_events(0, [])
         for worker in self.pool._workers:
-            self.pool._handle(worker, WorkerMessage.READY, "")
+            self.pool._handle_message(worker, WorkerMessage.READY, "")
 
     def unmount(self) -> None:
         os.close(self._device[0])
@@ -55,11 +57,11 @@ class Workers:
         deadline = time.monotonic() + 20
         while not holds():
             assert time.monotonic() < deadline
-            self.pool.wait(0.1, [])
+            self.pool.handle_events(0.1, [])
 
     def be_silent(self, seconds: int = SILENT_SECONDS + 1) -> None:
         for _ in range(seconds):
-            self.pool.tend()
+            self.pool.check_workers()
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_one_that_somebody_has_stopped_is_replaced_and_no_request_is_blamed(work
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_those_that_somebody_ends_are_no_crashes(workers: Workers, number: int) -> None:
-    for count in range(1, MOST_CRASHES + 2):
+    for count in range(1, MAX_CRASHES + 2):
         workers.started[-1].send_signal(number)
         workers.until(lambda before=count: len(workers.started) > before)  # type: ignore[misc]
         workers.serve()
@@ -107,25 +109,25 @@ def test_one_that_crashes_is_blamed_on_its_request(workers: Workers) -> None:
 def hanging(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Workers:
     """As many as may be have been killed, and do not die."""
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
-    for count in range(1, MOST_HANGING + 1):
+    for count in range(1, MAX_HANGING + 1):
         workers.be_silent()
         workers.serve()
         workers.serve()
-        assert len(workers.started) == min(count + 1, MOST_HANGING)
+        assert len(workers.started) == min(count + 1, MAX_HANGING)
     return workers
 
 
 def test_while_many_do_not_die_no_other_is_started(hanging: Workers) -> None:
     hanging.serve()
-    assert len(hanging.started) == MOST_HANGING
+    assert len(hanging.started) == MAX_HANGING
     hanging.started[0].kill()
-    hanging.until(lambda: len(hanging.started) == MOST_HANGING + 1)
+    hanging.until(lambda: len(hanging.started) == MAX_HANGING + 1)
     assert hanging.pool.failure is None
 
 
 def test_waiting_for_one_that_dies_takes_no_processor(hanging: Workers) -> None:
     began = time.monotonic()
-    hanging.pool.wait(0.2, [])
+    hanging.pool.handle_events(0.2, [])
     assert time.monotonic() - began >= 0.2
 
 
@@ -140,7 +142,7 @@ def test_a_mount_that_nobody_can_serve_any_more_fails(hanging: Workers) -> None:
 
 def test_a_mount_that_nobody_begins_to_serve_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Workers(monkeypatch)
-    ours.pool.wait(0, [])
+    ours.pool.handle_events(0, [])
     cast(Any, ours.pool._session.connection).has_waiting = lambda: False
     ours.be_silent(UNSERVED_SECONDS + 1)
     assert "has begun" in str(ours.pool.failure)
@@ -155,7 +157,7 @@ def test_those_that_end_before_they_serve_are_started_later_and_later_and_no_req
     monkeypatch.setattr(worker_pool, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(worker_pool, "LONGEST_PAUSE", 0.128)
     caplog.set_level(logging.WARNING)
-    for count in range(1, 3 * MOST_CRASHES):
+    for count in range(1, 3 * MAX_CRASHES):
         workers.started[-1].send_signal(ends)
         workers.until(lambda before=count: len(workers.started) > before)  # type: ignore[misc]
     pauses = [line.rpartition("started in ")[2] for line in caplog.messages if "before it served" in line]
@@ -171,7 +173,7 @@ def test_those_that_end_before_they_serve_are_started_later_and_later_and_no_req
 
 
 def test_one_that_cannot_be_started_is_tried_again(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork, refused = worker_pool.fork_watched, [BlockingIOError(11, "no process is free")] * (MOST_CRASHES + 1)
+    fork, refused = worker_pool.fork_watched, [BlockingIOError(11, "no process is free")] * (MAX_CRASHES + 1)
 
     def refuse(name: str, directory: Path, work: Callable[[], None]) -> tuple[int, int]:
         if refused:
@@ -197,7 +199,7 @@ def test_a_mount_that_was_served_once_and_that_nobody_begins_to_serve_again_fail
 
 def test_the_end_of_the_mount_is_noticed_while_nobody_serves_it(workers: Workers) -> None:
     workers.be_silent(1)
-    assert not workers.pool.over
+    assert not workers.pool.has_ended
     workers.unmount()
     workers.be_silent(1)
-    assert workers.pool.over
+    assert workers.pool.has_ended

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.peers import peer as peer_module
-from cachefs_daemon.peers.answers import NotHere, PeerBlock
+from cachefs_daemon.peers.peer_requests import BlockNotFound, PeerBlock
 
 from cachefs.block import MEMORY
 from tests.blockstore import data_of
@@ -22,7 +22,7 @@ def test_blocks_that_are_there_come_and_others_do_not(root: Path) -> None:
                 assert isinstance(answer, PeerBlock), answer
                 assert bytes(answer.data) == data_of(number)
                 assert answer.tier == MEMORY
-            assert all(isinstance(answer, NotHere) for answer in answers[10:])
+            assert all(isinstance(answer, BlockNotFound) for answer in answers[10:])
             counters = one.client.counters[node.record.id]
             assert (counters.blocks, counters.bytes, counters.not_here) == (10, 1_000_000, 2)
             assert one.client.in_flight == (0, 0)
@@ -49,7 +49,7 @@ def test_blocks_asked_for_one_by_one_do_not_say_how_fast_the_link_is(root: Path)
 def test_a_peer_that_seemed_slow_while_this_node_stood_still_is_asked_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_module, "_FADING", 0.05)
+    monkeypatch.setattr(peer_module, "_HALF_LIFE", 0.05)
 
     async def run() -> None:
         async with ServingNode(root) as node, asker(node.record) as one:
@@ -57,7 +57,7 @@ def test_a_peer_that_seemed_slow_while_this_node_stood_still_is_asked_again(
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
             peer = one.client._peers[node.record.id]
             for _ in range(50):  # answers that took minutes, and came byte by byte
-                peer.measure(600.0, 1, 60.0, asyncio.get_running_loop().time())
+                peer.record_response(600.0, 1, 60.0, asyncio.get_running_loop().time())
             assert 0.5 < peer.latency <= 1.0
             assert one.client.expected_seconds(node.record, 100_000) > 1
             await until_async(lambda: one.client.expected_seconds(node.record, 100_000) < 0.01, "it is asked again")

@@ -11,27 +11,27 @@ from pathlib import Path
 import psutil
 import pytest
 from cachefs_daemon.cluster.view import NodeRecord
-from cachefs_daemon.fetch.passing import PassingBlock
+from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.peers import client as client_module
 from cachefs_daemon.peers import protocol
-from cachefs_daemon.peers.answers import (
-    LACKS_SNAPSHOT,
-    TAKE_IT,
-    Busy,
-    Failed,
-    How,
-    LacksSnapshot,
-    NotHere,
+from cachefs_daemon.peers.peer_requests import BLOCK_NOT_FOUND as NONE_HERE
+from cachefs_daemon.peers.peer_requests import (
+    FETCH_YOURSELF,
+    SNAPSHOT_NOT_FOUND,
+    BlockNotFound,
+    FailureKind,
+    FetchYourself,
     PeerBlock,
-    TakeIt,
-    Why,
+    PeerOverloaded,
+    PeerRequestFailed,
+    RequestOptions,
+    SnapshotNotFound,
 )
-from cachefs_daemon.peers.answers import NOT_HERE as NONE_HERE
 from cachefs_daemon.peers.server_process import PeerServers
 from cachefs_tools.lab.ports import free_port
 
 from cachefs import errors
-from cachefs.block import Location, piece_checksums
+from cachefs.block import BlockLocation, piece_checksums
 from cachefs.segment import segment_path
 from tests.blockstore import data_of, key_of
 from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, view_of, wanted
@@ -71,7 +71,7 @@ async def scripted(*answers: bytes, number: int = 1, close: bool = True) -> Asyn
 
 
 def _answer(*chunks: bytes, sender: str = node_id(1)) -> bytes:
-    return protocol.answer_head(sender, "f" * 16, 7) + b"".join(chunks) + protocol.last_chunk(0)
+    return protocol.response_head(sender, "f" * 16, 7) + b"".join(chunks) + protocol.last_chunk(0)
 
 
 def _block(at: int, number: int, data: bytes | None = None) -> bytes:
@@ -87,18 +87,18 @@ def test_dead_peer_costs_one_failure_and_is_asked_again_once_a_probe_gets_throug
             dead = dataclasses.replace(node.record, data_port=free_port())
             async with asker(dead) as one:
                 first = await one.ask(dead, wanted(1))
-                assert isinstance(first, Failed)
-                assert first.why == Why.AWAY
-                assert not one.client.usable(dead.id)
+                assert isinstance(first, PeerRequestFailed)
+                assert first.kind == FailureKind.UNREACHABLE
+                assert not one.client.is_usable(dead.id)
                 assert one.membership.lost_nodes[0] == dead.id
                 second = await one.ask(dead, wanted(1))
-                assert isinstance(second, Failed)
+                assert isinstance(second, PeerRequestFailed)
                 assert second.reason.startswith("node node-1 at 127.0.0.1:")
                 assert "cannot be reached" in one.complaints()
                 # It comes up at the address that the client knows: only the probes find that out.
                 peer = one.client._peers[dead.id]
                 peer.record = node.record
-                await until_async(lambda: one.client.usable(dead.id), "a probe gets through")
+                await until_async(lambda: one.client.is_usable(dead.id), "a probe gets through")
                 assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
 
     asyncio.run(run())
@@ -117,14 +117,14 @@ def test_stopped_server_is_noticed_by_its_silence(root: Path, monkeypatch: pytes
             try:
                 await until_async(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it stops")
                 answer = await one.ask(node.record, wanted(2))
-                assert isinstance(answer, Failed)
-                assert answer.why == Why.AWAY
+                assert isinstance(answer, PeerRequestFailed)
+                assert answer.kind == FailureKind.UNREACHABLE
                 assert "says nothing any more" in answer.reason
-                assert not one.client.usable(node.record.id)
+                assert not one.client.is_usable(node.record.id)
                 assert one.client.in_flight == (0, 0)
             finally:
                 os.kill(pid, signal.SIGCONT)
-            await until_async(lambda: one.client.usable(node.record.id), "a probe gets through")
+            await until_async(lambda: one.client.is_usable(node.record.id), "a probe gets through")
             assert isinstance(await one.ask(node.record, wanted(2)), PeerBlock)
 
     asyncio.run(run())
@@ -158,10 +158,10 @@ def test_answer_that_breaks_off_fails_what_has_not_come() -> None:
             assert isinstance(got, PeerBlock)
             assert bytes(got.data) == data_of(1)
             broken = await second
-            assert isinstance(broken, Failed)
+            assert isinstance(broken, PeerRequestFailed)
             assert "has broken off" in broken.reason
             assert one.client.in_flight == (0, 0)
-            assert not one.client.usable(peer.id)
+            assert not one.client.is_usable(peer.id)
 
     asyncio.run(run())
 
@@ -171,7 +171,7 @@ def test_what_is_no_answer_ends_the_connection_and_is_told() -> None:
         nonsense = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
         async with scripted(nonsense) as peer, asker(peer) as one:
             answer = await one.ask(peer, wanted(1))
-            assert isinstance(answer, Failed)
+            assert isinstance(answer, PeerRequestFailed)
             assert "what is no answer" in one.complaints()
 
     asyncio.run(run())
@@ -182,13 +182,13 @@ def test_wrong_bytes_twice_and_the_peer_is_not_asked_for_that_block() -> None:
         wrong = _answer(_block(0, 1, b"x" * 100_000))
         async with scripted(wrong, wrong, _answer(_block(0, 2)), close=False) as peer, asker(peer) as one:
             answer = await one.ask(peer, wanted(1))
-            assert isinstance(answer, Failed)
-            assert answer.why == Why.WRONG
+            assert isinstance(answer, PeerRequestFailed)
+            assert answer.kind == FailureKind.WRONG_BYTES
             assert one.client.counters[peer.id].wrong == 2
             again = await one.ask(peer, wanted(1))
-            assert isinstance(again, Failed)
-            assert again.why == Why.WRONG
-            assert one.client.usable(peer.id)
+            assert isinstance(again, PeerRequestFailed)
+            assert again.kind == FailureKind.WRONG_BYTES
+            assert one.client.is_usable(peer.id)
             assert isinstance(await one.ask(peer, wanted(2)), PeerBlock)
 
     asyncio.run(run())
@@ -204,9 +204,9 @@ def test_damaged_copy_is_noticed_and_its_daemon_told(root: Path) -> None:
                 segment.seek(location.offset + 500)
                 segment.write(b"damage")
             node.bring = lambda _: NONE_HERE
-            assert isinstance(await one.ask(node.record, wanted(1)), NotHere)
+            assert isinstance(await one.ask(node.record, wanted(1)), BlockNotFound)
             [asked] = node.asked
-            assert Location.unpack(asked.blocks[0].bad) == location
+            assert BlockLocation.unpack(asked.blocks[0].failed_location) == location
             assert asked.peer == ME
             assert one.client.counters[node.record.id].wrong == 1
 
@@ -217,7 +217,7 @@ def test_block_that_was_evicted_while_it_was_sent_is_not_there() -> None:
     async def run() -> None:
         evicted = _block(0, 1, b"\0" * 100_000)[:-3] + protocol.MOVED + b"\r\n"
         async with scripted(_answer(evicted)) as peer, asker(peer) as one:
-            assert isinstance(await one.ask(peer, wanted(1)), NotHere)
+            assert isinstance(await one.ask(peer, wanted(1)), BlockNotFound)
             assert one.client.counters[peer.id].wrong == 0
 
     asyncio.run(run())
@@ -228,10 +228,10 @@ def test_old_epoch_is_told_and_refreshed(root: Path) -> None:
         async with ServingNode(root) as node, asker(node.record, epoch=6) as one:
             node.put(1)
             answer = await one.ask(node.record, wanted(1))
-            assert isinstance(answer, Failed)
-            assert (answer.why, answer.epoch) == (Why.EPOCH, 7)
+            assert isinstance(answer, PeerRequestFailed)
+            assert (answer.kind, answer.epoch) == (FailureKind.OTHER_EPOCH, 7)
             assert one.membership.refreshed == 1
-            assert one.client.usable(node.record.id)
+            assert one.client.is_usable(node.record.id)
             one.membership.view = dataclasses.replace(one.membership.view, epoch=7)
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
             # And one that is newer than the server's is served, and the server's daemon looks for it.
@@ -248,16 +248,16 @@ def test_recycled_address_is_noticed(root: Path) -> None:
             node.put(1)
             other = dataclasses.replace(node.record, id=node_id(9), name="node-9")
             answer = await one.ask(other, wanted(1))
-            assert isinstance(answer, Failed)
-            assert answer.why == Why.STRANGER
+            assert isinstance(answer, PeerRequestFailed)
+            assert answer.kind == FailureKind.WRONG_NODE
             assert "belongs to node-1" in answer.reason
-            assert not one.client.usable(other.id)
+            assert not one.client.is_usable(other.id)
             earlier = dataclasses.replace(node.record, incarnation="e" * 16)
             answer = await one.ask(earlier, wanted(1))
-            assert isinstance(answer, Failed)
+            assert isinstance(answer, PeerRequestFailed)
             assert "has started again" in answer.reason
             assert one.membership.heard_of[node.record.id] == node.record.incarnation
-            assert one.client.usable(node.record.id)
+            assert one.client.is_usable(node.record.id)
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
 
     asyncio.run(run())
@@ -271,7 +271,7 @@ def test_node_that_is_no_member_is_refused_with_a_line(root: Path) -> None:
             await asyncio.sleep(0)
 
             async def refused() -> bool:
-                return isinstance(await one.ask(node.record, wanted(1)), Failed)
+                return isinstance(await one.ask(node.record, wanted(1)), PeerRequestFailed)
 
             while not await refused():  # noqa: ASYNC110  # the server learns it over its pipe
                 await asyncio.sleep(0.01)
@@ -290,12 +290,12 @@ def test_fetch_brings_what_is_not_there_and_beats_while_it_takes(root: Path, mon
             assert place is not None
             node.store.claim([key_of(2)], "")
             outcomes = {
-                10: PassingBlock.of(key_of(10), data_of(10)),
-                11: TAKE_IT,
+                10: BypassBlock.of(key_of(10), data_of(10)),
+                11: FETCH_YOURSELF,
                 12: NONE_HERE,
                 13: errors.Busy("too many"),
                 14: errors.OriginUnavailable("the origin is on fire"),
-                15: LACKS_SNAPSHOT,
+                15: SNAPSHOT_NOT_FOUND,
             }
             node.bring = lambda fetch: outcomes[fetch.blocks[0].entry]
             node.delay = 2.5
@@ -306,12 +306,12 @@ def test_fetch_brings_what_is_not_there_and_beats_while_it_takes(root: Path, mon
             assert isinstance(passing, PeerBlock)
             assert bytes(passing.data) == data_of(10)
             assert passing.tier is None
-            assert isinstance(take, TakeIt)
-            assert isinstance(none, NotHere)
-            assert isinstance(busy, Busy)
-            assert isinstance(failed, Failed)
+            assert isinstance(take, FetchYourself)
+            assert isinstance(none, BlockNotFound)
+            assert isinstance(busy, PeerOverloaded)
+            assert isinstance(failed, PeerRequestFailed)
             assert failed.reason == "node node-1: the origin is on fire"
-            assert isinstance(lacks, LacksSnapshot)
+            assert isinstance(lacks, SnapshotNotFound)
             waiting = {fetch.blocks[0].entry: fetch.await_snapshot for fetch in node.asked}
             assert waiting == {**dict.fromkeys(range(10, 15), True), 15: False}
             assert {fetch.peer for fetch in node.asked} == {ME}
@@ -330,21 +330,25 @@ def test_a_node_that_brings_a_block_gives_signs_while_its_daemon_lives(
             began = now()
             asks = [one.begin(node.record, wanted(number), fetch=True) for number in (10, 11)]
             await until_async(
-                lambda: one.client.last_sign(name, fetch=True) > began + 0.3, "signs come again and again"
+                lambda: one.client.last_heartbeat(name, fetch=True) > began + 0.3, "signs come again and again"
             )
-            heard = PeerServers._take
-            monkeypatch.setattr(PeerServers, "_take", lambda *_: None)  # the daemon hangs, and its server does not
-            await until_async(lambda: now() - one.client.last_sign(name, fetch=True) > 0.6, "no more signs come")
-            last = one.client.last_sign(name, fetch=True)
+            heard = PeerServers._handle_report
+            monkeypatch.setattr(
+                PeerServers, "_handle_report", lambda *_: None
+            )  # the daemon hangs, and its server does not
+            await until_async(lambda: now() - one.client.last_heartbeat(name, fetch=True) > 0.6, "no more signs come")
+            last = one.client.last_heartbeat(name, fetch=True)
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)  # what it has it gives
             doubted = now()
-            one.client.doubt(name)
-            await until_async(lambda: one.client.last_sign(name, fetch=False) > doubted, "its server answers the probe")
-            assert one.client.last_sign(name, fetch=True) == last
-            assert one.client.usable(name)
-            monkeypatch.setattr(PeerServers, "_take", heard)
-            one.client.doubt(name)
-            await until_async(lambda: one.client.last_sign(name, fetch=True) > last, "signs come again")
+            one.client.probe_silent(name)
+            await until_async(
+                lambda: one.client.last_heartbeat(name, fetch=False) > doubted, "its server answers the probe"
+            )
+            assert one.client.last_heartbeat(name, fetch=True) == last
+            assert one.client.is_usable(name)
+            monkeypatch.setattr(PeerServers, "_handle_report", heard)
+            one.client.probe_silent(name)
+            await until_async(lambda: one.client.last_heartbeat(name, fetch=True) > last, "signs come again")
             for ask in asks:
                 ask.cancel()
 
@@ -359,13 +363,13 @@ def test_a_node_of_which_no_sign_comes_counts_as_dead_without_any_question(root:
             [pid] = node.servers.pids
             os.kill(pid, signal.SIGSTOP)
             try:
-                one.client.doubt(node.record.id)
-                await until_async(lambda: not one.client.usable(node.record.id), "the probe comes to nothing")
+                one.client.probe_silent(node.record.id)
+                await until_async(lambda: not one.client.is_usable(node.record.id), "the probe comes to nothing")
                 dead = asyncio.get_running_loop().time()
             finally:
                 os.kill(pid, signal.SIGCONT)
-            await until_async(lambda: one.client.usable(node.record.id), "a probe gets through")
-            assert one.client.last_sign(node.record.id, fetch=True) > dead, "or readers pass it over for a minute"
+            await until_async(lambda: one.client.is_usable(node.record.id), "a probe gets through")
+            assert one.client.last_heartbeat(node.record.id, fetch=True) > dead, "or readers pass it over for a minute"
             assert isinstance(await one.ask(node.record, wanted(2)), PeerBlock)
 
     asyncio.run(run())
@@ -377,18 +381,18 @@ def test_deadline_and_cancellation_let_go_of_everything(root: Path) -> None:
             node.bring = lambda _: None
             late = one.begin(node.record, wanted(1), fetch=True, seconds=0.3)
             answer = await asyncio.wait_for(late, DEADLINE)
-            assert isinstance(answer, Failed)
-            assert answer.why == Why.LATE
+            assert isinstance(answer, PeerRequestFailed)
+            assert answer.kind == FailureKind.LATE
             loop = asyncio.get_running_loop()
             told: list[object] = []
-            how = client_module.How(loop.time() + DEADLINE, fetch=True)
-            ask = one.client.ask(node.record, wanted(2), how, told.append)
+            how = client_module.RequestOptions(loop.time() + DEADLINE, may_fetch=True)
+            ask = one.client.request_block(node.record, wanted(2), how, told.append)
             await until_async(lambda: len(node.asked) == 2, "the daemon is asked")
             ask.cancel()
             ask.cancel()
             await until_async(lambda: one.client.in_flight == (0, 0), "nothing is on the way")
             assert not told
-            assert one.client.usable(node.record.id)
+            assert one.client.is_usable(node.record.id)
 
     asyncio.run(run())
 
@@ -409,7 +413,7 @@ def test_peers_that_are_closed_answer_everything() -> None:
             async with asker(peer) as one:
                 waiting = [one.begin(peer, wanted(number)) for number in range(600)]
             answers = await asyncio.gather(*waiting)
-            assert all(isinstance(answer, Failed) for answer in answers)
+            assert all(isinstance(answer, PeerRequestFailed) for answer in answers)
 
     asyncio.run(run())
 
@@ -421,9 +425,9 @@ def test_an_error_of_whoever_is_told_of_a_block_keeps_no_other_from_coming(root:
     async def run() -> None:
         async with ServingNode(root) as node, asker(node.record) as one:
             node.put(*range(1, 9))
-            how = How(asyncio.get_running_loop().time() + DEADLINE)
+            how = RequestOptions(asyncio.get_running_loop().time() + DEADLINE)
             for number in range(1, 5):
-                one.client.ask(node.record, wanted(number), how, fail)
+                one.client.request_block(node.record, wanted(number), how, fail)
             answers = [await one.ask(node.record, wanted(number), seconds=DEADLINE) for number in range(5, 9)]
             assert all(isinstance(answer, PeerBlock) for answer in answers)
 

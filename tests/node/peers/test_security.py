@@ -14,8 +14,8 @@ import pytest
 from cachefs_daemon.cluster.handshake import Greeting
 from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.peers import protocol
-from cachefs_daemon.peers.answers import Failed, PeerBlock, Why
-from cachefs_daemon.peers.server import BOUNDS
+from cachefs_daemon.peers.peer_requests import FailureKind, PeerBlock, PeerRequestFailed
+from cachefs_daemon.peers.server import CONNECTION_BOUNDS
 from cachefs_daemon.peers.tls import Certificates
 
 from cachefs.block import piece_checksums
@@ -128,7 +128,7 @@ def test_strangers_are_refused_each_with_a_line(root: Path, authority: Authority
             await refused(foreign)
             await until_async(lambda: "unable to get local issuer certificate" in node.complaints(), "a line")
 
-            await refused(Certificates(nobody).client())
+            await refused(Certificates(nobody).client_context())
             await until_async(
                 lambda: "certificate names mallory, which is no member of cluster test" in node.complaints(), "a line"
             )
@@ -138,8 +138,8 @@ def test_strangers_are_refused_each_with_a_line(root: Path, authority: Authority
                 assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
                 one.membership.view = dataclasses.replace(one.membership.view, me=node_id(1))
                 answer = await one.ask(node.record, wanted(1))
-                assert isinstance(answer, Failed)
-                assert answer.why == Why.REFUSED
+                assert isinstance(answer, PeerRequestFailed)
+                assert answer.kind == FailureKind.REFUSED
 
     asyncio.run(run())
 
@@ -156,7 +156,7 @@ def test_client_refuses_a_server_that_is_somebody_else(root: Path, authority: Au
             mine = authority.issue("asker")
             async with ServingNode(root, tls=files) as node, asker(node.record, tls=mine) as one:
                 answer = await one.ask(node.record, wanted(1))
-                assert isinstance(answer, Failed)
+                assert isinstance(answer, PeerRequestFailed)
                 assert expected in answer.reason
                 assert expected in one.complaints()
             shutil.rmtree(root / "state")
@@ -195,7 +195,7 @@ def test_flood_and_slow_requests_cost_only_who_sends_them(root: Path) -> None:
             node.put(*range(8))
             assert isinstance(await one.ask(node.record, wanted(0)), PeerBlock)
             links = []
-            for _ in range(BOUNDS.unknown_of_address + 20):
+            for _ in range(CONNECTION_BOUNDS.unknown_of_address + 20):
                 link = socket.create_connection(("127.0.0.1", node.servers.port), DEADLINE)
                 link.sendall(b"POST /blocks HTTP/1.1\r\nX-Slow: ")
                 links.append(link)
@@ -280,18 +280,18 @@ def test_with_a_secret_only_those_who_know_it_are_answered_and_believed(root: Pa
                 first = await friend.ask(fresh, wanted(1))
                 known = friend.membership.heard_of[node.record.id]
                 assert known == node.record.incarnation
-                assert isinstance(first, PeerBlock | Failed)
+                assert isinstance(first, PeerBlock | PeerRequestFailed)
             for wrong in (other, None):
                 async with asker(node.record, secret=wrong) as stranger:
                     refused = await stranger.ask(node.record, wanted(1))
-                    assert isinstance(refused, Failed)
+                    assert isinstance(refused, PeerRequestFailed)
                     assert "cluster.secret_file" in refused.reason
             await until_async(lambda: "another secret" in node.complaints(), "the server says whom it has refused")
         async with ServingNode(root / "plain") as impostor:
             impostor.put(1)
             async with asker(impostor.record, secret=key) as deceived:
                 refused = await deceived.ask(impostor.record, wanted(1))
-                assert isinstance(refused, Failed)
+                assert isinstance(refused, PeerRequestFailed)
                 assert "does not prove that it knows this cluster's secret" in refused.reason
 
     asyncio.run(scenario())
@@ -345,7 +345,7 @@ def test_what_a_live_node_says_to_another_user_makes_no_answer_of_a_node_that_is
                 node = live.record if answers_as == "itself" else down
                 checksums = piece_checksums(wanted(1).key, wrong)
                 writer.write(
-                    protocol.answer_head(node.id, node.incarnation, 7, proof)
+                    protocol.response_head(node.id, node.incarnation, 7, proof)
                     + protocol.block_start(0, 0, len(wrong), checksums)
                     + wrong
                     + protocol.block_end(stayed=True)
@@ -361,7 +361,7 @@ def test_what_a_live_node_says_to_another_user_makes_no_answer_of_a_node_that_is
                 answer = await deceived.ask(down, wanted(1))
             thief.close()
             assert asked, "the thief is asked"
-            assert isinstance(answer, Failed)
+            assert isinstance(answer, PeerRequestFailed)
 
     asyncio.run(scenario())
 
@@ -372,7 +372,7 @@ def test_blocks_of_another_node_are_no_answer_also_without_a_secret(root: Path) 
             await reader.readuntil(b"\r\n\r\n")
             data = data_of(1, SIZE)
             writer.write(
-                protocol.answer_head(node_id(3), "f" * 16, 7)
+                protocol.response_head(node_id(3), "f" * 16, 7)
                 + protocol.block_start(0, 0, SIZE, piece_checksums(wanted(1).key, data))
                 + data
                 + protocol.block_end(stayed=True)
@@ -386,7 +386,7 @@ def test_blocks_of_another_node_are_no_answer_also_without_a_secret(root: Path) 
         async with asker(meant) as deceived:
             answer = await deceived.ask(meant, wanted(1))
         other.close()
-        assert isinstance(answer, Failed)
+        assert isinstance(answer, PeerRequestFailed)
         assert "answers at its address" in answer.reason
 
     asyncio.run(scenario())

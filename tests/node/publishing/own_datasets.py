@@ -132,7 +132,7 @@ class Listed(Chance):
         self.files = [f"{root}/{kind}/{name}.bin" for name, kind in zip(self.names, self.classes, strict=True)]
 
     def __getitem__(self, index: int) -> int:
-        wait_until_told("JobPublish", number=self.number)
+        wait_until_told("JobPublication", number=self.number)
         return super().__getitem__(index)
 
 
@@ -179,7 +179,7 @@ def main() -> None:
             for count, batch in enumerate(loader):
                 read += [int(value) for value in batch]
                 if not epoch and count == SOON and "chance" not in name:
-                    wait_until_told("JobPublish", number=number)
+                    wait_until_told("JobPublication", number=number)
                 if count == LATER and (name, epoch) in WRONG:
                     wait_until_told("Ended", epoch, number)
             if not epoch and "chance" not in name:

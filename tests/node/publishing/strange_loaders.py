@@ -1,5 +1,5 @@
-"""Loaders of which not all is understood: `strange_loaders.py DIRECTORY` (see test_notes.py). Goes through each, and
-ends when it reads a line."""
+"""Loaders of which not all is understood: `strange_loaders.py DIRECTORY` (see test_diagnostics.py). Goes through each,
+and ends when it reads a line."""
 
 import hashlib
 import os

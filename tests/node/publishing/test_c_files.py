@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from cachefs.job_messages import JobEpoch, JobPublish
+from cachefs.job_messages import JobEpoch, JobPublication
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.mounting import mounted
@@ -47,7 +47,7 @@ class Run:
         number = TOGETHER.index(scenario)
         found, entries = [], numpy.zeros(0, "<u4")
         for said in self.record.requests:
-            if not isinstance(said, (JobPublish, JobEpoch)):
+            if not isinstance(said, (JobPublication, JobEpoch)):
                 continue
             if not (said.consumer.endswith(f".{number}") if number else "." not in said.consumer):
                 continue

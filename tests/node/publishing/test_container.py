@@ -201,7 +201,7 @@ def test_where_a_directory_of_the_mount_is_seen_both_ways_are_named_in_one_line(
     code = """
     publication = cachefs.publish(["/data/12.bin"])
     publication.order(0, [0])
-    while not publication._channel.page.said:
+    while not publication._channel.page.log_length:
         time.sleep(0.01)
     publication.progress(0, 1)
     print("the end")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
+from cachefs.job_messages import JobEpoch, JobProgress, JobPublication
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.mounting import mounted
@@ -38,13 +38,13 @@ class Run:
     watched: str
     stderr: str
 
-    def of(self, scenario: str) -> list[JobPublish | JobEpoch | JobProgress]:
+    def of(self, scenario: str) -> list[JobPublication | JobEpoch | JobProgress]:
         """What was said of the scenario, in that order."""
         number = TOGETHER.index(scenario)
         return [
             said
             for said in self.record.requests
-            if isinstance(said, (JobPublish, JobEpoch, JobProgress))
+            if isinstance(said, (JobPublication, JobEpoch, JobProgress))
             and (said.consumer.endswith(f".{number}") if number else "." not in said.consumer)
         ]
 
@@ -55,7 +55,7 @@ class Run:
                 return [int(value) for value in said["read"]]
         raise AssertionError(f"{scenario} has no epoch {epoch}")
 
-    def content(self, publish: JobPublish, order: bytes) -> list[int]:
+    def content(self, publish: JobPublication, order: bytes) -> list[int]:
         """What the files of this order have in them."""
         assert publish.map is not None
         entries = numpy.frombuffer(publish.map.entries, "<u4")[numpy.frombuffer(order, "<u4")]
@@ -112,7 +112,7 @@ def test_watching_changes_nothing(run: Run) -> None:
 def test_the_first_epoch_is_published_while_it_is_read(run: Run, scenario: str) -> None:
     said = run.of(scenario)
     first = [message for message in said if isinstance(message, JobEpoch) and message.epoch == 0][-1]
-    publish = [message for message in said[: said.index(first)] if isinstance(message, JobPublish)][-1]
+    publish = [message for message in said[: said.index(first)] if isinstance(message, JobPublication)][-1]
     # Whatever was said of the next epoch came after it.
     read = run.read(scenario, 0)
     content = run.content(publish, first.order)
@@ -133,12 +133,12 @@ def test_what_was_wrong_is_taken_back(run: Run, scenario: str) -> None:
         maps = [
             numpy.frombuffer(message.map.entries, "<u4")
             for message in said
-            if isinstance(message, JobPublish) and message.map and message.map.entries
+            if isinstance(message, JobPublication) and message.map and message.map.entries
         ]
         # A part of an epoch may have no file twice.
         assert not maps or any(len(set(entries.tolist())) < len(entries) for entries in maps)
         return
-    publishes = [place for place, message in enumerate(said) if isinstance(message, JobPublish)]
+    publishes = [place for place, message in enumerate(said) if isinstance(message, JobPublication)]
     ends = [place for place, message in enumerate(said) if isinstance(message, JobProgress) and message.ended]
     assert publishes
     assert publishes[0] < ends[0]

@@ -30,15 +30,15 @@ program = (
     "found = [int(one) for one in listed if os.path.exists(f'/proc/self/fd/{one}')];"
     "os.write(int(sys.argv[1]), repr(found).encode())"
 )
-said = eval(channel.run_unseen([sys.executable, "-I", "-S", "-c", program], os.environ, (given,), 60))
+said = eval(channel.run_detached([sys.executable, "-I", "-S", "-c", program], os.environ, (given,), 60))
 assert given in said, said
 assert not set(said) & set(opened) - {given}, said
 print("done")
 """
 
 HELPER = r"""
-made = channel.Channel(f"refused-{os.getpid()}")
-assert made.page.need(0) is not None
+made = channel.HelperChannel(f"refused-{os.getpid()}")
+assert made.page.wanted_samples(0) is not None
 made.close()
 print("done")
 """
@@ -69,7 +69,7 @@ def test_where_a_program_that_is_no_child_cannot_be_started_the_helper_starts_as
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(_process, "start", refused)
-    made = channel.Channel(f"refused-{tmp_path.name}")
+    made = channel.HelperChannel(f"refused-{tmp_path.name}")
     try:
         assert (made.directory / channel.PAGE_NAME).is_symlink()
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
+from cachefs.job_messages import JobEpoch, JobProgress, JobPublication
 from cachefs.messages import Empty
 from cachefs.rpc import JOB_LIST
 from cachefs.snapshot import Snapshot
@@ -39,7 +39,7 @@ class Node:
     snapshot: Snapshot
     torch_jobs: WarmPython
 
-    def names(self, publish: JobPublish) -> list[str]:
+    def names(self, publish: JobPublication) -> list[str]:
         assert publish.map is not None
         return [os.fsdecode(self.snapshot.path(int(n))) for n in numpy.frombuffer(publish.map.entries, "<u4")]
 
@@ -127,7 +127,7 @@ def test_a_directory_and_a_spec(node: Node) -> None:
             job.stdin.write("\n")
             job.stdin.flush()
     assert job.returncode == 0
-    (publish,) = node.record.of(JobPublish, "spec")
+    (publish,) = node.record.of(JobPublication, "spec")
     assert publish.spec is not None
     assert (publish.spec.seed, publish.spec.epochs, publish.workers, publish.batch_size) == (4, 9, 2, 4)
     assert node.names(publish) == [f"class1/{number:02}.bin" for number in (1, 4, 7, 10)]
@@ -150,7 +150,7 @@ def test_paths_and_orders(node: Node) -> None:
         """,
         wanted=lambda said: len(said) == 2,
     )
-    (publish,) = node.record.of(JobPublish, "orders")
+    (publish,) = node.record.of(JobPublication, "orders")
     assert (publish.consumer, publish.rank, publish.world_size) == ("mine", 3, 8)
     assert node.names(publish) == ["class2/02.bin", "class0/00.bin", "class1/01.bin"]
     assert orders(node, "orders") == {0: [2, 0, 1], 1: [1, 1, 0]}
@@ -183,7 +183,7 @@ def test_records_of_a_file(node: Node) -> None:
         sys.stdin.read()
         """,
     )
-    (publish,) = node.record.of(JobPublish, "records")
+    (publish,) = node.record.of(JobPublication, "records")
     assert publish.map is not None
     assert (publish.map.kind, publish.map.indexer) == ("records", "npy")
     assert node.names(publish) == ["rows.npy"]
@@ -253,7 +253,7 @@ def test_run_leaves_a_published_sampler_to_itself(node: Node, tmp_path: Path) ->
         until(lambda: job.poll() is not None or orders(node, "both"))
         job.communicate("", timeout=60)
     assert job.returncode == 0
-    (publish,) = node.record.of(JobPublish, "both")
+    (publish,) = node.record.of(JobPublication, "both")
     assert publish.source == "cachefs.publish"
 
 
@@ -272,7 +272,7 @@ def test_a_forked_process_is_a_consumer_of_its_own(node: Node) -> None:
         """,
         wanted=is_of(2),
     )
-    published = node.record.of(JobPublish, "forked")
+    published = node.record.of(JobPublication, "forked")
     assert len({(message.consumer, message.pid) for message in published}) == 2
     told = {
         message.consumer: numpy.frombuffer(message.order, "<u4").tolist()
@@ -313,7 +313,7 @@ def test_packages_for_another_python_do_not_reach_the_helper(node: Node, tmp_pat
     (tmp_path / "usercustomize.py").unlink()
     code = "cachefs.publish(MOUNT).order(0, [0]); sys.stdin.read()"
     run(node, "isolated", code, "-W", "error", PYTHONPATH=str(tmp_path))
-    assert node.record.of(JobPublish, "isolated")
+    assert node.record.of(JobPublication, "isolated")
 
 
 def test_a_job_without_stdio_publishes(node: Node) -> None:
@@ -332,7 +332,7 @@ def test_a_job_without_stdio_publishes(node: Node) -> None:
 def test_a_job_is_named_after_its_script_and_process(node: Node) -> None:
     code = "cachefs.publish(MOUNT).order(0, [0]); print(os.getpid()); sys.stdin.read()"
     pid = run(node, "", code).strip()
-    assert node.record.of(JobPublish, f"c-{pid}")
+    assert node.record.of(JobPublication, f"c-{pid}")
 
 
 def test_who_was_started_by_a_publishing_process_does_not_take_its_place(node: Node) -> None:
@@ -357,8 +357,8 @@ def test_who_was_started_by_a_publishing_process_does_not_take_its_place(node: N
         RANK="2",
         WORLD_SIZE="4",
     )
-    published = {(message.consumer, message.rank) for message in node.record.of(JobPublish, "family")}
-    pids = {message.pid for message in node.record.of(JobPublish, "family")}
+    published = {(message.consumer, message.rank) for message in node.record.of(JobPublication, "family")}
+    pids = {message.pid for message in node.record.of(JobPublication, "family")}
     named = {("2" if len(consumer) == 1 else f"2.pid-{consumer[6:]}", rank) for consumer, rank in published}
     assert len(published) == len(pids) == 3
     assert named == published
@@ -367,7 +367,7 @@ def test_who_was_started_by_a_publishing_process_does_not_take_its_place(node: N
 
 def _is_all_known(node: Node, job: str) -> bool:
     """Has each of two ranks published the files of all samples?"""
-    said = node.record.of(JobPublish, job)
+    said = node.record.of(JobPublication, job)
     last = {message.consumer: message for message in said}
     return len(last) == 2 and all(len(node.names(message)) == FILES for message in last.values())
 
@@ -418,7 +418,7 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
         rank.communicate("", timeout=60)
     assert [rank.returncode for rank in ranks] == [0, 0]
     for name in ("0", "1"):
-        last = [message for message in node.record.of(JobPublish, "ranks") if message.consumer == name][-1]
+        last = [message for message in node.record.of(JobPublication, "ranks") if message.consumer == name][-1]
         assert len(node.names(last)) == FILES
         # So it is for the daemon to compute what each rank reads.
         assert last.spec is not None
@@ -431,16 +431,17 @@ def test_a_rank_that_begins_later_is_told_what_was_learned(node: Node, tmp_path:
         node,
         f"""
         from pathlib import Path
-        from cachefs.publishing.channel import Line, Op, channel
+        from cachefs.publishing.channel import HelperConnection, MessageKind, own_channel
         from cachefs.publishing.publication import Publication
         rank, here = int(sys.argv[1]), Path({str(tmp_path)!r})
         files = sorted(str(path) for path in Path(MOUNT).rglob("*.bin"))
-        channel()  # from here on there is a helper
+        own_channel()  # from here on there is a helper
         if rank:
             time.sleep(1.5)
         publication = Publication((), {{"length": len(files), "learn": True, "source": "test"}})
         observed = [([sample], [files[sample]]) for sample in range(rank, len(files), 2)]
-        Line(channel().directory).send({{"op": Op.OPENED, "slot": 0, "length": len(files), "observed": observed}})
+        opened = {{"op": MessageKind.OPENED, "slot": 0, "length": len(files), "observed": observed}}
+        HelperConnection(own_channel().directory).send(opened)
         publication.order(0, range(len(files)))
         while not (here / "known").exists():
             time.sleep(0.01)

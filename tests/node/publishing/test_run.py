@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, JobView
+from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublication, JobView
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.rpc import JOB_SHOW
 from cachefs.snapshot import Snapshot
@@ -78,7 +78,7 @@ class Node:
             self.printed[scenarios] = done.stdout
         return self.printed[scenarios]
 
-    def numbers(self, publish: JobPublish) -> list[int]:
+    def numbers(self, publish: JobPublication) -> list[int]:
         """What the files of a published map say they are."""
         assert publish.map is not None
         entries = numpy.frombuffer(publish.map.entries, "<u4")
@@ -144,7 +144,7 @@ def epochs(node: Node) -> Epochs:
     return Epochs(watched.stdout, node.alone(*TOGETHER), watched.stderr, read)
 
 
-def consumer_is(scenario: str) -> Callable[[JobPublish | JobEpoch | JobProgress], bool]:
+def consumer_is(scenario: str) -> Callable[[JobPublication | JobEpoch | JobProgress], bool]:
     number = TOGETHER.index(scenario)
     name = "1" if scenario in (*SPECIFIED, "distributed-never-told") else "pid-"
     return lambda message: (
@@ -160,7 +160,7 @@ def test_a_watched_script_computes_the_same(epochs: Epochs) -> None:
 
 @pytest.mark.parametrize("scenario", SPECIFIED)
 def test_all_epochs_of_a_distributed_sampler_follow_from_a_spec(node: Node, epochs: Epochs, scenario: str) -> None:
-    (publish,) = filter(consumer_is(scenario), node.record.of(JobPublish, "all"))
+    (publish,) = filter(consumer_is(scenario), node.record.of(JobPublication, "all"))
     assert publish.spec is not None
     assert (publish.rank, publish.world_size, publish.workers, publish.batch_size) == (1, 2, 2, 8)
     numbers = node.numbers(publish)
@@ -171,7 +171,7 @@ def test_all_epochs_of_a_distributed_sampler_follow_from_a_spec(node: Node, epoc
 
 @pytest.mark.parametrize("scenario", GIVEN)
 def test_each_epoch_is_published_as_it_is_read(node: Node, epochs: Epochs, scenario: str) -> None:
-    published = list(filter(consumer_is(scenario), node.record.of(JobPublish, "all")))
+    published = list(filter(consumer_is(scenario), node.record.of(JobPublication, "all")))
     lengths = [(one.consumer, len(node.numbers(one))) for one in published]
     assert len({*lengths}) == 1, lengths
     publish = published[-1]
@@ -197,7 +197,7 @@ def test_the_epoch_after_is_published_where_it_follows(node: Node, epochs: Epoch
 
 @pytest.mark.parametrize("scenario", LEARNED)
 def test_samples_nobody_lists_are_known_from_the_second_epoch(node: Node, epochs: Epochs, scenario: str) -> None:
-    publishes = list(filter(consumer_is(scenario), node.record.of(JobPublish, "all")))
+    publishes = list(filter(consumer_is(scenario), node.record.of(JobPublication, "all")))
     numbers = node.numbers(publishes[-1])
     orders = {message.epoch: message for message in filter(consumer_is(scenario), node.record.of(JobEpoch, "all"))}
     last = epochs.read[scenario][-1]
@@ -208,7 +208,7 @@ def test_samples_nobody_lists_are_known_from_the_second_epoch(node: Node, epochs
 
 @pytest.mark.parametrize("scenario", DRAWN)
 def test_what_only_the_sampler_knows_is_published_as_it_is_drawn(node: Node, epochs: Epochs, scenario: str) -> None:
-    publish = list(filter(consumer_is(scenario), node.record.of(JobPublish, "all")))[-1]
+    publish = list(filter(consumer_is(scenario), node.record.of(JobPublication, "all")))[-1]
     numbers = node.numbers(publish)
     read = [number for epoch in epochs.read[scenario] for number in epoch]
     parts = {message.epoch: message.order for message in filter(consumer_is(scenario), node.record.of(JobEpoch, "all"))}
@@ -245,12 +245,12 @@ def test_a_stream_that_lists_its_shards_is_left_to_the_daemon(node: Node) -> Non
     assert done.returncode == 0
     assert done.stdout == node.alone("iterable")
     assert complaints(done.stderr) == []
-    assert not node.record.of(JobPublish, "iterable")
+    assert not node.record.of(JobPublication, "iterable")
 
 
 def helper_of(process: subprocess.Popen[str], node: Node, job: str) -> int:
     """The process number of the helper, once it has published."""
-    publishes = until(lambda: node.record.of(JobPublish, job))
+    publishes = until(lambda: node.record.of(JobPublication, job))
     assert publishes[0].pid == process.pid
     helper = helper_process(process.pid)
     assert helper is not None
@@ -282,7 +282,7 @@ def test_a_job_that_reads_elsewhere_starts_nothing(node: Node, tmp_path: Path) -
     done = node.torch_jobs.run(line, timeout=SECONDS)
     assert done.returncode == 0
     assert not complaints(done.stderr)
-    assert not node.record.of(JobPublish, "elsewhere")
+    assert not node.record.of(JobPublication, "elsewhere")
 
 
 def test_a_killed_helper_costs_only_the_publishing(node: Node) -> None:

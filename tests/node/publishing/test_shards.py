@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from cachefs.job_messages import JobEpoch, JobPublish
+from cachefs.job_messages import JobEpoch, JobPublication
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.mounting import mounted
@@ -50,7 +50,7 @@ def test_what_is_published_is_the_order_in_which_shards_come(
             told = {"TOLD": str(record.notes)}
             watched = run(torch_jobs, [*line, *script, mount, workers], told)
             alone = run(torch_jobs, [*script, top, workers], {})
-            published = [said for said in record.requests if isinstance(said, JobPublish)]
+            published = [said for said in record.requests if isinstance(said, JobPublication)]
             orders = {said.epoch: said.order for said in record.requests if isinstance(said, JobEpoch)}
         assert published[0].map is not None
         entries = numpy.frombuffer(published[0].map.entries, "<u4")

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 from cachefs_tools.lab.ports import free_ports
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import throttled
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import run_throttle
 
-from cachefs.messages import OriginOptions, Warmup
+from cachefs.messages import OriginOptions, WarmupRequest
 from cachefs.rpc import WARMUP
 from tests.daemon import Daemon
 from tests.mounting import drop_pages, mounted
@@ -225,7 +225,8 @@ def test_a_program_without_a_loader_is_told_too(refused: Dataset) -> None:
     job = refused.job("-c", f"open({str(refused.mount / '003')!r}, 'rb').read()", name="plain")
     text = job.finish()
     assert job.process.returncode == 1
-    # It is no job, so reads of other programs count too: whose read is told is in tests/unit/publishing/test_why.py.
+    # It is no job, so reads of other programs count too: whose read is told is in
+    # tests/unit/publishing/test_read_failure.py.
     wanted = r"cachefs: \d+ reads? of refused failed: s3://refused/\d+ at \S+ is refused \(403"
     assert re.match(wanted, text.splitlines()[-1]), text
     elsewhere = refused.job("-c", "raise PermissionError(13, 'no', '/etc/shadow')", name="plain")
@@ -272,7 +273,7 @@ def test_a_disk_that_others_fill(rclone: S3Server, torch_jobs: WarmPython, tmp_p
             dataset(node, rclone, torch_jobs, tmp_path, "full") as here,
         ):
             (disk / "others").write_bytes(bytes(23 << 20))
-            list(here.daemon.client.stream(WARMUP, Warmup(dataset="full")))
+            list(here.daemon.client.stream_responses(WARMUP, WarmupRequest(dataset="full")))
             over = tmp_path / "over"
             with training(here, epochs=over) as job, cold_again_and_again(here.mount):
                 wanted = r"the ssd tier (takes no new blocks|has no more room)"
@@ -286,17 +287,17 @@ def test_a_disk_that_others_fill(rclone: S3Server, torch_jobs: WarmPython, tmp_p
 
 
 def test_reads_that_wait_for_a_slot(rclone: S3Server, torch_jobs: WarmPython, tmp_path: Path) -> None:
-    with throttled(rclone.endpoint, Limits(), tmp_path / "log") as throttle:
+    with run_throttle(rclone.endpoint, LinkLimits(), tmp_path / "log") as throttle:
         settings = {"origin": {"max_connections": 1}, "prefetch": {"enabled": False}}
         with (
             running(tmp_path / "n", rclone, settings) as node,
             dataset(node, rclone, torch_jobs, tmp_path, "slots", throttle.endpoint) as here,
         ):
-            throttle.limit(Limits(latency=4))
+            throttle.set_limits(LinkLimits(latency=4))
             with training(here, workers=4) as job:
                 wanted = r"\d reads? waits? for a free request to S3 at \S+, .*for \d+ s \(it gets 1 of 1 requests"
                 said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
-                throttle.limit(Limits())
+                throttle.set_limits(LinkLimits())
                 summary = job.finish()
             assert "for a free request to S3 at" in summary
             note("waiting for a slot", {**said, "summary": summary})

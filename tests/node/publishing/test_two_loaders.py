@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy
 
-from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobPublish
+from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobPublication
 from cachefs.rpc import JOB_SHOW
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
@@ -88,7 +88,7 @@ def published(record: Recording, snapshot: Snapshot) -> dict[str, dict[int, list
     files: dict[str, list[int]] = {}
     found: dict[str, dict[int, list[int]]] = {}
     for message in record.requests:
-        if isinstance(message, JobPublish) and message.map is not None:
+        if isinstance(message, JobPublication) and message.map is not None:
             entries = numpy.frombuffer(message.map.entries, "<u4").tolist()
             files[message.consumer] = [numbers[os.fsdecode(snapshot.path(entry))] for entry in entries]
         elif isinstance(message, JobEpoch):

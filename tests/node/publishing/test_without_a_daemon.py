@@ -31,7 +31,7 @@ def test_nothing_is_raised_where_nothing_can_be_published(tmp_path: Path) -> Non
         nowhere = cachefs.publish({str(tmp_path / "nowhere")!r})
         nowhere.order(0, [0])
         deadline = time.monotonic() + 60
-        while not nowhere._channel.page.said and time.monotonic() < deadline:
+        while not nowhere._channel.page.log_length and time.monotonic() < deadline:
             time.sleep(0.01)
         """
     )
@@ -112,10 +112,10 @@ time.sleep(60)
 def test_a_helper_that_was_killed_leaves_nothing_once_its_job_has_ended(tmp_path: Path) -> None:
     code = """
 import cachefs
-from cachefs.publishing.channel import channel
+from cachefs.publishing.channel import own_channel
 publication = cachefs.publish(["/nowhere/a"])
 publication.order(0, [0])
-print(channel().directory, flush=True)
+print(own_channel().directory, flush=True)
 input()
 """
     with subprocess.Popen(
@@ -192,7 +192,7 @@ def test_a_python_that_cannot_run_the_helper_costs_a_line(tmp_path: Path, python
         os.environ["CACHEFS_PYTHON"] = {python!r}
         publication = cachefs.publish(["/nowhere/a"])
         deadline = time.monotonic() + 60
-        while publication._channel and not publication._channel.page.said and time.monotonic() < deadline:
+        while publication._channel and not publication._channel.page.log_length and time.monotonic() < deadline:
             time.sleep(0.01)
         """
     )

@@ -218,7 +218,7 @@ def pause(scenario: str, number: int, epoch: int) -> None:
     if "TOLD" not in os.environ:
         time.sleep(PAUSE)
     elif scenario in SPECIFIED:
-        wait_until_told("JobPublish", number=number)
+        wait_until_told("JobPublication", number=number)
     elif epoch > 0 or scenario not in LATER:
         # Not every order is told in its epoch; those of a plain shuffle are.
         wait_until_told("JobEpoch", epoch, number, 30 if scenario == "shuffle" else 1)

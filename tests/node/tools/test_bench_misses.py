@@ -9,7 +9,7 @@ import pytest
 from cachefs_tools.bench import misses
 from cachefs_tools.bench.listing_server import Layout, keys
 from cachefs_tools.bench.miss_command import table
-from cachefs_tools.bench.misses import COPY, OURS, PATTERNS, RAW, MissLoad, Pass
+from cachefs_tools.bench.misses import CACHEFS, COPY, PATTERNS, RAW_CLIENT, MissLoad, ReadPass
 from rich.console import Console
 
 BENCH = Path(sys.executable).with_name("cachefs-bench")
@@ -28,8 +28,8 @@ def test_cold_reads_by_all_who_can(tmp_path: Path) -> None:
     assert list(document["patterns"]) == list(PATTERNS)
     for pattern, ways in document["patterns"].items():
         others = set(document["ratios"][pattern])
-        assert set(ways) == {OURS} | others
-        assert (RAW in others) == (pattern != COPY)
+        assert set(ways) == {CACHEFS} | others
+        assert (RAW_CLIENT in others) == (pattern != COPY)
         for figures in ways.values():
             assert figures["files_per_second"] > 0
             assert ("p50_ms" in figures) == (pattern != COPY)
@@ -43,7 +43,7 @@ def test_no_two_patterns_read_the_same_file() -> None:
 
 
 def test_the_table_fits_a_terminal() -> None:
-    passes = {name: [Pass(0.1, [0.0123, 1234.5])] for name in (OURS, "rclone", "s3fs", RAW)}
+    passes = {name: [ReadPass(0.1, [0.0123, 1234.5])] for name in (CACHEFS, "rclone", "s3fs", RAW_CLIENT)}
     figures = {name: misses._figures(found, 1_000_000) for name, found in passes.items()}
     document = {
         "patterns": dict.fromkeys(PATTERNS, figures),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cachefs_tools.cachectl.stats import header
 
-from cachefs.job_messages import JobProgress, JobPublish
+from cachefs.job_messages import JobProgress, JobPublication
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from tests.cachectl import CACHECTL
@@ -49,7 +49,7 @@ def line_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def test_lines_show_what_changed_since_the_line_before(daemon: Daemon) -> None:
     spec = SamplerSpec(kind="sequential", size=60, epochs=2)
-    daemon.client.call(JOB_PUBLISH, JobPublish(job="train", dataset="images", spec=spec, lease=60))
+    daemon.client.call(JOB_PUBLISH, JobPublication(job="train", dataset="images", spec=spec, lease=60))
     daemon.client.call(JOB_PROGRESS, JobProgress(job="train", consumer="0", epoch=0, position=5))
     with watch(daemon, "/mnt/test", "--json", "--interval", "0.5", "--count", "4") as process:
         quiet = line_of(process)

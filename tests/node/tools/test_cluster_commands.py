@@ -9,7 +9,7 @@ from cachefs_tools.cachectl import main
 from cachefs_tools.lab.ports import free_ports
 from click.testing import CliRunner, Result
 
-from cachefs.job_messages import JobPublish
+from cachefs.job_messages import JobPublication
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_PUBLISH
 from tests.daemon import Daemon
@@ -31,7 +31,7 @@ def document(daemon: Daemon, *words: str) -> Any:
 def publish(daemon: Daemon, files: Path) -> None:
     daemon.add_dataset("data", files.as_uri())
     spec = SamplerSpec(kind="torch-distributed", size=20, epochs=5)
-    daemon.client.call(JOB_PUBLISH, JobPublish(job="job", dataset="data", consumer="0", spec=spec, lease=600.0))
+    daemon.client.call(JOB_PUBLISH, JobPublication(job="job", dataset="data", consumer="0", spec=spec, lease=600.0))
 
 
 def made(files: Path) -> int:

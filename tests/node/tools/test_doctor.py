@@ -107,7 +107,7 @@ def test_mounts_that_are_dead_or_hang(daemon: Daemon, tmp_path: Path, monkeypatc
         # A configuration that names a directory on a disk that hangs.
         config = tmp_path / "hanging.toml"
         config.write_text(f'[memory]\ndir = "{tmp_path}/hangs/never asked for"\n')
-        monkeypatch.setattr(examination, "SECONDS", 4.0)  # for the configuration, which never answers
+        monkeypatch.setattr(examination, "CHECK_SECONDS", 4.0)  # for the configuration, which never answers
         with frozen(daemon.client, tmp_path / "hangs"):
             found = doctor(daemon.socket, "--config", config, status=4)
         assert found["config.file"]["level"] == "problem"

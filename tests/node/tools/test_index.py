@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_tools.cachectl import main
-from cachefs_tools.cachectl.index import trust
+from cachefs_tools.cachectl.index import trusted_authorities
 from click.testing import CliRunner, Result
 
 from tests.servers import faulty, nginx
@@ -84,18 +84,18 @@ def test_a_server_is_believed_by_the_certificates_that_the_daemon_believes(
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
     server = FilesServer()
-    trust.cache_clear()
+    trusted_authorities.cache_clear()
     with running(server, tls=tls):
         done = index(web, "--url", server.endpoint)
         assert "certificate is not trusted" in done.output
         assert "REQUESTS_CA_BUNDLE" in done.output
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
-        trust.cache_clear()
+        trusted_authorities.cache_clear()
         assert "status 404" in index(web, "--url", server.endpoint).output
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none"))
-        trust.cache_clear()
+        trusted_authorities.cache_clear()
         assert "REQUESTS_CA_BUNDLE" in index(web, "--url", server.endpoint).output
-    trust.cache_clear()
+    trusted_authorities.cache_clear()
 
 
 def test_what_cannot_be_listed_is_said(web: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from cachefs_tools.bench.programs.catalogue import PROGRAMS, Program
 from cachefs_tools.bench.programs.command import SCRIPTS
 
-from cachefs.job_messages import JobEpoch, JobPublish
+from cachefs.job_messages import JobEpoch, JobPublication
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.recording import Recording, recording
@@ -80,7 +80,7 @@ def digest(stdout: str) -> str:
 def epochs_published(record: Recording, job: str) -> set[int]:
     """The epochs, counted from 1, whose orders the job has published so far."""
     given = {message.epoch + 1 for message in record.of(JobEpoch, job)}
-    return given | {1 for message in record.of(JobPublish, job) if message.spec is not None}
+    return given | {1 for message in record.of(JobPublication, job) if message.spec is not None}
 
 
 @pytest.mark.parametrize("name", ["csv-pil", pytest.param("nanogpt", marks=pytest.mark.soak)])

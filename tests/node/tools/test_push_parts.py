@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from cachefs_tools.bench import push_large, resident_pages
-from cachefs_tools.bench.hotread import compile_hotread, first_round
+from cachefs_tools.bench.hotread import compile_hotread, first_round_order
 from cachefs_tools.bench.push_reader import PROGRESS
-from cachefs_tools.kernel_pages import forget_pages
+from cachefs_tools.kernel_pages import drop_pages
 from cachefs_tools.sample_data import sample_name, write_samples
 
 pytestmark = pytest.mark.usefixtures("steady_page_cache")
@@ -63,7 +63,7 @@ def test_the_order_of_hotread_is_known(tmp_path: Path) -> None:
         command = [hotread.program, "--root", "none", "--list", hotread.listing, "--procs", "2", "--seed", str(seed)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         missed = {line.split(": ")[1] for line in done.stderr.splitlines()}
-        order = first_round(len(names), seed)
+        order = first_round_order(len(names), seed)
         assert sorted(order) == list(range(100))
         assert missed == {f"none/{names[number]}" for number in order[:2]}
 
@@ -73,20 +73,20 @@ def test_resident_pages_are_counted(tmp_path: Path) -> None:
     for path in paths:
         path.write_bytes(bytes(10_000))
     os.sync()
-    forget_pages(paths)
+    drop_pages(paths)
     assert resident_pages.resident_bytes(paths) == 0
-    with resident_pages.watched(paths) as samples:
+    with resident_pages.watch_pages(paths) as samples:
         paths[0].read_bytes()
     assert (samples[0], samples[-1]) == (0, 3 * 4096)
 
 
 def test_large_files_prove_themselves(tmp_path: Path) -> None:
     path = tmp_path / "native" / push_large.NAME
-    push_large.write_large(path, 4 * push_large.RECORD)
-    offsets = [number * push_large.RECORD for number in (2, 0, 3, 1)]
-    assert push_large.read_pieces(path, offsets, push_large.RECORD)[1] == 0
+    push_large.write_large(path, 4 * push_large.RECORD_BYTES)
+    offsets = [number * push_large.RECORD_BYTES for number in (2, 0, 3, 1)]
+    assert push_large.read_pieces(path, offsets, push_large.RECORD_BYTES)[1] == 0
     with path.open("r+b") as file:
-        file.seek(2 * push_large.RECORD)
+        file.seek(2 * push_large.RECORD_BYTES)
         file.write(bytes(8))
-    os.truncate(path, 4 * push_large.RECORD - 1)
-    assert push_large.read_pieces(path, offsets, push_large.RECORD)[1] == 2
+    os.truncate(path, 4 * push_large.RECORD_BYTES - 1)
+    assert push_large.read_pieces(path, offsets, push_large.RECORD_BYTES)[1] == 2

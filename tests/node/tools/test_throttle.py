@@ -15,10 +15,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from cachefs_tools.bench.ceiling import measure
-from cachefs_tools.lab.slow_link import CATCH_UP, Limits
-from cachefs_tools.lab.throttle import Throttle, throttled
-from cachefs_tools.scratch_node import SCRATCH, s3_server
+from cachefs_tools.bench.proxy_ceiling import measure_ceiling
+from cachefs_tools.lab.slow_link import CATCH_UP_SECONDS, LinkLimits
+from cachefs_tools.lab.throttle import Throttle, run_throttle
+from cachefs_tools.scratch_node import SCRATCH_CREDENTIALS, run_s3_server
 
 from cachefs.errors import CachefsError
 from tests.servers.s3 import S3Server
@@ -57,7 +57,7 @@ def upstream(files: Path) -> Iterator[str]:
 
 @pytest.fixture
 def throttle(tmp_path: Path, upstream: str) -> Iterator[Throttle]:
-    with throttled(upstream, Limits(), tmp_path / "throttle.log") as throttle:
+    with run_throttle(upstream, LinkLimits(), tmp_path / "throttle.log") as throttle:
         yield throttle
 
 
@@ -81,42 +81,42 @@ def test_answers_pass_unchanged_and_are_counted(throttle: Throttle) -> None:
     expected = [(200, bytes([number]) * SIZE) for number in range(4)]
     assert get(throttle, *NAMES) == expected
     assert get_at_once(throttle, *NAMES) == expected
-    before = throttle.counters()
+    before = throttle.read_counters()
     assert (before.requests, before.bytes, before.refused) == (8, 8 * SIZE, 0)
     assert get(throttle, NAMES[0], NAMES[1], method="HEAD") == [(200, b"")] * 2
     assert get(throttle, "/missing")[0][0] == 404
-    assert throttle.counters().requests == 11
-    assert throttle.counters().cpu_seconds > 0
+    assert throttle.read_counters().requests == 11
+    assert throttle.read_counters().cpu_seconds > 0
 
 
 def test_every_answer_waits_for_its_latency(throttle: Throttle) -> None:
-    throttle.limit(Limits(latency=0.05))
+    throttle.set_limits(LinkLimits(latency=0.05))
     start = time.monotonic()
     get(throttle, *NAMES)
     assert time.monotonic() - start >= 4 * 0.05
 
 
 def test_bandwidth_is_shared_by_all_connections(throttle: Throttle) -> None:
-    throttle.limit(Limits(bandwidth=2e6))
+    throttle.set_limits(LinkLimits(bandwidth=2e6))
     start = time.monotonic()
     assert len(get_at_once(throttle, *NAMES)) == 4
-    assert time.monotonic() - start >= 4 * SIZE / 2e6 - CATCH_UP
+    assert time.monotonic() - start >= 4 * SIZE / 2e6 - CATCH_UP_SECONDS
 
 
 def test_each_connection_has_its_own_bandwidth(throttle: Throttle) -> None:
-    throttle.limit(Limits(stream_bandwidth=1e6))
+    throttle.set_limits(LinkLimits(stream_bandwidth=1e6))
     start = time.monotonic()
     get(throttle, NAMES[0])
-    assert time.monotonic() - start >= SIZE / 1e6 - CATCH_UP
+    assert time.monotonic() - start >= SIZE / 1e6 - CATCH_UP_SECONDS
 
 
 def test_requests_beyond_the_rate_are_refused_as_s3_does(throttle: Throttle) -> None:
-    throttle.limit(Limits(request_rate=0.001))
+    throttle.set_limits(LinkLimits(request_rate=0.001))
     (first, _), (second, answer) = get(throttle, NAMES[0], NAMES[1])
     assert (first, second) == (200, 503)
     assert b"<Code>SlowDown</Code>" in answer
-    assert (throttle.counters().requests, throttle.counters().refused) == (2, 1)
-    throttle.limit(Limits())
+    assert (throttle.read_counters().requests, throttle.read_counters().refused) == (2, 1)
+    throttle.set_limits(LinkLimits())
     assert get(throttle, NAMES[1]) == [(200, bytes([1]) * SIZE)]
 
 
@@ -129,29 +129,29 @@ def test_a_connection_outlives_the_one_to_the_server(throttle: Throttle) -> None
 
 
 def test_a_dead_server_is_a_closed_connection(tmp_path: Path, files: Path) -> None:
-    with s3_server(files.parent, tmp_path / "s3.log") as server:
+    with run_s3_server(files.parent, tmp_path / "s3.log") as server:
         pass
-    with throttled(server, Limits(), tmp_path / "throttle.log") as throttle:
+    with run_throttle(server, LinkLimits(), tmp_path / "throttle.log") as throttle:
         with pytest.raises(http.client.RemoteDisconnected):
             get(throttle, NAMES[0])
-        assert throttle.counters().bytes == 0
+        assert throttle.read_counters().bytes == 0
 
 
 def test_a_proxy_that_has_ended_is_named(tmp_path: Path, upstream: str) -> None:
-    with throttled(upstream, Limits(), tmp_path / "throttle.log") as throttle:
+    with run_throttle(upstream, LinkLimits(), tmp_path / "throttle.log") as throttle:
         pass
     with pytest.raises(CachefsError, match="the throttling proxy has ended"):
-        throttle.counters()
+        throttle.read_counters()
 
 
 def test_signed_requests_and_listings_pass_to_an_s3_server(tmp_path: Path, files: Path) -> None:
     with (
-        s3_server(files.parent, tmp_path / "s3.log") as server,
-        throttled(server, Limits(latency=0.01), tmp_path / "throttle.log") as throttle,
+        run_s3_server(files.parent, tmp_path / "s3.log") as server,
+        run_throttle(server, LinkLimits(latency=0.01), tmp_path / "throttle.log") as throttle,
     ):
-        through = S3Server(throttle.endpoint, SCRATCH.access_key, SCRATCH.secret_key)
+        through = S3Server(throttle.endpoint, SCRATCH_CREDENTIALS.access_key, SCRATCH_CREDENTIALS.secret_key)
         through.put("images", {f"more/{number}": b"x" for number in range(50)})
         assert len(list((files / "more").iterdir())) == 50
-        ceiling = measure(throttle, SCRATCH, [f"images{name}" for name in NAMES], seconds=0.2)
+        ceiling = measure_ceiling(throttle, SCRATCH_CREDENTIALS, [f"images{name}" for name in NAMES], seconds=0.2)
         assert ceiling.bytes_per_s == pytest.approx(SIZE * ceiling.requests_per_s)
         assert ceiling.cpu_requests_per_s > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.job_messages import JobProgress, JobPublish
+from cachefs.job_messages import JobProgress, JobPublication
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from tests.daemon import Daemon, shared_daemon
@@ -44,7 +44,7 @@ def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> I
 
 
 def publish(daemon: Daemon, spec: SamplerSpec) -> None:
-    daemon.client.call(JOB_PUBLISH, JobPublish(job="train", dataset=DATASET, spec=spec, lease=600))
+    daemon.client.call(JOB_PUBLISH, JobPublication(job="train", dataset=DATASET, spec=spec, lease=600))
     daemon.client.call(JOB_PROGRESS, JobProgress(job="train", consumer="0", epoch=0, position=15))
 
 

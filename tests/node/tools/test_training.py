@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cachefs_tools.bench.scenario import PRESETS, Loader, Scenario, Shape, preset
+from cachefs_tools.bench.scenario import PRESETS, DatasetShape, JobLoader, Scenario, preset_scenarios
 from cachefs_tools.bench.training_figures import JobResult, merged_sequence
 from cachefs_tools.sample_data import is_sample, sample_name, write_samples
 from cachefs_tools.training_loop import EpochReport, list_samples, read_report
@@ -72,14 +72,14 @@ def test_a_job_stops_when_told(torch_jobs: WarmPython, data: Path) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_runs_of_different_names(name: str) -> None:
-    runs = preset(name, Scenario(title="", shape=Shape(files=100)))
+    runs = preset_scenarios(name, Scenario(title="", shape=DatasetShape(files=100)))
     assert len({one.title for one in runs}) == len(runs) > 1
     assert {one.shape.files for one in runs} == {400 if name == "fast" else 100}
     assert all(one.limits.bandwidth > 0 for one in runs)
 
 
 def test_the_merged_sequence_follows_the_clock() -> None:
-    scenario = Scenario(title="", loader=Loader.PLAIN, shape=Shape(files=6, batch_size=2, epochs=1))
+    scenario = Scenario(title="", loader=JobLoader.PLAIN, shape=DatasetShape(files=6, batch_size=2, epochs=1))
     early = EpochReport(0, begin=0, samples=6, begins=[1.0, 1.1, 3.0, 3.1, 5.0, 5.1])
     late = EpochReport(0, begin=0, samples=4, begins=[2.1, 2.0, 4.0, 4.1])
     jobs = [JobResult(scenario.jobs[0], [early]), JobResult(scenario.jobs[0], [late])]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cachefs_scheduler.kube.part import KubePart, open_part
+from cachefs_scheduler.kube.integration import KubeIntegration, open_integration
 from cachefs_scheduler.kube_section import KubeSection
 
-from tests.advising import FakeAdvice
+from tests.advising import FakeAdvisor
 from tests.certificates import Authority
 
 NAME = "cachefs-scheduler.cachefs.svc"
@@ -26,8 +26,8 @@ class Served:
 
     port: int
     context: ssl.SSLContext
-    advice: FakeAdvice
-    part: KubePart
+    advice: FakeAdvisor
+    part: KubeIntegration
     section: KubeSection
 
     def connect(self, seconds: float = 60) -> HTTPSConnection:
@@ -58,7 +58,7 @@ class Served:
 
 
 @contextmanager
-def serving(directory: Path, advice: FakeAdvice, **settings: Any) -> Iterator[Served]:
+def serving(directory: Path, advice: FakeAdvisor, **settings: Any) -> Iterator[Served]:
     """settings: of [kube]."""
     files = Authority(directory / "authority").issue(NAME)
     section = KubeSection(listen="127.0.0.1:0", tls_cert=files.cert, tls_key=files.key, **settings)
@@ -66,8 +66,8 @@ def serving(directory: Path, advice: FakeAdvice, **settings: Any) -> Iterator[Se
     thread = threading.Thread(target=loop.run_forever, name="extender", daemon=True)
     thread.start()
 
-    async def opened() -> KubePart:
-        part = open_part(section, advice, lambda: "the_rest 1\n")
+    async def opened() -> KubeIntegration:
+        part = open_integration(section, advice, lambda: "the_rest 1\n")
         await part.start()
         return part
 

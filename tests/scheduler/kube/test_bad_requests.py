@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError
 from cachefs.pem_files import PemFiles
-from tests.advising import FakeAdvice
+from tests.advising import FakeAdvisor
 from tests.certificates import Authority
 from tests.scheduler.kube.bodies import annotated, recorded
 from tests.scheduler.kube.serving import NAME, Served, serving
@@ -31,7 +31,7 @@ HELD = {"node-b": 1.0, **dict.fromkeys(NODES[:10], 1.0)}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("bad"), FakeAdvice(HELD)) as service:
+    with serving(tmp_path_factory.mktemp("bad"), FakeAdvisor(HELD)) as service:
         yield service
 
 
@@ -99,7 +99,7 @@ def test_whatever_annotations_and_names_are_each_node_gets_a_score(
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    with serving(tmp_path, FakeAdvice(HELD), most_body=1 << 20) as service:
+    with serving(tmp_path, FakeAdvisor(HELD), most_body=1 << 20) as service:
         connection = service.connect()
         connection.putrequest("POST", "/filter")
         connection.putheader("Content-Length", str(1 << 40))
@@ -117,7 +117,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -
 def test_five_thousand_whole_nodes(served: Served, policy: str) -> None:
     """Read in pieces, with texts in them that look like the end of a node."""
     body = full(5000, 300, dataset="imagenet", policy=policy)
-    assert len(body) > 5 * node_pieces.LARGE
+    assert len(body) > 5 * node_pieces.LARGE_BYTES
     scores = served.scores(body)
     assert list(scores) == NODES
     assert [name for name, score in scores.items() if score] == NODES[:10]
@@ -137,7 +137,7 @@ def test_whole_nodes_that_no_go_program_has_written(served: Served, policy: str)
         {"spec": node["spec"], "metadata": dict(reversed(node["metadata"].items()))} for node in args["Nodes"]["items"]
     ]
     body = json.dumps(args, indent=1).encode()
-    assert len(body) > node_pieces.LARGE
+    assert len(body) > node_pieces.LARGE_BYTES
     found = served.answer("filter", body)
     assert found["Nodes"]["items"] == args["Nodes"]["items"][: 10 if policy == "require" else None]
     assert list(served.scores(body)) == NODES[:1500]
@@ -181,7 +181,7 @@ def test_who_sends_slowly_holds_up_nobody_and_is_cut_off(served: Served, monkeyp
 
 
 def test_with_too_many_connections_the_silent_ones_are_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
     silent = [served.connect() for _ in range(12)]
     for connection in silent:
         connection.connect()
@@ -193,18 +193,18 @@ def test_with_too_many_connections_the_silent_ones_are_cut_off(served: Served, m
 
 def test_bodies_that_come_slowly_keep_no_other_caller_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller with most of them loses its oldest; what has no body is answered in any case."""
-    monkeypatch.setattr(server, "MOST_ARRIVING", 8)
+    monkeypatch.setattr(server, "MAX_ARRIVING", 8)
     monkeypatch.setattr(server, "BODY_SECONDS", 60.0)
     slow = [served.connect() for _ in range(10)]
     for connection in slow:
         connection.connect()
         connection.send(b"POST /mutate HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n{")
-    monkeypatch.setattr(server, "MOST_REQUESTS", 0)  # /healthz counts in no bound
+    monkeypatch.setattr(server, "MAX_REQUESTS", 0)  # /healthz counts in no bound
     connection = served.connect()
     connection.request("GET", "/healthz")
     assert connection.getresponse().status == 200
     connection.close()
-    monkeypatch.setattr(server, "MOST_REQUESTS", 8)
+    monkeypatch.setattr(server, "MAX_REQUESTS", 8)
     well(served)
     for connection in slow[:2]:  # they are cut off; a socket that stays open would time out here
         with contextlib.suppress(ConnectionError):
@@ -224,8 +224,8 @@ def test_large_bodies_that_do_not_come_keep_no_other_address_away(
         connection.connect()
         connection.send(b"POST /filter HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n{")
     body = full(1000, dataset="imagenet")
-    assert len(body) > node_pieces.LARGE
-    for _ in range(2 * server.MOST_LARGE):  # what was answered leaves its room to others
+    assert len(body) > node_pieces.LARGE_BYTES
+    for _ in range(2 * server.MAX_LARGE):  # what was answered leaves its room to others
         other = served.connect()
         other.source_address = ("127.0.0.2", 0)
         other.request("POST", "/prioritize", body, {"Content-Type": "application/json"})
@@ -237,7 +237,7 @@ def test_large_bodies_that_do_not_come_keep_no_other_address_away(
 
 
 def test_more_requests_than_it_takes_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_REQUESTS", 0)
+    monkeypatch.setattr(server, "MAX_REQUESTS", 0)
     status, found = served.ask("filter", b"{}")
     assert (status, found) == (503, b"0 requests are being answered already\n")
     monkeypatch.undo()
@@ -269,7 +269,7 @@ def test_clients_that_go_away_in_the_middle_stop_nothing(served: Served) -> None
 def test_a_certificate_that_is_replaced_is_used_without_a_restart(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs_scheduler.certificates.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("cachefs_scheduler.certificates.CHECK_SECONDS", 0.0)
     assert served.section.tls_cert is not None
     assert served.section.tls_key is not None
 
@@ -298,7 +298,7 @@ def test_a_certificate_that_is_replaced_is_used_without_a_restart(
 def test_who_has_no_certificate_is_not_answered_where_one_is_asked_for(tmp_path: Path) -> None:
     clients = Authority(tmp_path / "clients")
     client = clients.issue("kube-scheduler")
-    with serving(tmp_path, FakeAdvice(HELD), client_ca=client.ca) as service:
+    with serving(tmp_path, FakeAdvisor(HELD), client_ca=client.ca) as service:
         with pytest.raises((ssl.SSLError, ConnectionError)):
             service.ask("filter", b"{}")
         service.context.load_cert_chain(client.cert, client.key)

@@ -14,15 +14,15 @@ import yaml
 from cachefs_daemon import config as daemon_config
 from cachefs_scheduler import config as scheduler_config
 from cachefs_scheduler.certificates import ServerCertificates
-from cachefs_scheduler.kube.admission import Admission
+from cachefs_scheduler.kube.admission_webhook import AdmissionWebhook
 from cachefs_scheduler.kube.extender import Extender
-from cachefs_scheduler.kube.gangs import Gangs
-from cachefs_scheduler.kube.pod_job import DATASET, job_of
-from cachefs_scheduler.kube.server import KubeServer, Shown
-from cachefs_scheduler.kube.wire import Metadata, Owner, Pod
+from cachefs_scheduler.kube.gangs import PodGangs
+from cachefs_scheduler.kube.kube_messages import ObjectMetadata, OwnerReference, Pod
+from cachefs_scheduler.kube.pod_job import DATASET, parse_pod_job
+from cachefs_scheduler.kube.server import KubeServer, StatusSources
 
 from cachefs.pem_files import PemFiles
-from tests.advising import FakeAdvice
+from tests.advising import FakeAdvisor
 from tests.scheduler.kube.manifests import DEPLOY, Document, build, documents, kustomization, manifest
 from tests.servers.api_server import problems
 
@@ -221,9 +221,9 @@ def test_the_daemons_take_their_configuration(file: str, monkeypatch: pytest.Mon
     config = daemon_config.load(DEPLOY / file)
     assert config.cluster.membership == "kubernetes"
     assert config.cluster.own_name == "node-7"
-    assert config.cluster.advertised == "10.1.2.3"
+    assert config.cluster.advertised_host == "10.1.2.3"
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert config.cluster.listens == ("0.0.0.0", ports["blocks"])
+    assert config.cluster.listen_address == ("0.0.0.0", ports["blocks"])
     assert ports["control"] == ports["blocks"] + 1
     if hasattr(config.cluster, "schedulers"):
         own = tomllib.loads((DEPLOY / "base" / "cachefs-scheduler.toml").read_text())["cluster"]["name"]
@@ -243,8 +243,8 @@ def test_the_service_takes_its_configuration() -> None:
 
 def routes() -> set[str]:
     async def made() -> set[str]:
-        advice = FakeAdvice()
-        server = KubeServer(Extender(advice, Gangs()), Admission(advice), Shown(str, lambda: True))
+        advice = FakeAdvisor()
+        server = KubeServer(Extender(advice, PodGangs()), AdmissionWebhook(advice), StatusSources(str, lambda: True))
         return {route.resource.canonical for route in server._runner.app.router.routes() if route.resource is not None}
 
     return asyncio.run(made())
@@ -310,18 +310,18 @@ def test_the_autoscaler_asks_for_what_the_adapter_makes_of_what_the_service_show
 def test_pods_of_the_example_ask_for_what_they_seem_to() -> None:
     (job,) = documents(DEPLOY / "example" / "job.yaml")
     template = job["spec"]["template"]
-    metadata = Metadata(
+    metadata = ObjectMetadata(
         "train-imagenet-0-x7x7x", job["metadata"]["namespace"], "uid",
         labels={"batch.kubernetes.io/job-name": job["metadata"]["name"]},
         annotations=template["metadata"]["annotations"],
-        owners=[Owner("Job", job["metadata"]["name"], controller=True)],
+        owners=[OwnerReference("Job", job["metadata"]["name"], controller=True)],
     )  # fmt: skip
-    found, warnings = job_of(Pod(metadata))
+    found, warnings = parse_pod_job(Pod(metadata))
     assert warnings == ()
     assert found is not None
-    assert found.ask.job == "kube:training/job/train-imagenet"
-    assert (found.ask.policy.value, found.ask.max_jobs_per_copy, found.ask.ranks) == ("suspend", 2, 4)
-    assert job["spec"]["completions"] == found.ask.ranks
+    assert found.request.job == "kube:training/job/train-imagenet"
+    assert (found.request.policy.value, found.request.max_jobs_per_copy, found.request.ranks) == ("suspend", 2, 4)
+    assert job["spec"]["completions"] == found.request.ranks
     # Where the DaemonSet mounts what the pods read.
     (read,) = template["spec"]["volumes"]
     daemon = manifest(DEPLOY / "base" / "daemons.yaml", "DaemonSet")["spec"]["template"]["spec"]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from cachefs_scheduler import config as scheduler_config
 from cachefs_scheduler.cli import main
-from cachefs_scheduler.kube import following, leader, open_gates, pod_watch
-from cachefs_scheduler.kube.api import ApiAway, Lease, LeaseSpec, connect
-from cachefs_scheduler.kube.open_gates import Opened, Silence
+from cachefs_scheduler.kube import leader, open_gates, pod_controller, pod_watch
+from cachefs_scheduler.kube.api import KubeApiUnavailable, Lease, LeaseSpec, connect
+from cachefs_scheduler.kube.open_gates import GateOpening, LeaseWatch
 from click.testing import CliRunner, Result
 
-from tests.advising import FakeAdvice
+from tests.advising import FakeAdvisor
 from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.scheduler.kube.pods import pod
 from tests.scheduler.kube.serving import serving
@@ -28,8 +28,8 @@ OTHER = {"name": "example.com/quota"}
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     for module, name, seconds in (
-        (open_gates, "LOOK_SECONDS", 0.1), (open_gates, "ROUND_SECONDS", 0.1), (leader, "RENEW_SECONDS", 0.2),
-        (pod_watch, "FIRST_PAUSE", 0.05), (pod_watch, "LONGEST_PAUSE", 0.2), (following, "LOOK_SECONDS", 0.2),
+        (open_gates, "CHECK_SECONDS", 0.1), (open_gates, "ROUND_SECONDS", 0.1), (leader, "RENEW_SECONDS", 0.2),
+        (pod_watch, "FIRST_PAUSE", 0.05), (pod_watch, "MAX_PAUSE", 0.2), (pod_controller, "PASS_SECONDS", 0.2),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, seconds)
     with running() as found:
@@ -87,7 +87,7 @@ def test_pods_are_let_go_where_nobody_renews_the_lease(server: ApiServer, tmp_pa
 def test_a_replica_that_lives_keeps_its_gates_and_one_that_has_ended_does_not(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    advice = FakeAdvice({"gpu-1": 1.0})
+    advice = FakeAdvisor({"gpu-1": 1.0})
     advice.go = set()
     with _serving(server, tmp_path, advice):
         wait(server, "train")
@@ -105,8 +105,8 @@ def test_a_replica_that_cannot_follow_pods_gives_the_lease_up(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would hold the gates of pods closed that it never sees."""
-    monkeypatch.setattr(following, "GIVEN_UP", 1.0)
-    advice = FakeAdvice({"gpu-1": 1.0})
+    monkeypatch.setattr(pod_controller, "GIVEN_UP_SECONDS", 1.0)
+    advice = FakeAdvisor({"gpu-1": 1.0})
     advice.go = set()
     with _serving(server, tmp_path, advice):
         wait(server, "train")
@@ -120,7 +120,7 @@ def test_a_replica_that_cannot_follow_pods_gives_the_lease_up(
 
 
 @contextmanager
-def _serving(server: ApiServer, tmp_path: Path, advice: FakeAdvice) -> Iterator[None]:
+def _serving(server: ApiServer, tmp_path: Path, advice: FakeAdvisor) -> Iterator[None]:
     place = tmp_path / "service"
     place.mkdir()
     with serving(place, advice, api=server.kubeconfig(place / "kubeconfig")):
@@ -156,17 +156,17 @@ def test_where_a_replica_comes_back_the_rest_is_its_own(server: ApiServer, tmp_p
     hold_lease(server)
     wait(server, "train")
 
-    async def opened() -> Opened:
+    async def opened() -> GateOpening:
         api = await connect(str(server.kubeconfig(tmp_path / "kubeconfig")), "")
         try:
-            silence = Silence(api, "cachefs-scheduler")
-            assert await silence.lasts(0.3)
+            silence = LeaseWatch(api, "cachefs-scheduler")
+            assert await silence.is_silent_for(0.3)
             await asyncio.to_thread(renew, server)
             return await open_gates.open_gates(api, silence)
         finally:
             await api.close()
 
-    assert asyncio.run(opened()) == Opened(0, is_alive=True)
+    assert asyncio.run(opened()) == GateOpening(0, is_alive=True)
     assert gates(server, "train") == [GATE]
 
 
@@ -176,10 +176,10 @@ class _Leases:
     def __init__(self, *said: str) -> None:
         self.said = list(said)
 
-    async def lease(self, _name: str) -> Lease:
+    async def read_lease(self, _name: str) -> Lease:
         now = self.said.pop(0) if len(self.said) > 1 else self.said[0]
         if now == "away":
-            raise ApiAway("the API server does not answer")
+            raise KubeApiUnavailable("the API server does not answer")
         return Lease({}, LeaseSpec(holder="" if now == "given up" else "one", renewed=now))
 
 
@@ -194,16 +194,16 @@ class _Leases:
     ],
 )
 def test_silence_is_what_was_seen_all_the_time(said: str, is_silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_gates, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(open_gates, "CHECK_SECONDS", 0.02)
     leases = _Leases(*(word.replace("-", " ") for word in said.split()))
-    assert asyncio.run(Silence(leases, "one").lasts(0.2)) is is_silent  # type: ignore[arg-type]
+    assert asyncio.run(LeaseWatch(leases, "one").is_silent_for(0.2)) is is_silent  # type: ignore[arg-type]
 
 
 def test_an_api_server_that_never_answers_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_gates, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(open_gates, "_PATIENCE", 0.2)
-    with pytest.raises(ApiAway):
-        asyncio.run(Silence(_Leases("away"), "one").lasts(0.1))  # type: ignore[arg-type]
+    monkeypatch.setattr(open_gates, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(open_gates, "_UNREACHABLE_SECONDS", 0.2)
+    with pytest.raises(KubeApiUnavailable):
+        asyncio.run(LeaseWatch(_Leases("away"), "one").is_silent_for(0.1))  # type: ignore[arg-type]
 
 
 def test_the_manifest_and_the_service_speak_of_one_lease() -> None:

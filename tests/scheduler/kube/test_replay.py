@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.advising import FakeAdvice
+from tests.advising import FakeAdvisor
 from tests.scheduler.kube.bodies import Recorded, annotated, recorded
 from tests.scheduler.kube.serving import Served, serving
 
@@ -15,7 +15,7 @@ HELD = {"node-a": 0.0, "node-b": 1.0, "node-c": 0.4}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("replay"), FakeAdvice(HELD)) as service:
+    with serving(tmp_path_factory.mktemp("replay"), FakeAdvisor(HELD)) as service:
         yield service
 
 
@@ -101,7 +101,7 @@ def test_a_pod_that_uses_all_that_pods_may_have_is_read(served: Served) -> None:
 
 
 def test_an_error_inside_filters_and_prefers_nothing(tmp_path: Path) -> None:
-    advice = FakeAdvice(HELD)
+    advice = FakeAdvisor(HELD)
     advice.broken = RuntimeError("a bug")
     one = next(each for each in recorded() if each.verb == "filter")
     body = annotated(one.body, dataset="imagenet", policy="require")
@@ -112,13 +112,13 @@ def test_an_error_inside_filters_and_prefers_nothing(tmp_path: Path) -> None:
 
 def test_with_nothing_known_every_node_counts_the_same(tmp_path: Path) -> None:
     one = next(each for each in recorded() if each.verb == "prioritize")
-    with serving(tmp_path, FakeAdvice()) as service:
+    with serving(tmp_path, FakeAdvisor()) as service:
         assert service.scores(annotated(one.body, dataset="imagenet")) == dict.fromkeys(one.nodes, 0)
 
 
 def test_scores_that_are_out_of_range_are_not_passed_on(tmp_path: Path) -> None:
     """kube-scheduler takes 1000 as 1000."""
     one = next(each for each in recorded() if each.verb == "prioritize")
-    advice = FakeAdvice({"node-a": 7.0, "node-b": -3.0, "node-c": float("nan")})
+    advice = FakeAdvisor({"node-a": 7.0, "node-b": -3.0, "node-c": float("nan")})
     with serving(tmp_path, advice) as service:
         assert service.scores(annotated(one.body, dataset="imagenet")) == {"node-a": 10, "node-b": 0, "node-c": 0}

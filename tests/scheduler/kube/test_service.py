@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from cachefs_tools.lab.ports import free_ports
 
-from cachefs.observe_messages import Order, OrderKind
-from cachefs.scheduling_messages import QUEUE, QueueStatus, WaitingJob
+from cachefs.observe_messages import CommandKind, NodeCommand
+from cachefs.scheduling_messages import QUEUE_PATH, QueueEntry, QueueStatus
 from tests.certificates import Authority
 from tests.scheduler.kube.bodies import annotated, recorded
 from tests.scheduler.kube.pods import asked, pod
@@ -52,9 +52,9 @@ class Place:
     def scores(self, body: bytes) -> dict[str, int]:
         return {entry["Host"]: entry["Score"] for entry in self.ask("prioritize", body)}
 
-    def placed(self) -> list[WaitingJob]:
+    def placed(self) -> list[QueueEntry]:
         """Jobs that the service knows to run."""
-        jobs = self.scheduler.client.get(QUEUE, QueueStatus).jobs
+        jobs = self.scheduler.client.get(QUEUE_PATH, QueueStatus).jobs
         return [job for job in jobs if job.state == "placed"]
 
     def gates(self, name: str) -> list[Any]:
@@ -84,7 +84,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         }  # fmt: skip
         service = stack.enter_context(scheduler(work / "s", [node.address for node in nodes], sections))
         service.until(lambda: (status := service.status()) is not None and status.fresh == 2)
-        nodes[0].order(Order(kind=OrderKind.WARM, id=uuid.uuid4().hex, dataset="set"))
+        nodes[0].order(NodeCommand(kind=CommandKind.WARM, id=uuid.uuid4().hex, dataset="set"))
         service.until(lambda: service.held("node-b") == 1.0)
         found = Place(nodes, service, server, port, context)
         server.webhook = lambda review: dict(found.ask("mutate", json.dumps(review).encode()))

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cachefs_scheduler.slurm.hint import PLUGIN
-from cachefs_tools.lab.slurm import PREFERS, Slurm, running_slurm
-from cachefs_tools.scratch_node import program
+from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
+from cachefs_tools.lab.slurm import DEFAULT_SCHEDULER, LabSlurm, run_slurm
+from cachefs_tools.scratch_node import program_path
 
 from tests.scheduler.slurm.service_double import ServiceDouble, running_double
 from tests.servers.process import start, stop
@@ -21,7 +21,7 @@ class HintedSlurm:
 
     service: ServiceDouble  # where there is no real one
 
-    def __init__(self, slurm: Slurm, socket: Path, work: Path) -> None:
+    def __init__(self, slurm: LabSlurm, socket: Path, work: Path) -> None:
         self.slurm = slurm
         self._socket = socket
         self.hints = work / "hints"
@@ -34,7 +34,7 @@ class HintedSlurm:
         known = {**_QUICK, "hint_file": str(self.hints), **(settings or {})}
         lines = [f"{key} = {value!r}" for key, value in known.items()]
         self._config.write_text("\n".join([f"[service]\naddress = 'unix:{self._socket}'\n[slurm]", *lines, ""]))
-        command = [*self.slurm.enter, program("cachefs-slurm-hint"), "--config", str(self._config)]
+        command = [*self.slurm.enter_command, program_path("cachefs-slurm-hint"), "--config", str(self._config)]
         self._process = start(command, self.log, self.slurm.environment)
 
     def stop_hint(self) -> None:
@@ -52,11 +52,13 @@ class HintedSlurm:
 
     def remove(self) -> str:
         """`cachefs-slurm-hint --remove`."""
-        return self.slurm.run(program("cachefs-slurm-hint"), "--config", str(self._config), "--remove")
+        return self.slurm.run_command(program_path("cachefs-slurm-hint"), "--config", str(self._config), "--remove")
 
     def release(self, *options: str) -> str:
         """`cachefs-slurm-hint --release`."""
-        return self.slurm.run(program("cachefs-slurm-hint"), "--config", str(self._config), "--release", *options)
+        return self.slurm.run_command(
+            program_path("cachefs-slurm-hint"), "--config", str(self._config), "--release", *options
+        )
 
     def hold(self, **datasets: Mapping[str, float]) -> None:
         """Each dataset is on these nodes, in these parts; wait until Slurm and Lua know."""
@@ -69,7 +71,7 @@ class HintedSlurm:
     def shows(self, dataset: str, parts: Collection[str]) -> bool:
         """Do Slurm and Lua know that these nodes have some of it, and no others?"""
         some = f"cachefs_{dataset}_some"
-        having = {node for node in self.slurm.nodes if some in self.slurm.features(node)[1]}
+        having = {node for node in self.slurm.nodes if some in self.slurm.node_features(node)[1]}
         text = self.hints.read_text() if self.hints.exists() else ""
         return having == set(parts) and any(
             line.startswith(f"set {dataset} * ") and line.endswith(f"some={len(parts)}") for line in text.splitlines()
@@ -77,19 +79,19 @@ class HintedSlurm:
 
     def run_on(self, *options: str, script: str = "#!/bin/sh\nsleep 600\n") -> tuple[int, tuple[str, ...]]:
         """Submit a job, and wait until it runs: its number and its nodes."""
-        job = self.slurm.submit(*options, script=script)
+        job = self.slurm.submit_job(*options, script=script)
         return job, self.nodes_of(job)
 
     def nodes_of(self, job: int) -> tuple[str, ...]:
         """Wait until it runs: its nodes."""
-        until(lambda: self.slurm.state(job)[0] == "RUNNING", f"job {job} runs")
-        return self.slurm.state(job)[1]
+        until(lambda: self.slurm.job_state(job)[0] == "RUNNING", f"job {job} runs")
+        return self.slurm.job_state(job)[1]
 
     def cancel(self, *jobs: int) -> None:
         """End jobs, and wait until their nodes are free."""
-        self.slurm.run("scancel", *map(str, jobs))
+        self.slurm.run_command("scancel", *map(str, jobs))
         wanted = ",".join(map(str, jobs))
-        until(lambda: not self.slurm.run("squeue", "--noheader", f"--jobs={wanted}"), f"{wanted} ended")
+        until(lambda: not self.slurm.run_command("squeue", "--noheader", f"--jobs={wanted}"), f"{wanted} ended")
 
 
 @contextmanager
@@ -106,7 +108,7 @@ def slurm_asking(socket: Path, work: Path, settings: Mapping[str, object] | None
     place = work / "slurm"
     place.mkdir()
     with_lua(place, work / "hints")
-    with running_slurm(place, scheduler=f"{PREFERS},permit_job_expansion", more="JobSubmitPlugins=lua") as slurm:
+    with run_slurm(place, scheduler=f"{DEFAULT_SCHEDULER},permit_job_expansion", more="JobSubmitPlugins=lua") as slurm:
         hinted = HintedSlurm(slurm, socket, work)
         hinted.start_hint(settings)
         try:
@@ -117,6 +119,6 @@ def slurm_asking(socket: Path, work: Path, settings: Mapping[str, object] | None
 
 def with_lua(place: Path, hints: Path) -> None:
     """The Lua files as they are shipped, beside slurm.conf."""
-    (place / "cachefs.lua").write_text((PLUGIN / "cachefs.lua").read_text())
-    text = (PLUGIN / "job_submit.lua").read_text()
+    (place / "cachefs.lua").write_text((PLUGIN_DIRECTORY / "cachefs.lua").read_text())
+    text = (PLUGIN_DIRECTORY / "job_submit.lua").read_text()
     (place / "job_submit.lua").write_text(text + f'\nif loaded then cachefs.file = "{hints}" end\n')

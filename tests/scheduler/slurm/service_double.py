@@ -15,22 +15,22 @@ import msgspec
 from aiohttp import web
 
 from cachefs.scheduling_messages import (
-    ADMISSIONS,
-    ADMIT,
-    ENDED,
-    KNOWN,
-    NODES,
-    PLACED,
-    RESIZED,
-    Admission,
-    Admissions,
-    Ask,
-    Ended,
-    HeldPart,
+    ADMISSIONS_PATH,
+    ADMIT_PATH,
+    ENDED_PATH,
+    KNOWN_PATH,
+    NODES_PATH,
+    PLACED_PATH,
+    RESIZED_PATH,
+    DatasetPart,
+    JobAdmission,
+    JobAdmissions,
+    JobEndReport,
     KnownJobs,
     NodesStatus,
     NodeStatus,
-    Placed,
+    PlacementReport,
+    PlacementRequest,
 )
 
 _POLL = 5.0  # seconds
@@ -49,7 +49,7 @@ class ServiceDouble:
         self.placed: dict[str, tuple[str, ...]] = {}
         self.resized: list[str] = []
         self.ended: set[str] = set()
-        self.asks: dict[str, Ask] = {}
+        self.asks: dict[str, PlacementRequest] = {}
         self._granted: dict[str, str] = {}  # by job, the dataset
         self._version = 0
         self._changed = asyncio.Condition()
@@ -86,10 +86,15 @@ class ServiceDouble:
 
     async def _start(self) -> None:
         app = web.Application()
-        app.router.add_get(NODES, self._nodes)
-        app.router.add_get(ADMISSIONS, self._admissions)
-        app.router.add_get(KNOWN, self._known)
-        for path, answer in ((ADMIT, self._admit), (PLACED, self._place), (RESIZED, self._resize), (ENDED, self._end)):
+        app.router.add_get(NODES_PATH, self._nodes)
+        app.router.add_get(ADMISSIONS_PATH, self._admissions)
+        app.router.add_get(KNOWN_PATH, self._known)
+        for path, answer in (
+            (ADMIT_PATH, self._admit),
+            (PLACED_PATH, self._place),
+            (RESIZED_PATH, self._resize),
+            (ENDED_PATH, self._end),
+        ):
             app.router.add_post(path, answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -110,37 +115,39 @@ class ServiceDouble:
         with suppress(TimeoutError):
             async with asyncio.timeout(_POLL), self._changed:
                 await self._changed.wait_for(lambda: after is None or int(after) != self._version)
-        return _json(Admissions(self._version, [self._admission(job) for job in self.asks if job not in self.placed]))
+        return _json(
+            JobAdmissions(self._version, [self._admission(job) for job in self.asks if job not in self.placed])
+        )
 
     async def _admit(self, request: web.Request) -> web.Response:
-        ask = msgspec.json.decode(await request.read(), type=Ask)
+        ask = msgspec.json.decode(await request.read(), type=PlacementRequest)
         self.asks[ask.job] = ask
         return _json(self._admission(ask.job))
 
-    def _admission(self, job: str) -> Admission:
+    def _admission(self, job: str) -> JobAdmission:
         dataset = self.asks[job].dataset.partition("@")[0]
         if job not in self._granted:
             taken = sum(each == dataset for each in self._granted.values())
             if taken >= self.slots.get(dataset, 1 << 30):
-                return Admission(job, go=False, why="no slot", place=1)
+                return JobAdmission(job, go=False, why="no slot", place=1)
             self._granted[job] = dataset
-        return Admission(job, go=True)
+        return JobAdmission(job, go=True)
 
     async def _place(self, request: web.Request) -> web.Response:
-        placed = msgspec.json.decode(await request.read(), type=Placed)
+        placed = msgspec.json.decode(await request.read(), type=PlacementReport)
         assert placed.ask is not None
         self.placed[placed.job] = tuple(placed.nodes)
         self._granted[placed.job] = placed.ask.dataset.partition("@")[0]
         return _json(None)
 
     async def _resize(self, request: web.Request) -> web.Response:
-        placed = msgspec.json.decode(await request.read(), type=Placed)
+        placed = msgspec.json.decode(await request.read(), type=PlacementReport)
         self.placed[placed.job] = tuple(placed.nodes)
         self.resized.append(placed.job)
         return _json(None)
 
     async def _end(self, request: web.Request) -> web.Response:
-        job = msgspec.json.decode(await request.read(), type=Ended).job
+        job = msgspec.json.decode(await request.read(), type=JobEndReport).job
         self.ended.add(job)
         self.asks.pop(job, None)
         self._granted.pop(job, None)
@@ -170,7 +177,7 @@ def running_double(socket: Path) -> Iterator[ServiceDouble]:
 
 def _status(node: str, held: dict[str, float]) -> NodeStatus:
     return NodeStatus(
-        node, "active", 0.0, datasets=[HeldPart(name, round(1e9 * part), 10**9) for name, part in held.items()]
+        node, "active", 0.0, datasets=[DatasetPart(name, round(1e9 * part), 10**9) for name, part in held.items()]
     )
 
 

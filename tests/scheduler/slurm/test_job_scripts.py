@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.slurm.hint import PLUGIN
-from cachefs_tools.lab.slurm import Slurm, running_slurm
+from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
+from cachefs_tools.lab.slurm import LabSlurm, run_slurm
 
 from tests.daemon import Daemon
 from tests.waiting import until
@@ -39,7 +39,7 @@ def settings(daemon: Daemon, tmp_path: Path) -> dict[str, str]:
 
 
 def script(name: str) -> Path:
-    return Path(str(PLUGIN)) / f"cachefs-{name}.sh"
+    return Path(str(PLUGIN_DIRECTORY)) / f"cachefs-{name}.sh"
 
 
 def wrapped(name: str, settings: dict[str, str], directory: Path) -> Path:
@@ -52,39 +52,39 @@ def wrapped(name: str, settings: dict[str, str], directory: Path) -> Path:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, settings: dict[str, str]) -> Iterator[Slurm]:
+def slurm(tmp_path: Path, settings: dict[str, str]) -> Iterator[LabSlurm]:
     (tmp_path / "slurm").mkdir()
     prolog, epilog = (wrapped(name, settings, tmp_path) for name in ("prolog", "epilog"))
-    with running_slurm(tmp_path / "slurm", nodes=1, more=f"Prolog={prolog}\nEpilog={epilog}") as running:
+    with run_slurm(tmp_path / "slurm", nodes=1, more=f"Prolog={prolog}\nEpilog={epilog}") as running:
         yield running
 
 
 def test_jobs_read_what_they_name_and_the_last_one_unmounts(
-    slurm: Slurm, daemon: Daemon, settings: dict[str, str], tmp_path: Path
+    slurm: LabSlurm, daemon: Daemon, settings: dict[str, str], tmp_path: Path
 ) -> None:
     reads = f"#!/bin/sh\ncat {settings['CACHEFS_MOUNTS']}/tree/file > {tmp_path}/read.$SLURM_JOB_ID\nsleep 600\n"
     comment = "--comment=mine; cachefs:tree,policy=prefer"
-    first, second = slurm.submit(comment, script=reads), slurm.submit(comment, script=reads)
+    first, second = slurm.submit_job(comment, script=reads), slurm.submit_job(comment, script=reads)
     for job in (first, second):
         path = tmp_path / f"read.{job}"
         until(lambda path=path: path.exists() and path.read_bytes() == b"content", f"{path} is not read")
     (mount,) = daemon.status().mounts
     assert mount.mountpoint == f"{settings['CACHEFS_MOUNTS']}/tree"
     users = Path(settings["CACHEFS_USERS"]) / "tree"
-    slurm.run("scancel", str(first))
+    slurm.run_command("scancel", str(first))
     until(lambda: sorted(os.listdir(users)) == [str(second)], "the first job is still a user")
     assert [one.id for one in daemon.status().mounts] == [mount.id]
-    slurm.run("scancel", str(second))
+    slurm.run_command("scancel", str(second))
     until(lambda: not users.exists(), "the second job is still a user")
     # The daemon cannot tell: the lab's nodes have a process namespace and a mount namespace of their own.
     seen = tmp_path / "other"
-    slurm.submit(
+    slurm.submit_job(
         script=f"#!/bin/sh\nfor i in $(seq 600); do mountpoint -q {mount.mountpoint} || break; sleep 0.1; done\n"
         f"cat {mount.mountpoint}/file > {seen}.new 2>&1; mv {seen}.new {seen}\n"
     )
     until(seen.exists, "a job that names nothing does not run")
     assert "No such file" in seen.read_text()
-    assert slurm.run("sinfo", "--noheader", "--format=%T") in ("idle", "mixed", "allocated", "completing")
+    assert slurm.run_command("sinfo", "--noheader", "--format=%T") in ("idle", "mixed", "allocated", "completing")
 
 
 def test_what_is_no_name_mounts_nothing_and_is_no_failure(settings: dict[str, str], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.slurm.levels import levels_of
+from cachefs_scheduler.slurm.levels import divide_holders
 
 from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm
 
@@ -46,13 +46,15 @@ def _check(hinted: HintedSlurm, draw: random.Random, held: tuple[str, Mapping[st
     elif count > len(parts):
         assert set(parts) <= set(found) or not set(parts) <= free
     else:
-        sets = levels_of(parts, [hinted.slurm.nodes]).nested.values()
+        sets = divide_holders(parts, [hinted.slurm.nodes]).nested.values()
         best = next((each & free for each in sets if len(each) >= count and len(each & free) >= count), free)
         assert set(found) <= best, (parts, free, count)
 
 
 def _set_wide(hinted: HintedSlurm, node: str, wide: bool) -> None:
     """As an administrator does."""
-    words = hinted.slurm.features(node)[0] - {"wide"} | ({"wide"} if wide else set())
+    words = hinted.slurm.node_features(node)[0] - {"wide"} | ({"wide"} if wide else set())
     text = ",".join(sorted(words))
-    hinted.slurm.run("scontrol", "update", f"NodeName={node}", f"AvailableFeatures={text}", f"ActiveFeatures={text}")
+    hinted.slurm.run_command(
+        "scontrol", "update", f"NodeName={node}", f"AvailableFeatures={text}", f"ActiveFeatures={text}"
+    )

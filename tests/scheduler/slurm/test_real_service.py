@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from cachefs.observe_messages import Order, OrderKind
-from cachefs.scheduling_messages import EXPLAIN, QUEUE, Explanation, QueueStatus
+from cachefs.observe_messages import CommandKind, NodeCommand
+from cachefs.scheduling_messages import EXPLAIN_PATH, QUEUE_PATH, JobExplanation, QueueStatus
 from tests.scheduler.observed import Observed, made_files, observed
 from tests.scheduler.running import Scheduler, scheduler
 from tests.scheduler.slurm.hinted import HintedSlurm, slurm_asking
@@ -44,11 +44,11 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture
 def place(started: Place) -> Iterator[Place]:
     """No jobs, also for the service."""
-    until(lambda: not started.scheduler.client.get(QUEUE, QueueStatus).jobs, "the service knows of no job")
+    until(lambda: not started.scheduler.client.get(QUEUE_PATH, QueueStatus).jobs, "the service knows of no job")
     for name, each in started.daemons.items():
-        kind = OrderKind.WARM if name in ("n3", "n4") else OrderKind.EVICT
-        shards = bytes([255] * 32) if kind == OrderKind.WARM else b""
-        each.order(Order(kind=kind, id=uuid.uuid4().hex, dataset="set", shards=shards))
+        kind = CommandKind.WARM if name in ("n3", "n4") else CommandKind.EVICT
+        shards = bytes([255] * 32) if kind == CommandKind.WARM else b""
+        each.order(NodeCommand(kind=kind, id=uuid.uuid4().hex, dataset="set", shards=shards))
     for name in started.daemons:
         part = float(name in ("n3", "n4"))
         until(lambda name=name, part=part: started.scheduler.held(name) == part, f"the service knows of {name}")
@@ -64,16 +64,16 @@ def test_jobs_go_where_daemons_have_the_dataset(place: Place) -> None:
     job, nodes = hinted.run_on(WHOLE, READS)
     # It had to go elsewhere, and its data follows: before it reads anything, as nobody reads here.
     until(lambda: place.scheduler.held(nodes[0]) == 1.0, "the dataset is where the job is")
-    found = place.scheduler.client.get(EXPLAIN, Explanation, job=f"slurm:{job}")
+    found = place.scheduler.client.get(EXPLAIN_PATH, JobExplanation, job=f"slurm:{job}")
     assert found.placed == list(nodes)
 
 
 def test_a_job_waits_for_a_slot_of_a_copy_and_a_dead_service_keeps_nobody_waiting(place: Place) -> None:
     hinted = place.hinted
     jobs = [hinted.run_on(WAITS)[0] for _ in range(2)]
-    third = hinted.slurm.submit(WAITS)
+    third = hinted.slurm.submit_job(WAITS)
     until(lambda: _state(place, third) == "waiting", "it has its place in the queue")
-    assert hinted.slurm.state(third)[::2] == ("PENDING", "BeginTime")
+    assert hinted.slurm.job_state(third)[::2] == ("PENDING", "BeginTime")
     hinted.cancel(jobs[0])
     assert hinted.nodes_of(third)
     place.scheduler.kill()
@@ -84,5 +84,5 @@ def test_a_job_waits_for_a_slot_of_a_copy_and_a_dead_service_keeps_nobody_waitin
 
 
 def _state(place: Place, job: int) -> str:
-    queue = place.scheduler.client.get(QUEUE, QueueStatus).jobs
+    queue = place.scheduler.client.get(QUEUE_PATH, QueueStatus).jobs
     return next((one.state for one in queue if one.job == f"slurm:{job}"), "")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from cachefs_scheduler.slurm.config import ServiceSection
+from cachefs_scheduler.slurm.config import ServiceAddressSection
 from cachefs_scheduler.slurm.service_client import ServiceClient
 from cachefs_tools.lab.ports import free_port
 
 from cachefs.errors import CachefsError
-from cachefs.scheduling_messages import Ask, Placed, Policy
+from cachefs.scheduling_messages import PlacementPolicy, PlacementReport, PlacementRequest
 from tests.certificates import Authority
 from tests.scheduler.running import Scheduler, scheduler
 
@@ -37,7 +37,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, authority: Authority, addr
         yield running
 
 
-def asked(section: ServiceSection, question: Callable[[ServiceClient], Awaitable[Result]]) -> Result:
+def asked(section: ServiceAddressSection, question: Callable[[ServiceClient], Awaitable[Result]]) -> Result:
     async def ask() -> Result:
         async with ServiceClient(section) as client:
             return await question(client)
@@ -45,21 +45,21 @@ def asked(section: ServiceSection, question: Callable[[ServiceClient], Awaitable
     return asyncio.run(ask())
 
 
-def secure(authority: Authority, address: str) -> ServiceSection:
+def secure(authority: Authority, address: str) -> ServiceAddressSection:
     files = authority.issue("slurm-hint")
-    return ServiceSection(address=f"https://{address}", tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key)
+    return ServiceAddressSection(address=f"https://{address}", tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key)
 
 
 def test_all_calls_over_tls(service: Scheduler, authority: Authority, address: str) -> None:
     async def question(client: ServiceClient) -> tuple[bool, list[str]]:
-        await client.nodes()
-        ask = Ask(job="slurm:1", dataset="set", policy=Policy.SUSPEND)
-        go = (await client.admit(ask)).go
-        await client.admissions(None)
-        await client.placed(Placed("slurm:1", ["n1"], ask))
-        await client.resized(Placed("slurm:1", ["n2"], ask))
-        await client.ended("slurm:1")
-        return go, [one.job for one in (await client.admissions(None)).jobs]
+        await client.fetch_nodes()
+        ask = PlacementRequest(job="slurm:1", dataset="set", policy=PlacementPolicy.SUSPEND)
+        go = (await client.request_admission(ask)).go
+        await client.fetch_admissions(None)
+        await client.report_placed(PlacementReport("slurm:1", ["n1"], ask))
+        await client.report_resized(PlacementReport("slurm:1", ["n2"], ask))
+        await client.report_ended("slurm:1")
+        return go, [one.job for one in (await client.fetch_admissions(None)).jobs]
 
     # Nothing is known of the dataset, so nothing keeps the job.
     assert asked(secure(authority, address), question) == (True, [])
@@ -67,21 +67,21 @@ def test_all_calls_over_tls(service: Scheduler, authority: Authority, address: s
 
 def test_another_authority_is_not_believed(service: Scheduler, address: str, tmp_path: Path) -> None:
     with pytest.raises(CachefsError, match=f"cachefs-scheduler at https://{address} does not answer: "):
-        asked(secure(Authority(tmp_path / "other"), address), lambda client: client.nodes())
+        asked(secure(Authority(tmp_path / "other"), address), lambda client: client.fetch_nodes())
 
 
 def test_what_the_service_refuses_is_told_in_one_line(service: Scheduler) -> None:
-    section = ServiceSection(address=f"unix:{service.socket}")
+    section = ServiceAddressSection(address=f"unix:{service.socket}")
     with pytest.raises(CachefsError, match=r"^cachefs-scheduler answers /v1/admit with 400: [^\n]+$"):
-        asked(section, lambda client: client.admit(Ask(job="no name", dataset="set")))
+        asked(section, lambda client: client.request_admission(PlacementRequest(job="no name", dataset="set")))
 
 
 def test_nobody_is_there(tmp_path: Path) -> None:
     with pytest.raises(CachefsError, match="does not answer"):
-        asked(ServiceSection(address=f"unix:{tmp_path}/none"), lambda client: client.nodes())
+        asked(ServiceAddressSection(address=f"unix:{tmp_path}/none"), lambda client: client.fetch_nodes())
 
 
 def test_certificates_that_cannot_be_read(tmp_path: Path) -> None:
-    section = ServiceSection(address="https://localhost:1", tls_ca=tmp_path / "none")
+    section = ServiceAddressSection(address="https://localhost:1", tls_ca=tmp_path / "none")
     with pytest.raises(CachefsError, match=r"^service.tls_ca = '.*/none': No such file or directory$"):
-        asked(section, lambda client: client.nodes())
+        asked(section, lambda client: client.fetch_nodes())

@@ -20,10 +20,10 @@ def test_a_wrapper_that_hangs_is_ended_with_what_it_has_started(
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {child}.new\nmv {child}.new {child}\nwait\n")
         program.chmod(0o755)
-    monkeypatch.setattr(slurm_commands, "_SECONDS", 0.5)
+    monkeypatch.setattr(slurm_commands, "_COMMAND_SECONDS", 0.5)
     commands = SlurmCommands(tmp_path, 10.0)
     while not child.exists():  # on a slow machine, the command may be ended before it has a child
         with pytest.raises(CachefsError, match="did not end within"):
-            asyncio.run(commands.jobs())
+            asyncio.run(commands.list_jobs())
     state = Path(f"/proc/{child.read_text().strip()}/stat")
     until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX", "its child ends")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from cachefs_scheduler.slurm.hint import PLUGIN
+from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
 
 from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm
 from tests.waiting import until
@@ -69,7 +69,7 @@ def test_the_constraint_of_the_user_is_honoured(hinted: HintedSlurm) -> None:
     # The other node that holds it is free, and not big.
     assert hinted.run_on(WHOLE, READS, "--constraint=big")[1] == ("n1",)
     assert hinted.run_on(WHOLE, READS, "--constraint=lab|big")[1] in (("n2",), ("n4",))
-    assert "big" in slurm.features("n3")[1]
+    assert "big" in slurm.node_features("n3")[1]
 
 
 def test_what_the_user_prefers_or_names_is_left_alone(hinted: HintedSlurm) -> None:
@@ -90,7 +90,9 @@ def test_what_the_user_prefers_or_names_is_left_alone(hinted: HintedSlurm) -> No
     ],
 )
 def test_a_strange_wish_stops_no_job_and_is_told_to_who_submits_it(hinted: HintedSlurm, words: str, said: str) -> None:
-    done = hinted.slurm.attempt("sbatch", "--parsable", "--output=/dev/null", f"--comment={words}", "--wrap=sleep 600")
+    done = hinted.slurm.try_command(
+        "sbatch", "--parsable", "--output=/dev/null", f"--comment={words}", "--wrap=sleep 600"
+    )
     assert done.stderr.strip() == (f"sbatch: cachefs: {said}; the job is taken as it is" if said else "")
     assert hinted.nodes_of(int(done.stdout))
 
@@ -98,35 +100,38 @@ def test_a_strange_wish_stops_no_job_and_is_told_to_who_submits_it(hinted: Hinte
 def test_features_come_back_after_a_reconfiguration_and_a_restart(hinted: HintedSlurm) -> None:
     slurm = hinted.slurm
     # With features, this program's or others', gone, as scontrol has set them.
-    slurm.run("scontrol", "reconfigure")
-    until(lambda: "cachefs_imagenet_some" in slurm.features("n4")[1], "features are back")
+    slurm.run_command("scontrol", "reconfigure")
+    until(lambda: "cachefs_imagenet_some" in slurm.node_features("n4")[1], "features are back")
     slurm.stop_controller()
     slurm.start_controller()
-    until(lambda: "cachefs_imagenet_some" in slurm.features("n4")[1], "features are back")
-    available, active = slurm.features("n4")
+    until(lambda: "cachefs_imagenet_some" in slurm.node_features("n4")[1], "features are back")
+    available, active = slurm.node_features("n4")
     assert {"lab", *_ours()} <= available == active
-    until(lambda: slurm.run("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle"] * 4, "nodes are back")
+    until(
+        lambda: slurm.run_command("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle"] * 4,
+        "nodes are back",
+    )
     assert hinted.run_on(WHOLE, READS)[1] in (("n3",), ("n4",))
 
 
 def test_features_go_with_the_bytes(hinted: HintedSlurm) -> None:
     hinted.hold(imagenet={"n2": 1.0})
-    assert not any(name.startswith("cachefs_") for name in hinted.slurm.features("n4")[0])
+    assert not any(name.startswith("cachefs_") for name in hinted.slurm.node_features("n4")[0])
     hinted.service.parts = {node: {} for node in hinted.slurm.nodes}
-    until(lambda: "cachefs_" not in hinted.slurm.run("sinfo", "--format=%f %b"), "none of our features is left")
+    until(lambda: "cachefs_" not in hinted.slurm.run_command("sinfo", "--format=%f %b"), "none of our features is left")
 
 
 def test_srun_says_in_its_environment_what_it_reads(hinted: HintedSlurm) -> None:
     slurm = hinted.slurm
     file = slurm.work / "cli_filter.lua"
-    file.write_text((PLUGIN / "cli_filter.lua").read_text())
+    file.write_text((PLUGIN_DIRECTORY / "cli_filter.lua").read_text())
     # A configuration of who submits: the controller's has no filter.
     configuration = slurm.work / "submitting.conf"
     configuration.write_text(slurm.configuration.read_text() + "\nCliFilterPlugins=lua\n")
     run = ("env", "CACHEFS_DATASET=imagenet", f"SLURM_CONF={configuration}")
-    said = slurm.run(*run, "srun", "--ntasks=4", "sh", "-c", "echo $SLURMD_NODENAME")
+    said = slurm.run_command(*run, "srun", "--ntasks=4", "sh", "-c", "echo $SLURMD_NODENAME")
     assert set(said.split()) <= {"n3", "n4"}
-    wrong = slurm.attempt(*run, "CACHEFS_POLICY=foo", "srun", "true")
+    wrong = slurm.try_command(*run, "CACHEFS_POLICY=foo", "srun", "true")
     assert (wrong.returncode, "cachefs: no policy: foo" in wrong.stderr) == (0, True)
 
 
@@ -135,18 +140,20 @@ def test_lua_without_its_library_takes_jobs(hinted: HintedSlurm) -> None:
     content = library.read_text()
     library.unlink()
     try:
-        hinted.slurm.run("scontrol", "reconfigure")
+        hinted.slurm.run_command("scontrol", "reconfigure")
         hinted.run_on(READS)
     finally:
         library.write_text(content)
-        hinted.slurm.run("scontrol", "reconfigure")
+        hinted.slurm.run_command("scontrol", "reconfigure")
 
 
 def _give(hinted: HintedSlurm, node: str, feature: str) -> None:
     """As an administrator does: beside the features that are there."""
-    available, _ = hinted.slurm.features(node)
+    available, _ = hinted.slurm.node_features(node)
     words = ",".join(sorted({*available, feature}))
-    hinted.slurm.run("scontrol", "update", f"NodeName={node}", f"AvailableFeatures={words}", f"ActiveFeatures={words}")
+    hinted.slurm.run_command(
+        "scontrol", "update", f"NodeName={node}", f"AvailableFeatures={words}", f"ActiveFeatures={words}"
+    )
 
 
 def _ours() -> set[str]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cachefs.block import (
     KEY_SIZE,
     PIECE_SIZE,
-    Location,
+    BlockLocation,
     block_count,
     block_key,
     block_length,
@@ -16,7 +16,7 @@ from cachefs.block import (
     is_sealed,
     piece_checksums,
     pieces_match,
-    sealed,
+    seal_location,
 )
 
 CONTENT = content_id(b"s3:aws:bucket/key", b"etag", 10, 4 << 20)
@@ -55,14 +55,14 @@ def test_content_id_tells_every_part_apart() -> None:
 @given(st.integers(0, 1), st.integers(0, 2**32 - 1), st.integers(0, 2**63), st.binary(min_size=1, max_size=300))
 def test_location_survives_packing(tier: int, segment: int, offset: int, data: bytes) -> None:
     checksums = piece_checksums(block_key(CONTENT, 0), data)
-    location = Location(tier, segment, offset, len(data), checksums)
-    assert Location.unpack(location.pack()) == location
+    location = BlockLocation(tier, segment, offset, len(data), checksums)
+    assert BlockLocation.unpack(location.pack()) == location
 
 
 @given(st.binary(max_size=60))
 def test_garbage_is_no_location(record: bytes) -> None:
     try:
-        location = Location.unpack(record)
+        location = BlockLocation.unpack(record)
     except ValueError:
         return
     assert location.pack()[:1] == record[:1]
@@ -72,9 +72,9 @@ def test_garbage_is_no_location(record: bytes) -> None:
 @given(st.binary(min_size=1, max_size=300), st.data())
 def test_a_flipped_bit_of_an_index_entry_breaks_its_seal(content: bytes, data: st.DataObject) -> None:
     key = block_key(CONTENT, 3)
-    record = sealed(key, Location(1, 2, 4096, len(content), piece_checksums(key, content)))
+    record = seal_location(key, BlockLocation(1, 2, 4096, len(content), piece_checksums(key, content)))
     assert is_sealed(key, record)
-    assert Location.unpack(record) == Location(1, 2, 4096, len(content), piece_checksums(key, content))
+    assert BlockLocation.unpack(record) == BlockLocation(1, 2, 4096, len(content), piece_checksums(key, content))
     entry = bytearray(key + record)
     entry[data.draw(st.integers(0, len(entry) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     assert not is_sealed(bytes(entry[: len(key)]), bytes(entry[len(key) :]))

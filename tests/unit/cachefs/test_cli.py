@@ -13,7 +13,7 @@ from cachefs import cli
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     link = tmp_path / "sbin" / "mount.cachefs"
     link.parent.mkdir()
-    monkeypatch.setattr(cli, "HELPER_LINK", link)
+    monkeypatch.setattr(cli, "MOUNT_HELPER_LINK", link)
     return link
 
 

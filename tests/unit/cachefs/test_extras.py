@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.extras import needs_extra, way_out
+from cachefs.extras import install_command, require_extra
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from cachefs.extras import needs_extra, way_out
 def test_help_names_the_extra(module: str, missing: str, command: str, extra: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; from {module} import main; main(['--help'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    said = f"{command}: {missing} is not installed; install it with: {way_out(extra)}\n"
+    said = f"{command}: {missing} is not installed; install it with: {install_command(extra)}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
@@ -47,10 +47,10 @@ def test_an_extra_is_installed_from_where_cachefs_was(noted: object, said: str, 
         (tmp_path / name).mkdir()
     if noted is not None:
         (tmp_path / "info/direct_url.json").write_text(json.dumps(noted).replace("{here}", str(tmp_path)))
-    found = way_out("mount", PathDistribution(tmp_path / "info"))
+    found = install_command("mount", PathDistribution(tmp_path / "info"))
     assert found.startswith(said.format(here=tmp_path, python=sys.executable))
 
 
 def test_what_is_ours_and_missing_is_a_mistake() -> None:
-    with pytest.raises(ModuleNotFoundError), needs_extra("daemon", "cachefsd"):
+    with pytest.raises(ModuleNotFoundError), require_extra("daemon", "cachefsd"):
         import cachefs.no_such_module  # type: ignore[import-not-found]  # noqa: F401

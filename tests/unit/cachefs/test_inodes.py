@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from cachefs import inodes as inode_numbers
 from cachefs.inodes import (
-    OLD_ATTRIBUTE,
+    LEGACY_ATTRIBUTE,
     ROOT,
     SLOTS,
     inode_of,
     next_slot,
-    shown_snapshot,
+    read_mounted_snapshot,
     slot_and_entry,
     slot_of,
     slots_and_entries,
@@ -49,11 +49,11 @@ def test_a_mount_of_an_older_version_tells_its_snapshot_by_an_attribute(
 ) -> None:
     caplog.set_level(logging.INFO)
     with pytest.raises(OSError, match="No data available"):
-        shown_snapshot(tmp_path)
-    os.setxattr(tmp_path, OLD_ATTRIBUTE, b"ab" * 16)
+        read_mounted_snapshot(tmp_path)
+    os.setxattr(tmp_path, LEGACY_ATTRIBUTE, b"ab" * 16)
     with pytest.raises(FileNotFoundError, match="empty"):
-        shown_snapshot(tmp_path)
+        read_mounted_snapshot(tmp_path)
     (tmp_path / "file").touch()
     monkeypatch.setattr(inode_numbers, "slot_and_entry", lambda inode: (inode, 0))
-    assert [shown_snapshot(tmp_path) for _ in range(2)] == [((tmp_path / "file").stat().st_ino, "ab" * 16)] * 2
+    assert [read_mounted_snapshot(tmp_path) for _ in range(2)] == [((tmp_path / "file").stat().st_ino, "ab" * 16)] * 2
     assert [str(tmp_path) in line for line in caplog.messages] == [True], "once"

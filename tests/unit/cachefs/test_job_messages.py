@@ -3,9 +3,9 @@
 import msgspec
 
 import cachefs
-from cachefs.job_messages import JobPublish
+from cachefs.job_messages import JobPublication
 from cachefs.planning.sequences.sampler import SamplerSpec
-from cachefs.publishing.published_consumer import spec_of
+from cachefs.publishing.published_consumer import decode_spec
 
 SPEC = SamplerSpec(kind="numpy", size=9, seed=2)
 FIELDS = {
@@ -21,16 +21,16 @@ FIELDS = {
 
 
 def test_a_sampler_spec_travels_as_a_map_of_its_fields() -> None:
-    request = JobPublish(job="j", dataset="d", spec=SPEC)
+    request = JobPublication(job="j", dataset="d", spec=SPEC)
     raw = msgspec.msgpack.encode(request)
     assert msgspec.msgpack.decode(raw)["spec"] == FIELDS
-    assert msgspec.msgpack.decode(raw, type=JobPublish) == request
-    assert hash(SPEC) == hash(spec_of(FIELDS))
+    assert msgspec.msgpack.decode(raw, type=JobPublication) == request
+    assert hash(SPEC) == hash(decode_spec(FIELDS))
 
 
 def test_fields_of_a_newer_side_are_ignored() -> None:
     raw = msgspec.msgpack.encode({"job": "j", "dataset": "d", "spec": {**FIELDS, "colour": "blue"}, "mood": 3})
-    assert msgspec.msgpack.decode(raw, type=JobPublish) == JobPublish(job="j", dataset="d", spec=SPEC)
+    assert msgspec.msgpack.decode(raw, type=JobPublication) == JobPublication(job="j", dataset="d", spec=SPEC)
     assert msgspec.json.decode(b'{"kind": "numpy", "size": 9, "seed": 2, "colour": "blue"}', type=SamplerSpec) == SPEC
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cachefs import listener
-from cachefs.listener import is_stopped, listening_process, why_silent, why_unanswered
+from cachefs.listener import is_stopped, listening_process, silence_reason, stopped_reason
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_the_kernel_tells_who_listens(path: Path) -> None:
         assert listening_process(path) is None  # a socket at which nobody listens
         server.listen()
         assert listening_process(path) == os.getpid()
-        assert why_silent(path) == ""
+        assert silence_reason(path) == ""
     assert listening_process(path) is None
 
 
@@ -48,8 +48,8 @@ def stop(process: int) -> None:
 
 
 def test_a_stopped_process_is_found_and_named(path: Path, stopped: int) -> None:
-    assert f"kill -CONT {stopped}" in why_silent(path)
-    assert f"kill -CONT {stopped}" in why_unanswered(path)
+    assert f"kill -CONT {stopped}" in silence_reason(path)
+    assert f"kill -CONT {stopped}" in stopped_reason(path)
 
 
 def test_a_process_that_runs_between_two_looks_may_answer(
@@ -63,7 +63,7 @@ def test_a_process_that_runs_between_two_looks_may_answer(
         stop(stopped)
 
     monkeypatch.setattr(listener.time, "sleep", run_for_a_moment)
-    assert why_unanswered(path) == ""
+    assert stopped_reason(path) == ""
 
 
 def test_a_traced_process_may_answer(path: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_traced_process_may_answer(path: Path, tmp_path: Path) -> None:
         (tmp_path / str(os.getpid())).mkdir()
         for state, is_named in (("t (tracing stop)", False), ("T (stopped)", True)):
             (tmp_path / str(os.getpid()) / "status").write_text(f"Name:\ta\nState:\t{state}\nPid:\t7\n")
-            assert bool(why_unanswered(path, tmp_path)) is is_named
+            assert bool(stopped_reason(path, tmp_path)) is is_named
 
 
 def test_a_name_may_have_blanks_and_brackets(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError
 from cachefs.messages import DatasetView
-from cachefs.mount_spec import MountSpec, Part
+from cachefs.mount_spec import MountSpec, SpecDataset
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,5}", fullmatch=True).filter(lambda name: name != "all")
 DIGITS = st.text("0123456789abcdef", min_size=1, max_size=6)
@@ -38,31 +38,31 @@ def test_a_spec_of_one_dataset_has_no_comma_and_is_not_all(text: str) -> None:
 def test_parts_are_what_stands_between_commas(parts: list[tuple[str, str | None]], other: str, snapshot: str) -> None:
     text = ",".join(name if digits is None else f"{name}@{digits}" for name, digits in parts)
     spec = MountSpec.parse(text)
-    assert [(part.name, part.digits) for part in spec.parts] == parts
+    assert [(part.name, part.digits) for part in spec.datasets] == parts
     for name in [other, *(name for name, _ in parts)]:
-        assert spec.names(name) == spec.shows(name) == (name in [known for known, _ in parts])
-        assert spec.follows(name) == (len(parts) > 1 and (name, None) in parts)
-    assert spec.pins(snapshot) == any(digits is not None and snapshot.startswith(digits) for _, digits in parts)
+        assert spec.has_named(name) == spec.is_showing(name) == (name in [known for known, _ in parts])
+        assert spec.is_following(name) == (len(parts) > 1 and (name, None) in parts)
+    assert spec.has_pinned(snapshot) == any(digits is not None and snapshot.startswith(digits) for _, digits in parts)
 
 
 @given(NAMES)
 def test_all_names_none_and_shows_every_dataset(name: str) -> None:
     spec = MountSpec.parse("all")
-    assert not spec.names(name)
-    assert spec.shows(name)
-    assert spec.follows(name)
-    assert not spec.pins("0" * 32)
+    assert not spec.has_named(name)
+    assert spec.is_showing(name)
+    assert spec.is_following(name)
+    assert not spec.has_pinned("0" * 32)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a,b@c", "file:///data/x"])
 def test_a_url_is_one_dataset_whatever_it_contains(url: str) -> None:
-    assert MountSpec.parse(url).parts == (Part(url),)
+    assert MountSpec.parse(url).datasets == (SpecDataset(url),)
 
 
 def test_no_digits_pin_no_snapshot_and_yet_follow_none() -> None:
     spec = MountSpec.parse("one@,two")
-    assert not spec.pins("0" * 32)
-    assert [name for name in ("one", "two") if spec.follows(name)] == ["two"]
+    assert not spec.has_pinned("0" * 32)
+    assert [name for name in ("one", "two") if spec.is_following(name)] == ["two"]
 
 
 def view(name: str, reached: str = "") -> DatasetView:
@@ -74,10 +74,10 @@ def view(name: str, reached: str = "") -> DatasetView:
 
 def test_a_url_that_several_datasets_have_names_none_of_them() -> None:
     spec = MountSpec.parse("s3://photos/")
-    assert str(spec.resolved([view("one")])) == "one"
+    assert str(spec.resolve_url([view("one")])) == "one"
     with pytest.raises(
         ConfigError, match=r"2 datasets are at s3://photos/: one \(default endpoint\), two \(http://ceph\); mount one"
     ):
-        spec.resolved([view("one"), view("two", "http://ceph")])
+        spec.resolve_url([view("one"), view("two", "http://ceph")])
     with pytest.raises(ConfigError, match="and 995 more"):
-        spec.resolved([view(f"d{number}") for number in range(1000)])
+        spec.resolve_url([view(f"d{number}") for number in range(1000)])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cachefs import mount_table
-from cachefs.mount_table import MountPoint, daemon_sockets, mount_points, mounted_paths, resolve_locally, source_of
+from cachefs.mount_table import MountPoint, daemon_sockets, mount_points, mount_source, mounted_paths, resolve_locally
 
 TABLE = rb"""22 1 254:0 / / rw,relatime - ext4 /dev/root rw
 31 22 0:57 / /mnt/with\040space\134 ro,nosuid,nodev shared:1 master:2 - fuse.cachefs cachefs:one,two@3f9c ro,user_id=0
@@ -25,7 +25,7 @@ def test_mounts_of_ours_are_found_with_what_they_show() -> None:
     assert found == MountPoint(Path("/mnt/with space\\"), "0:57", "cachefs:one,two@3f9c")
     assert found.connection == 57
     assert found.spec == "one,two@3f9c"
-    assert source_of(found.spec) == found.source
+    assert mount_source(found.spec) == found.source
 
 
 def test_names_may_have_white_space_that_the_kernel_does_not_escape(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_mount_behind_a_shield_is_one_of_ours(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(mount_table, "_TABLE", tmp_path / "mountinfo")
     (found,) = mount_points()
     assert (found.path, found.spec, found.device) == (Path("/data"), "one", "0:43")
-    assert found.connection == found.shielded == 42
+    assert found.connection == found.shielded_connection == 42
 
 
 def test_command_lines_tell_which_daemon_a_mount_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

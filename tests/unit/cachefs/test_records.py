@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cachefs import records as module
 from cachefs.errors import ConfigError
-from cachefs.records import AHEAD, HEADER, index, masked_crc32c
+from cachefs.records import HEADER_READ_BYTES, READAHEAD_BYTES, index_records, masked_crc32c
 
 
 class File:
@@ -33,14 +33,14 @@ class File:
 
 
 def records(kind: str, data: bytes) -> list[bytes]:
-    offsets, lengths = index(kind, File(data).read, len(data))
+    offsets, lengths = index_records(kind, File(data).read, len(data))
     assert offsets.dtype == lengths.dtype == numpy.uint64
     return [data[offset : offset + length] for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True)]
 
 
 def complaint(kind: str, data: bytes) -> str:
     with pytest.raises(ConfigError) as refused:
-        index(kind, File(data).read, len(data))
+        index_records(kind, File(data).read, len(data))
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
@@ -86,15 +86,15 @@ def test_npy_without_rows() -> None:
 
 def test_npy_costs_one_small_read() -> None:
     file = File(saved(numpy.zeros((1000, 1000), dtype="f4")))
-    offsets, lengths = index("npy", file.read, len(file.data))
-    assert (file.requests, file.bytes) == (1, HEADER)
+    offsets, lengths = index_records("npy", file.read, len(file.data))
+    assert (file.requests, file.bytes) == (1, HEADER_READ_BYTES)
     assert (len(offsets), int(lengths[0]), int(offsets[-1])) == (1000, 4000, len(file.data) - 4000)
 
 
 def test_npy_of_more_than_4_gib() -> None:
     start = header("(9000, 1048576)", "'u1'")
     size = len(start) + 9000 * (1 << 20)
-    offsets, _ = index("npy", lambda offset, length: start[offset : offset + length].ljust(length, b"\0"), size)
+    offsets, _ = index_records("npy", lambda offset, length: start[offset : offset + length].ljust(length, b"\0"), size)
     assert int(offsets[-1]) == size - (1 << 20)
 
 
@@ -177,7 +177,7 @@ def test_tar_members(contents: list[tuple[tarfile.TarInfo, bytes]], tar_format: 
     data = packed(contents, tar_format)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         theirs = [(member.offset_data, member.size) for member in archive if member.isreg()]
-    offsets, lengths = index("tar", File(data).read, len(data))
+    offsets, lengths = index_records("tar", File(data).read, len(data))
     assert list(zip(offsets.tolist(), lengths.tolist(), strict=True)) == theirs
     assert records("tar", data) == [content for info, content in contents if info.isreg()]
 
@@ -203,22 +203,22 @@ def test_tar_member_of_more_than_8_gib(tar_format: int) -> None:
         start = max(start for start in parts if start <= offset)
         return parts[start][offset - start : offset - start + length].ljust(length, b"\0")
 
-    offsets, lengths = index("tar", read, size)
+    offsets, lengths = index_records("tar", read, size)
     assert lengths.tolist() == [9 << 30, 3]
     assert int(offsets[1]) == size - len(small) + (small.index(b"end"))
 
 
 def test_tar_of_large_members_is_not_read_whole() -> None:
     file = File(packed([regular_file(f"{number}.jpg", bytes(300_000)) for number in range(20)], tarfile.GNU_FORMAT))
-    index("tar", file.read, len(file.data))
+    index_records("tar", file.read, len(file.data))
     assert file.requests <= 21
-    assert file.bytes <= 21 * HEADER
+    assert file.bytes <= 21 * HEADER_READ_BYTES
 
 
 def test_tar_of_small_members_takes_few_requests() -> None:
     file = File(packed([regular_file(f"{number}.cls", b"1") for number in range(2000)], tarfile.PAX_FORMAT))
-    index("tar", file.read, len(file.data))
-    assert file.requests <= 2 + len(file.data) // AHEAD
+    index_records("tar", file.read, len(file.data))
+    assert file.requests <= 2 + len(file.data) // READAHEAD_BYTES
     assert file.bytes <= len(file.data)
 
 
@@ -266,7 +266,7 @@ def test_damage_to_a_tar_archive_never_shifts_records(position: int, flip: int) 
     damaged = bytearray(TWO)
     damaged[position] ^= flip
     try:
-        offsets, lengths = index("tar", File(bytes(damaged)).read, len(damaged))
+        offsets, lengths = index_records("tar", File(bytes(damaged)).read, len(damaged))
     except ConfigError:
         return
     assert (offsets.tolist(), lengths.tolist()) == ([512, 2048], [600, 600])
@@ -311,11 +311,11 @@ def test_tfrecords(contents: list[bytes]) -> None:
 def test_many_and_large_tfrecords() -> None:
     frames = [framed(b"small")] * 9000 + [framed(bytes(200_000))] * 3
     file = File(b"".join(frames))
-    offsets, lengths = index("tfrecord", file.read, len(file.data))
+    offsets, lengths = index_records("tfrecord", file.read, len(file.data))
     assert lengths.tolist() == [len(frame) for frame in frames]
     assert int(offsets[-1] + lengths[-1]) == len(file.data)
-    assert file.bytes <= 9000 * len(frames[0]) + AHEAD + 3 * AHEAD
-    assert file.requests <= 2 + 9000 * len(frames[0]) // AHEAD + 3
+    assert file.bytes <= 9000 * len(frames[0]) + READAHEAD_BYTES + 3 * READAHEAD_BYTES
+    assert file.requests <= 2 + 9000 * len(frames[0]) // READAHEAD_BYTES + 3
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_tfrecord_files_that_cannot_be_indexed(data: bytes, said: str) -> None:
 def test_zeros_are_not_scanned_as_tfrecords_to_their_end() -> None:
     file = File(framed(b"data") + bytes(10 << 20))
     with pytest.raises(ConfigError, match="at byte 20"):
-        index("tfrecord", file.read, len(file.data))
+        index_records("tfrecord", file.read, len(file.data))
     assert file.bytes < 1 << 20
 
 
@@ -353,7 +353,7 @@ def test_fixed_size_records(count: int, length: int) -> None:
 
 def test_fixed_size_records_are_not_read() -> None:
     file = File(bytes(100))
-    index("fixed:10", file.read, 100)
+    index_records("fixed:10", file.read, 100)
     assert file.requests == 0
 
 
@@ -376,7 +376,7 @@ def test_formats_that_make_no_sense(kind: str, said: str) -> None:
 def test_file_that_is_shorter_than_listed(kind: str) -> None:
     data = {"npy": saved(numpy.zeros(9)), "tar": TWO, "tfrecord": framed(b"data")}[kind]
     with pytest.raises(ConfigError, match="refresh the dataset"):
-        index(kind, lambda offset, length: data[offset : min(offset + length, 10)], len(data))
+        index_records(kind, lambda offset, length: data[offset : min(offset + length, 10)], len(data))
 
 
 # --- anything at all ---
@@ -428,8 +428,8 @@ def test_more_records_than_a_map_may_have_are_not_written_down(monkeypatch: pyte
         raise AssertionError("nothing is to be read")
 
     with pytest.raises(ConfigError, match="4,000,000,000 records are more than"):
-        index("fixed:2", refused, 8_000_000_000)
-    monkeypatch.setattr(module, "MOST", 3)
+        index_records("fixed:2", refused, 8_000_000_000)
+    monkeypatch.setattr(module, "MAX_RECORDS", 3)
     assert "4 records are more than" in complaint("npy", saved(numpy.zeros((4, 1))))
     assert "4 records are more than" in complaint("tar", pax(b"x", b"0") * 4)
 
@@ -450,17 +450,17 @@ FRAGMENTS = st.one_of(
 @given(st.sampled_from(["npy", "tar", "tfrecord", "fixed:7"]), st.lists(FRAGMENTS, max_size=6).map(b"".join))
 def test_whatever_a_file_holds_it_is_refused_or_its_records_are_in_it(kind: str, data: bytes) -> None:
     file, looks = File(data), 0
-    at = module._Window.at
+    at = module._FileWindow.read_at
 
-    def counted(window: module._Window, offset: int, length: int) -> bytes:
+    def counted(window: module._FileWindow, offset: int, length: int) -> bytes:
         nonlocal looks
         looks += 1
         return at(window, offset, length)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module._Window, "at", counted)
+        patch.setattr(module._FileWindow, "read_at", counted)
         try:
-            offsets, lengths = index(kind, file.read, len(data))
+            offsets, lengths = index_records(kind, file.read, len(data))
         except ConfigError:
             pass
         else:

@@ -39,7 +39,7 @@ def test_a_path_no_socket_can_have_is_an_error_of_ours(path: str) -> None:
     "ask",
     [
         lambda client: client.call(DATASET_SHOW, DatasetName(name=NOT_UTF8)),
-        lambda client: list(client.stream(DATASET_REFRESH, DatasetName(name=NOT_UTF8))),
+        lambda client: list(client.stream_responses(DATASET_REFRESH, DatasetName(name=NOT_UTF8))),
     ],
 )
 def test_a_text_that_is_not_utf8_is_an_error_that_names_it(
@@ -72,15 +72,15 @@ def test_a_call_has_one_name() -> None:
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_the_daemon_serves_every_call(method: Method[Any, Any]) -> None:
     serve = getattr(Service, method.function)
-    assert inspect.isasyncgenfunction(serve) == method.streams
-    assert inspect.iscoroutinefunction(serve) != method.streams
+    assert inspect.isasyncgenfunction(serve) == method.is_streaming
+    assert inspect.iscoroutinefunction(serve) != method.is_streaming
 
 
 def test_a_number_beyond_64_bits_is_an_error_of_ours(tmp_path: Path) -> None:
     client = DaemonClient(tmp_path / "s")
     try:
         with pytest.raises(ConfigError, match="more than 64 bits"):
-            client.begin(DATASET_LIMIT, DatasetLimit(name="x", share=1 << 70), 1.0)
+            client.start_call(DATASET_LIMIT, DatasetLimit(name="x", share=1 << 70), 1.0)
     finally:
         client.close()
 
@@ -96,7 +96,7 @@ def test_closing_ends_after_a_call_that_was_interrupted_as_it_began(
     monkeypatch.setattr(rpc, "CLOSE_SECONDS", 0.2)
     client = DaemonClient(tmp_path / "s")
     with pytest.raises(KeyboardInterrupt):
-        list(client.stream(DATASET_REFRESH, DatasetName(name="x")))
+        list(client.stream_responses(DATASET_REFRESH, DatasetName(name="x")))
     closing = threading.Thread(target=client.close, daemon=True)
     closing.start()
     closing.join(20)

@@ -9,7 +9,7 @@ from cachefs_daemon.runtime import logs
 
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.messages import OriginOptions
-from cachefs.secrets_in_text import shown_url, without_secrets
+from cachefs.secrets_in_text import public_url, remove_secrets
 
 SIGNED = "https://u:hunter2@host/a.bin?part=1&X-Amz-Signature=hunter2&X-Amz-Credential=AK%2Fhunter2"
 
@@ -21,7 +21,7 @@ SIGNED = "https://u:hunter2@host/a.bin?part=1&X-Amz-Signature=hunter2&X-Amz-Cred
     ("https://[::1/broken", ""),
 ])  # fmt: skip
 def test_a_url_is_shown_without_secrets(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
+    assert public_url(url) == shown
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -33,7 +33,7 @@ def test_a_url_is_shown_without_secrets(url: str, shown: str) -> None:
     ("s3://bucket/designs=1?x=2", "s3://bucket/designs=1?x=2"),
 ])  # fmt: skip
 def test_texts_keep_all_but_secrets(text: str, expected: str) -> None:
-    assert without_secrets(text) == expected
+    assert remove_secrets(text) == expected
     assert str(CachefsError(text)) == str(OriginUnavailable(text)) == expected
 
 
@@ -42,7 +42,7 @@ def test_the_log_has_no_secrets(form: logs.LogFormat, capfd: pytest.CaptureFixtu
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
-        logs.set_up("info", form)
+        logs.set_up_logging("info", form)
         try:
             raise OSError(f"cannot open {SIGNED}")
         except OSError as error:

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.block import MEMORY, PIECE_SIZE, SSD, Location, block_key, content_id, piece_checksums
+from cachefs.block import MEMORY, PIECE_SIZE, SSD, BlockLocation, block_key, content_id, piece_checksums
 from cachefs.segment import SegmentReader, segment_path
 
 KEY = block_key(content_id(b"file:/x", b"v", 1, 1), 0)
 DATA = bytes(range(256)) * 1200
 
 
-def written(directory: Path, tier: int = MEMORY) -> Location:
+def written(directory: Path, tier: int = MEMORY) -> BlockLocation:
     segment_path(directory, 1).write_bytes(b"head" + DATA)
-    return Location(tier, 1, 4, len(DATA), piece_checksums(KEY, DATA))
+    return BlockLocation(tier, 1, 4, len(DATA), piece_checksums(KEY, DATA))
 
 
 def buffer() -> memoryview:
@@ -40,8 +40,8 @@ def test_what_is_not_right_is_none(tmp_path: Path) -> None:
     reader = SegmentReader({MEMORY: tmp_path})
     other = block_key(content_id(b"file:/y", b"v", 1, 1), 0)
     assert reader.read(other, location, 0, 10, buffer()) is None
-    assert reader.read(KEY, Location(MEMORY, 2, 4, len(DATA), location.checksums), 0, 10, buffer()) is None
-    assert reader.read(KEY, Location(SSD, 1, 4, len(DATA), location.checksums), 0, 10, buffer()) is None
+    assert reader.read(KEY, BlockLocation(MEMORY, 2, 4, len(DATA), location.checksums), 0, 10, buffer()) is None
+    assert reader.read(KEY, BlockLocation(SSD, 1, 4, len(DATA), location.checksums), 0, 10, buffer()) is None
     segment_path(tmp_path, 1).write_bytes(b"head" + DATA[: PIECE_SIZE + 7])
     fresh = SegmentReader({MEMORY: tmp_path})
     assert fresh.read(KEY, location, 0, PIECE_SIZE, buffer()) is not None
@@ -54,7 +54,7 @@ def test_unlinked_segments_are_let_go(tmp_path: Path) -> None:
     assert reader.read(KEY, location, 0, 10, buffer()) is not None
     segment_path(tmp_path, 1).unlink()
     assert reader.read(KEY, location, 0, 10, buffer()) is not None
-    reader.forget_unlinked()
+    reader.close_unlinked()
     assert reader.read(KEY, location, 0, 10, buffer()) is None
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cachefs.block import content_id
 from cachefs.errors import CachefsError, NotFound, SnapshotDamaged
 from cachefs.snapshot import ROOT, Entry, Snapshot, verify
-from cachefs.snapshot_builder import ListedObject, SnapshotBuilder, build
-from cachefs.snapshot_diff import compare
+from cachefs.snapshot_builder import ListedObject, SnapshotBuilder, build_snapshot_file
+from cachefs.snapshot_diff import compare_snapshots
 from cachefs.spill_file import SpillFile
 
 BLOCK_SIZE = 4 << 20
@@ -29,7 +29,7 @@ def listed(key: bytes, size: int = 1, mtime_ns: int = 7, version: bytes = b"v1")
 
 
 def built(directory: Path, objects: list[ListedObject], url: str = "s3://bucket/prefix") -> Snapshot:
-    return Snapshot(build(objects, url, BLOCK_SIZE, identity, directory))
+    return Snapshot(build_snapshot_file(objects, url, BLOCK_SIZE, identity, directory))
 
 
 def all_entries(snapshot: Snapshot, directory: Entry) -> Iterator[tuple[bytes, Entry]]:
@@ -42,7 +42,7 @@ def all_entries(snapshot: Snapshot, directory: Entry) -> Iterator[tuple[bytes, E
 def test_paths_are_right_however_many_directories_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs.snapshot._MOST_PARENTS", 2)
+    monkeypatch.setattr("cachefs.snapshot._MAX_CACHED_PARENTS", 2)
     keys = {b"%d/%d/%d" % (a, b, c) for a in range(3) for b in range(3) for c in range(2)} | {b"top"}
     snapshot = built(tmp_path, [listed(key) for key in sorted(keys)])
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_tree_equals_reference(objects: list[ListedObject], tmp_path_factory: py
     } == {path: (found.size, found.mtime_ns, found.version) for path, found in files.items()}
     assert {entry.number for entry in entries.values()} == set(range(1, len(entries) + 1))
     for path, entry in entries.items():
-        assert snapshot.find(path) == snapshot.entry(entry.number) == entry
+        assert snapshot.find_path(path) == snapshot.entry(entry.number) == entry
         assert snapshot.lookup(entry.parent, entry.name + b"x" * 250) is None
         if entry.is_dir:
             children = [child.name for child in snapshot.children(entry)]
@@ -108,8 +108,8 @@ def test_tree_equals_reference(objects: list[ListedObject], tmp_path_factory: py
         else:
             expected = content_id(identity(path), entry.version, entry.size, BLOCK_SIZE)
             assert entry.content == expected
-            assert snapshot.file(entry.number) == (entry.size, expected)
-    assert {snapshot.path(entry.number) for entry in snapshot.walk(root)} == set(files)
+            assert snapshot.size_and_content(entry.number) == (entry.size, expected)
+    assert {snapshot.path(entry.number) for entry in snapshot.walk_files(root)} == set(files)
     assert (snapshot.files, snapshot.directories) == (len(files), len(directories))
     assert snapshot.bytes == sum(found.size for found in files.values())
     assert (snapshot.problem_count > 0) == bool(snapshot.problems())
@@ -119,7 +119,7 @@ def test_tree_equals_reference(objects: list[ListedObject], tmp_path_factory: py
 def test_order_of_the_listing_does_not_matter(tmp_path: Path) -> None:
     objects = [listed(b"d%d/f%d" % (i % 7, i)) for i in range(100)] + [listed(b"/bad"), listed(b"also//bad")]
     shuffled = random.Random(1).sample(objects, len(objects))
-    assert build(objects, "s3://b", 1 << 20, identity, tmp_path) == build(
+    assert build_snapshot_file(objects, "s3://b", 1 << 20, identity, tmp_path) == build_snapshot_file(
         shuffled, "s3://b", 1 << 20, identity, tmp_path
     )
 
@@ -130,33 +130,33 @@ def test_neither_runs_nor_another_builder_change_the_snapshot(
 ) -> None:
     """Rows go to the file in runs of any size, and a second builder goes on where a first one was."""
     directory = tmp_path_factory.mktemp("snapshot")
-    whole = build(objects, "s3://b", 1 << 20, identity, directory)
+    whole = build_snapshot_file(objects, "s3://b", 1 << 20, identity, directory)
     with contextlib.closing(SpillFile(directory, directory / "rows")) as spill:
         first = SnapshotBuilder("s3://b", 1 << 20, identity, spill)
         for listed_object in objects[:at]:
-            first.add([listed_object])
+            first.add_objects([listed_object])
             if data.draw(st.booleans()):
-                first.state()
-        state = first.state()
-        first.add(objects[at : at + 2])  # what comes after the state does not count
+                first.export_state()
+        state = first.export_state()
+        first.add_objects(objects[at : at + 2])  # what comes after the state does not count
     with contextlib.closing(SpillFile(directory, directory / "rows")) as spill:
         second = SnapshotBuilder("s3://b", 1 << 20, identity, spill)
-        second.restore(state)
-        second.add(objects[at:])
+        second.restore_state(state)
+        second.add_objects(objects[at:])
         assert second.objects == len(objects)
-        assert second.write(directory) == whole
+        assert second.write_snapshot(directory) == whole
 
 
 def test_a_damaged_file_of_rows_is_not_taken_up(tmp_path: Path) -> None:
     spill = SpillFile(tmp_path, tmp_path / "rows")
     builder = SnapshotBuilder("s3://b", 1 << 20, identity, spill)
-    builder.add([listed(b"a"), listed(b"b")])
-    state = builder.state()
+    builder.add_objects([listed(b"a"), listed(b"b")])
+    state = builder.export_state()
     content = (tmp_path / "rows").read_bytes()
     for damaged in (content[:-1], content[:-1] + b"x", b"x" + content[1:], b""):
         (tmp_path / "rows").write_bytes(damaged)
         with pytest.raises(CachefsError):
-            builder.restore(state)
+            builder.restore_state(state)
     spill.close()
 
 
@@ -198,7 +198,7 @@ def test_problem_keys_are_reported_and_left_out(tmp_path: Path, key: bytes, reas
     ((reported, why),) = snapshot.problems()
     assert reported == key
     assert reason in why
-    assert [snapshot.path(entry.number) for entry in snapshot.walk(snapshot.entry(ROOT))] == [b"d/f"]
+    assert [snapshot.path(entry.number) for entry in snapshot.walk_files(snapshot.entry(ROOT))] == [b"d/f"]
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 61, 1 << 63, 1 << 70])
@@ -215,14 +215,14 @@ def test_what_has_a_size_that_no_file_can_have_is_reported(tmp_path: Path, size:
 def test_a_time_that_no_file_can_have_is_the_nearest_that_one_can(
     tmp_path: Path, key: bytes, mtime_ns: int, shown: int
 ) -> None:
-    found = built(tmp_path, [listed(key, size=0, mtime_ns=mtime_ns)]).find(key.rstrip(b"/"))
+    found = built(tmp_path, [listed(key, size=0, mtime_ns=mtime_ns)]).find_path(key.rstrip(b"/"))
     assert found is not None
     assert found.mtime_ns == shown
 
 
 def test_of_a_key_listed_twice_the_newest_is_used(tmp_path: Path) -> None:
     snapshot = built(tmp_path, [listed(b"a", mtime_ns=2, version=b"new"), listed(b"a", mtime_ns=1, version=b"old")])
-    found = snapshot.find(b"a")
+    found = snapshot.find_path(b"a")
     assert found is not None
     assert found.version == b"new"
     assert snapshot.problem_count == 1
@@ -230,7 +230,7 @@ def test_of_a_key_listed_twice_the_newest_is_used(tmp_path: Path) -> None:
 
 def test_of_a_key_listed_twice_with_one_time_the_largest_is_used(tmp_path: Path) -> None:
     snapshot = built(tmp_path, [listed(b"a", 3, version=b"large"), listed(b"a", 2, version=b"small")])
-    found = snapshot.find(b"a")
+    found = snapshot.find_path(b"a")
     assert found is not None
     assert found.version == b"large"
     assert snapshot.problems() == [
@@ -246,10 +246,10 @@ def test_the_same_object_listed_twice_is_no_problem(tmp_path: Path) -> None:
 def test_a_key_that_is_no_path_and_is_listed_twice_is_one_problem(tmp_path: Path) -> None:
     with contextlib.closing(SpillFile(tmp_path)) as spill:
         builder = SnapshotBuilder("file:///d", 8, identity, spill)
-        builder.add([listed(b"a//b")])
-        builder.restore(builder.state())
-        builder.add([listed(b"a//b"), listed(b"c")])
-        snapshot = Snapshot(builder.write(tmp_path))
+        builder.add_objects([listed(b"a//b")])
+        builder.restore_state(builder.export_state())
+        builder.add_objects([listed(b"a//b"), listed(b"c")])
+        snapshot = Snapshot(builder.write_snapshot(tmp_path))
     assert (snapshot.problem_count, len(snapshot.problems())) == (1, 1)
 
 
@@ -267,22 +267,22 @@ def test_archived_files_are_counted_once_each_and_are_not_part_of_the_id(tmp_pat
 def test_directories_alone_are_no_dataset_where_files_were_left_out(tmp_path: Path) -> None:
     with contextlib.closing(SpillFile(tmp_path)) as spill:
         builder = SnapshotBuilder("file:///d", 8, identity, spill)
-        builder.add([listed(b"data/", 0)])
-        assert builder.left_out() == ""
-        builder.report(b"data/1", "is a symbolic link that leads out")
-        assert "'data/1' is a symbolic link" in builder.left_out()
+        builder.add_objects([listed(b"data/", 0)])
+        assert builder.exclusion_reason() == ""
+        builder.report_problem(b"data/1", "is a symbolic link that leads out")
+        assert "'data/1' is a symbolic link" in builder.exclusion_reason()
 
 
 def test_where_nothing_is_left_the_first_reason_is_told(tmp_path: Path) -> None:
     with contextlib.closing(SpillFile(tmp_path)) as spill:
         builder = SnapshotBuilder("s3://bucket/prefix", 8, identity, spill)
-        assert builder.left_out() == ""
-        builder.report(b"z", "is larger")
-        builder.add([listed(b"../x")])
-        assert "'../x'" in builder.left_out()
-        assert "(2 left out in all)" in builder.left_out()
-        builder.add([listed(b"x")])
-        assert builder.left_out() == ""
+        assert builder.exclusion_reason() == ""
+        builder.report_problem(b"z", "is larger")
+        builder.add_objects([listed(b"../x")])
+        assert "'../x'" in builder.exclusion_reason()
+        assert "(2 left out in all)" in builder.exclusion_reason()
+        builder.add_objects([listed(b"x")])
+        assert builder.exclusion_reason() == ""
 
 
 def test_only_the_first_problems_are_kept_but_all_counted(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_directories_have_the_newest_mtime_below_them(tmp_path: Path) -> None:
 def test_a_path_three_hundred_deep(tmp_path: Path) -> None:
     path = b"/".join(b"d%d" % depth for depth in range(300)) + b"/file"
     snapshot = built(tmp_path, [listed(path)])
-    found = snapshot.find(path)
+    found = snapshot.find_path(path)
     assert found is not None
     assert snapshot.path(found.number) == path
     assert (snapshot.files, snapshot.directories) == (1, 300)
@@ -309,23 +309,23 @@ def test_a_path_three_hundred_deep(tmp_path: Path) -> None:
 
 def test_lookups_of_what_is_not_there(tmp_path: Path) -> None:
     snapshot = built(tmp_path, [listed(b"d/f")])
-    assert snapshot.find(b"d/g") is None
-    assert snapshot.find(b"d/f/x") is None
-    assert snapshot.find(b"x/f") is None
+    assert snapshot.find_path(b"d/g") is None
+    assert snapshot.find_path(b"d/f/x") is None
+    assert snapshot.find_path(b"x/f") is None
     assert snapshot.lookup(ROOT, b"") is None
     with pytest.raises(NotFound, match="entry 3"):
         snapshot.entry(3)
     with pytest.raises(NotFound, match="directory"):
-        snapshot.file(1)
+        snapshot.size_and_content(1)
 
 
 def test_walk_of_a_part(tmp_path: Path) -> None:
     snapshot = built(tmp_path, [listed(key) for key in (b"a/1", b"a/b/2", b"a/b/c/3", b"b/4", b"5")])
 
     def below(path: bytes) -> list[bytes]:
-        top = snapshot.find(path)
+        top = snapshot.find_path(path)
         assert top is not None
-        return [snapshot.path(entry.number) for entry in snapshot.walk(top)]
+        return [snapshot.path(entry.number) for entry in snapshot.walk_files(top)]
 
     assert below(b"a") == [b"a/1", b"a/b/2", b"a/b/c/3"]
     assert below(b"a/b/c") == [b"a/b/c/3"]
@@ -342,14 +342,16 @@ def test_compare(tmp_path: Path) -> None:
         [listed(b"same", mtime_ns=99), listed(b"d/changed", version=b"v2"), listed(b"d/x/kept"), listed(b"becomes"),
          listed(b"file/below"), listed(b"new/1"), listed(b"new/2")],
     )  # fmt: skip
-    diff = compare(old, new)
+    diff = compare_snapshots(old, new)
     assert (diff.added, diff.changed, diff.removed, diff.unchanged) == (4, 1, 3, 2)
-    same = compare(new, new)
+    same = compare_snapshots(new, new)
     assert (same.added, same.changed, same.removed, same.unchanged) == (0, 0, 0, 7)
 
 
 def test_every_flipped_byte_is_noticed_by_verify(tmp_path: Path) -> None:
-    path = build([listed(b"d/%d" % number) for number in range(50)], "s3://b", BLOCK_SIZE, identity, tmp_path)
+    path = build_snapshot_file(
+        [listed(b"d/%d" % number) for number in range(50)], "s3://b", BLOCK_SIZE, identity, tmp_path
+    )
     verify(path)
     whole = path.read_bytes()
     for position in random.Random(2).sample(range(len(whole)), 200):
@@ -360,7 +362,7 @@ def test_every_flipped_byte_is_noticed_by_verify(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [0, 10, 4096, -1, -4096])
 def test_a_truncated_file_does_not_open(tmp_path: Path, length: int) -> None:
-    path = build([listed(b"a")], "s3://b", BLOCK_SIZE, identity, tmp_path)
+    path = build_snapshot_file([listed(b"a")], "s3://b", BLOCK_SIZE, identity, tmp_path)
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(SnapshotDamaged, match=str(path)):
         Snapshot(path)
@@ -374,7 +376,7 @@ def test_no_file(tmp_path: Path) -> None:
 def test_a_damaged_record_is_an_error_and_never_another_file(tmp_path: Path) -> None:
     """Flip each byte of each name, size and content id in the file: every answer is the true one or an error."""
     objects = [listed(b"directory/file-%02d" % number, size=1000 + number) for number in range(20)]
-    path = build(objects, "s3://b", BLOCK_SIZE, identity, tmp_path)
+    path = build_snapshot_file(objects, "s3://b", BLOCK_SIZE, identity, tmp_path)
     true = {found.key: found.size for found in objects}
     whole = bytearray(path.read_bytes())
     content = content_id(identity(b"directory/file-07"), b"v1", 1007, BLOCK_SIZE)
@@ -388,14 +390,14 @@ def test_a_damaged_record_is_an_error_and_never_another_file(tmp_path: Path) -> 
         snapshot = Snapshot(path)
         for key, size in true.items():
             try:
-                found = snapshot.find(key)
+                found = snapshot.find_path(key)
                 assert found is not None
-                assert (found.size, snapshot.file(found.number)[0]) == (size, size)
+                assert (found.size, snapshot.size_and_content(found.number)[0]) == (size, size)
                 outcomes.add("right")
             except SnapshotDamaged:
                 outcomes.add("error")
         try:
-            assert [entry.size for entry in snapshot.walk(snapshot.entry(ROOT))] == list(true.values())
+            assert [entry.size for entry in snapshot.walk_files(snapshot.entry(ROOT))] == list(true.values())
         except SnapshotDamaged:
             outcomes.add("error in listing")
         snapshot.close()
@@ -415,5 +417,5 @@ def test_nothing_is_left_behind_by_a_failed_build(tmp_path: Path) -> None:
         raise RuntimeError(key)
 
     with pytest.raises(RuntimeError):
-        build([listed(b"a")], "s3://b", BLOCK_SIZE, failing_identity, tmp_path)
+        build_snapshot_file([listed(b"a")], "s3://b", BLOCK_SIZE, failing_identity, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from cachefs_daemon import config
-from cachefs_daemon.cluster_section import ClusterSection, ListedNode, is_loopback, listed_node, split_address
+from cachefs_daemon.cluster_section import ClusterSection, StaticNode, is_loopback, parse_static_node, split_address
 from cachefs_daemon.config import Config, InvalidConfig
 
 ETCD = {"membership": "etcd", "etcd": ["http://127.0.0.1:2379"], "name": "a"}
@@ -35,7 +35,7 @@ def test_names_come_from_the_host_or_the_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("POD_IP", "127.0.0.7")
     monkeypatch.setenv("NODE", "gpu7")
     found = parse({**ETCD, "name": "$NODE", "advertise": "$POD_IP", "zone": "$NODE"}).cluster
-    assert (found.own_name, found.advertised, found.zone) == ("gpu7", "127.0.0.7", "gpu7")
+    assert (found.own_name, found.advertised_host, found.zone) == ("gpu7", "127.0.0.7", "gpu7")
     monkeypatch.delenv("NODE")
     assert problems({**ETCD, "name": "$NODE"}) == ["cluster.name = '$NODE': the environment has no variable NODE"]
 
@@ -51,8 +51,8 @@ def test_keys_and_summary() -> None:
 
 
 def test_nodes_of_a_list() -> None:
-    assert listed_node("b=[fd00::5]:7000 ,zone=r1, weight=2.5") == ListedNode("b", "fd00::5", 7000, "r1", 2.5)
-    assert parse(STATIC).cluster.listed[1] == ListedNode("b", "127.0.0.1", 7480)
+    assert parse_static_node("b=[fd00::5]:7000 ,zone=r1, weight=2.5") == StaticNode("b", "fd00::5", 7000, "r1", 2.5)
+    assert parse(STATIC).cluster.static_nodes[1] == StaticNode("b", "127.0.0.1", 7480)
 
 
 @pytest.mark.parametrize(

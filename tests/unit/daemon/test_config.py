@@ -17,7 +17,7 @@ from cachefs_daemon.node import origin_settings
 from cachefs_daemon.store_settings import store_config
 from click.testing import CliRunner
 
-from cachefs.sizes import Share, format_size, parse_share, parse_size
+from cachefs.sizes import SizeSetting, format_size, parse_share, parse_size
 
 EXAMPLE = (resources.files("cachefs_daemon") / "cachefsd.toml").read_text()
 
@@ -49,9 +49,9 @@ def test_sizes_that_nothing_has(size: object) -> None:
 
 
 def test_shares() -> None:
-    assert parse_share("25%").of(1000) == 250
-    assert parse_share("4KiB").of(1000) == 4096
-    assert parse_share("0%").of(1000) == 0
+    assert parse_share("25%").resolve(1000) == 250
+    assert parse_share("4KiB").resolve(1000) == 4096
+    assert parse_share("0%").resolve(1000) == 0
     for wrong in ("101%", "-5%", "%"):
         with pytest.raises(ValueError, match="percentage"):
             parse_share(wrong)
@@ -60,7 +60,7 @@ def test_shares() -> None:
 def test_sizes_are_shown_as_people_write_them() -> None:
     shown = [format_size(size) for size in (0, 1023, 1024, 3 << 29, 4 << 20)]
     assert shown == ["0 B", "1023 B", "1 KiB", "1.5 GiB", "4 MiB"]
-    assert str(Share(percent=12.5)) == "12.5%"
+    assert str(SizeSetting(percent=12.5)) == "12.5%"
 
 
 def test_the_example_shows_every_key_with_its_default() -> None:
@@ -76,7 +76,7 @@ def test_the_example_shows_every_key_with_its_default() -> None:
 def test_fetch_processes_are_a_number_or_as_many_as_suit_the_machine(value: object) -> None:
     assert config.parse({"prefetch": {"processes": 3}}).fetch_processes == 3
     assert config.parse({"prefetch": {"processes": 0}}).fetch_processes == 0
-    assert 0 <= config.parse({"prefetch": {"processes": "auto"}}).fetch_processes <= config.MOST_AUTO
+    assert 0 <= config.parse({"prefetch": {"processes": "auto"}}).fetch_processes <= config.MAX_AUTO
     (problem,) = problems({"prefetch": {"processes": value}})
     assert problem == f'prefetch.processes = {value!r}: expected "auto" or a number from 0 to 64'
 

@@ -11,9 +11,9 @@ from cachefs_daemon import config as configuration
 from cachefs_daemon import node as node_module
 from cachefs_daemon.node import Node
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.storage import Foresight, Storage
+from cachefs_daemon.store.storage import PlanningParts, Storage
 from cachefs_daemon.store_settings import store_config
-from cachefs_daemon.troubles import Found
+from cachefs_daemon.troubles import TroubleInputs
 
 from cachefs.block import MEMORY, SSD
 
@@ -28,7 +28,7 @@ def test_what_hangs_on_a_disk_keeps_nobody_from_looking_at_memory(root: Path, mo
             "ssd": {"dir": str(root / "ssd"), **tier},
         }
     )
-    storage, threads = Storage(store_config(config), Foresight.empty()), Threads()
+    storage, threads = Storage(store_config(config), PlanningParts.empty()), Threads()
     hanging, released = threading.Semaphore(0), threading.Event()
     looks, tries = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -37,9 +37,9 @@ def test_what_hangs_on_a_disk_keeps_nobody_from_looking_at_memory(root: Path, mo
         assert released.wait(60)
 
     maintenance = storage.maintenance
-    monkeypatch.setattr(maintenance, "keep_limit", lambda tier: {MEMORY: looks.release, SSD: hang}[tier]())
-    monkeypatch.setattr(maintenance, "retry", lambda tier: {MEMORY: tries.release, SSD: hang}[tier]())
-    for step in ("keep_quotas", "compact"):
+    monkeypatch.setattr(maintenance, "enforce_limit", lambda tier: {MEMORY: looks.release, SSD: hang}[tier]())
+    monkeypatch.setattr(maintenance, "retry_tier", lambda tier: {MEMORY: tries.release, SSD: hang}[tier]())
+    for step in ("enforce_quotas", "compact"):
         monkeypatch.setattr(maintenance, step, hang)
 
     def seen() -> bool:
@@ -73,13 +73,13 @@ def test_the_status_of_a_server_is_taken_once_for_all_its_datasets() -> None:
         )
         for number in range(6)
     ]
-    reads = SimpleNamespace(waiting_reads=lambda since: [], failures=SimpleNamespace(all=list))
+    reads = SimpleNamespace(waiting_reads=lambda since: [], failures=SimpleNamespace(latest_first=list))
     node = SimpleNamespace(
-        catalog=datasets, fetcher=reads, _away_nodes=lambda now: iter(()), _tier_troubles=SimpleNamespace(now=[])
+        catalog=datasets, fetcher=reads, _away_nodes=lambda now: iter(()), _tier_troubles=SimpleNamespace(current=[])
     )
 
-    async def find() -> Found:
-        return Node._find_troubles(node)  # type: ignore[arg-type]
+    async def find() -> TroubleInputs:
+        return Node._trouble_inputs(node)  # type: ignore[arg-type]
 
     found = asyncio.run(find())
     assert statuses == ["one", "two"]

@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from cachefs.block import SSD, Location
+from cachefs.block import SSD, BlockLocation
 from cachefs.mount import cold_reads
-from cachefs.mount.cold_reads import AILING_SECONDS, COLD_READS, MOST_PATIENCE, ColdReads, TierAiling
+from cachefs.mount.cold_reads import MAX_THREADS, MAX_WAIT_SECONDS, RETEST_SECONDS, ColdReads, TierUnresponsive
 
 BYTES = memoryview(b"the bytes")
 
@@ -43,16 +43,16 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 
 async def read(cold: ColdReads, seconds: float) -> memoryview | None:
-    return await cold.read(bytes(20), Location(SSD, 0, 0, 9, bytes(8)), 0, 9, trio.current_time() + seconds)
+    return await cold.read(bytes(20), BlockLocation(SSD, 0, 0, 9, bytes(8)), 0, 9, trio.current_time() + seconds)
 
 
 def test_a_read_is_given_up_with_half_of_its_time_left(disk: Disk) -> None:
     async def run() -> None:
         for seconds in (2.0, 100.0):
             began = trio.current_time()
-            with pytest.raises(TierAiling):
+            with pytest.raises(TierUnresponsive):
                 await read(ColdReads({SSD: Path("/x")}, 0), seconds)
-            assert trio.current_time() - began == pytest.approx(min(seconds / 2, MOST_PATIENCE))
+            assert trio.current_time() - began == pytest.approx(min(seconds / 2, MAX_WAIT_SECONDS))
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0.05))
 
@@ -64,19 +64,19 @@ def test_nobody_waits_for_a_tier_that_does_not_answer_but_one_that_finds_out(dis
 
         async def fail() -> None:
             nonlocal ailing
-            with pytest.raises(TierAiling):
+            with pytest.raises(TierUnresponsive):
                 await read(cold, 60)
             ailing += 1
 
         async with trio.open_nursery() as nursery:
-            for _ in range(COLD_READS + 8):  # more than there are threads
+            for _ in range(MAX_THREADS + 8):  # more than there are threads
                 nursery.start_soon(fail)
-        assert ailing == COLD_READS + 8
+        assert ailing == MAX_THREADS + 8
         asked, began = disk.asked, trio.current_time()
         await fail()
         assert (disk.asked, trio.current_time()) == (asked, began)
         disk.goes_on.set()
-        await trio.sleep(AILING_SECONDS + 1)
+        await trio.sleep(RETEST_SECONDS + 1)
         assert await read(cold, 60) == BYTES
         assert await read(cold, 60) == BYTES
 

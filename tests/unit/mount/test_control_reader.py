@@ -11,14 +11,14 @@ import pytest
 import trio
 import trio.testing
 
-from cachefs.control_calls import Call, Part
+from cachefs.control_calls import RequestEnd, RequestPart
 from cachefs.errors import CachefsError, ConfigError, DaemonUnavailable
-from cachefs.job_messages import JobProgress, JobPublish
+from cachefs.job_messages import JobProgress, JobPublication
 from cachefs.messages import Empty
 from cachefs.mount import control_reader
-from cachefs.mount.control_answers import Answers
-from cachefs.mount.control_lines import Said, read, understand, understand_call
-from cachefs.mount.control_reader import ControlReader, Outbox
+from cachefs.mount.control_lines import ControlCall, decode_line, translate_call, translate_line
+from cachefs.mount.control_reader import ControlReader, LineQueue
+from cachefs.mount.control_responses import ResponseFifos
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.rpc import JOB_PUBLISH
 
@@ -38,25 +38,25 @@ class Daemon:
         raise DaemonUnavailable("away")
 
 
-def _understood(line: bytes) -> Said:
-    found = read(line)
-    assert not isinstance(found, Part | Call)
-    return understand(found, {"tree": "snapshot"})
+def _understood(line: bytes) -> ControlCall:
+    found = decode_line(line)
+    assert not isinstance(found, RequestPart | RequestEnd)
+    return translate_line(found, {"tree": "snapshot"})
 
 
-def said(**fields: object) -> Said:
+def said(**fields: object) -> ControlCall:
     return _understood(json.dumps(fields).encode())
 
 
-def beat(job: str, position: int, consumer: str = "0") -> Said:
+def beat(job: str, position: int, consumer: str = "0") -> ControlCall:
     return said(op="progress", job=job, position=position, consumer=consumer)
 
 
-def run(test: Callable[[Daemon, Outbox], Awaitable[None]]) -> Daemon:
+def run(test: Callable[[Daemon, LineQueue], Awaitable[None]]) -> Daemon:
     async def inside() -> Daemon:
         daemon = Daemon()
         async with trio.open_nursery() as nursery:
-            outbox = Outbox(cast(DaemonLink, daemon), nursery, Answers(Path("nowhere")))
+            outbox = LineQueue(cast(DaemonLink, daemon), nursery, ResponseFifos(Path("nowhere")))
             await test(daemon, outbox)
             daemon.is_there.set()
             await outbox.empty.wait()
@@ -70,46 +70,46 @@ def positions(daemon: Daemon) -> list[tuple[str, int]]:
 
 
 def test_of_heartbeats_only_the_latest_of_each_consumer_waits() -> None:
-    async def test(daemon: Daemon, outbox: Outbox) -> None:
-        outbox.put(beat("a", 0), 10)
+    async def test(daemon: Daemon, outbox: LineQueue) -> None:
+        outbox.queue_line(beat("a", 0), 10)
         await trio.testing.wait_all_tasks_blocked()  # that one is on its way
         for position in range(1, 5000):
-            outbox.put(beat("a", position, str(position % 2)), 10)
-        outbox.put(said(op="progress", job="a", ended=True), 10)
-        outbox.put(beat("a", 7), 10)
+            outbox.queue_line(beat("a", position, str(position % 2)), 10)
+        outbox.queue_line(said(op="progress", job="a", ended=True), 10)
+        outbox.queue_line(beat("a", 7), 10)
 
     assert positions(run(test)) == [("0", 0), ("1", 4999), ("0", 0), ("0", 7)]
 
 
 def test_where_too_much_waits_lines_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_reader, "MOST_LINES", 3)
-    monkeypatch.setattr(control_reader, "MOST_BYTES", 100)
+    monkeypatch.setattr(control_reader, "MAX_LINES", 3)
+    monkeypatch.setattr(control_reader, "MAX_BYTES", 100)
 
-    async def test(daemon: Daemon, outbox: Outbox) -> None:
-        outbox.put(beat("a", 1), 40)
+    async def test(daemon: Daemon, outbox: LineQueue) -> None:
+        outbox.queue_line(beat("a", 1), 40)
         with pytest.raises(CachefsError, match="too many lines"):
-            outbox.put(beat("b", 1), 61)
-        outbox.put(beat("b", 1), 40)
-        outbox.put(beat("c", 1), 1)
+            outbox.queue_line(beat("b", 1), 61)
+        outbox.queue_line(beat("b", 1), 40)
+        outbox.queue_line(beat("c", 1), 1)
         with pytest.raises(CachefsError, match="too many lines"):
-            outbox.put(beat("d", 1), 1)
-        outbox.put(beat("c", 2), 1)
+            outbox.queue_line(beat("d", 1), 1)
+        outbox.queue_line(beat("c", 2), 1)
 
     assert sorted(one.job for one in run(test).told) == ["a", "b", "c"]
 
 
 def test_the_user_who_has_most_of_the_room_loses_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_reader, "MOST_LINES", 20)
-    monkeypatch.setattr(control_reader, "MOST_BYTES", 1000)
+    monkeypatch.setattr(control_reader, "MAX_LINES", 20)
+    monkeypatch.setattr(control_reader, "MAX_BYTES", 1000)
 
-    async def test(daemon: Daemon, outbox: Outbox) -> None:
+    async def test(daemon: Daemon, outbox: LineQueue) -> None:
         for number in range(20):
-            outbox.put(beat(f"flood{number}", 1), 50, 1000)
-        outbox.put(beat("mine", 1), 500, 2000)
-        outbox.put(beat("unknown", 1), 1)
+            outbox.queue_line(beat(f"flood{number}", 1), 50, 1000)
+        outbox.queue_line(beat("mine", 1), 500, 2000)
+        outbox.queue_line(beat("unknown", 1), 1)
         for number in range(20):
             with pytest.raises(CachefsError, match="too many lines"):
-                outbox.put(beat(f"more{number}", 1), 50, 1000)
+                outbox.queue_line(beat(f"more{number}", 1), 50, 1000)
 
     told = [one.job for one in run(test).told]
     assert {"mine", "unknown"} < set(told)
@@ -119,11 +119,11 @@ def test_the_user_who_has_most_of_the_room_loses_a_line(monkeypatch: pytest.Monk
 def test_a_line_waits_for_the_daemon_for_a_while_and_jobs_not_for_each_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(daemon: Daemon, outbox: Outbox) -> None:
+    async def test(daemon: Daemon, outbox: LineQueue) -> None:
         began = trio.current_time()
         for job in "abc":
             for consumer in "01":
-                outbox.put(beat(job, 1, consumer), 10)
+                outbox.queue_line(beat(job, 1, consumer), 10)
         await outbox.empty.wait()
         assert trio.current_time() - began == control_reader.CALL_SECONDS
 
@@ -133,10 +133,10 @@ def test_a_line_waits_for_the_daemon_for_a_while_and_jobs_not_for_each_other(
 
 @pytest.mark.parametrize("user", [None, 1000])
 def test_who_has_sent_a_call_is_what_the_kernel_says_and_not_what_the_call_says(user: int | None) -> None:
-    request = msgspec.msgpack.encode(JobPublish(job="a", dataset="tree", snapshot="snapshot", sent_by=0))
-    call = Call("0" * 9, 1, JOB_PUBLISH.name, len(request), 0, request)
-    told = understand_call(call, request, {"tree": "snapshot"}, user)
-    assert isinstance(told.request, JobPublish)
+    request = msgspec.msgpack.encode(JobPublication(job="a", dataset="tree", snapshot="snapshot", sent_by=0))
+    call = RequestEnd("0" * 9, 1, JOB_PUBLISH.name, len(request), 0, request)
+    told = translate_call(call, request, {"tree": "snapshot"}, user)
+    assert isinstance(told.request, JobPublication)
     assert told.request.sent_by == user
 
 
@@ -149,10 +149,10 @@ def test_lines_are_found_in_what_a_pipe_holds(
     found: list[bytes] = []
     ours = ControlReader(Path("fifo"), -1, dict)
 
-    async def take(line: bytes, _: Outbox) -> None:
+    async def take(line: bytes, _: LineQueue) -> None:
         found.append(line)
 
-    monkeypatch.setattr(ours, "_take", take)
+    monkeypatch.setattr(ours, "_process_line", take)
     lines = [b"one", b"x" * 150_000, b"", b"y" * 300_000, b"two", b"the last"]
 
     async def write() -> None:
@@ -165,7 +165,7 @@ def test_lines_are_found_in_what_a_pipe_holds(
     async def test() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
-            assert await ours._read(reader, cast(Outbox, None))
+            assert await ours._read_lines(reader, cast(LineQueue, None))
 
     trio.run(test)
     os.close(reader)
@@ -195,8 +195,8 @@ def test_what_makes_no_sense_is_one_error(line: bytes, wrong: str) -> None:
 
 @pytest.mark.parametrize("line", [b"?" * 100_000, json.dumps({"op": "publish", "a\nforged" * 10_000: 1}).encode()])
 def test_what_is_logged_of_a_line_is_short_and_one_line(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(daemon: Daemon, outbox: Outbox) -> None:
-        await ControlReader(Path("fifo"), -1, dict)._take(line, outbox)
+    async def test(daemon: Daemon, outbox: LineQueue) -> None:
+        await ControlReader(Path("fifo"), -1, dict)._process_line(line, outbox)
 
     run(test)
     (message,) = caplog.messages
@@ -205,12 +205,12 @@ def test_what_is_logged_of_a_line_is_short_and_one_line(line: bytes, caplog: pyt
 
 
 def test_what_is_logged_of_a_failure_is_short_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(daemon: Daemon, outbox: Outbox) -> None:
+    async def test(daemon: Daemon, outbox: LineQueue) -> None:
         async def fail(*_: object) -> None:
             raise DaemonUnavailable("a\nforged" * 10_000)
 
         daemon.call = fail  # type: ignore[assignment,method-assign]
-        outbox.put(beat("\x1b" * 128, 1), 10)
+        outbox.queue_line(beat("\x1b" * 128, 1), 10)
 
     run(test)
     (message,) = caplog.messages

@@ -11,8 +11,8 @@ from cachefs_tools.bench.resident_pages import resident_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.block import PIECE_SIZE, SSD, Location, block_key, content_id, piece_checksums
-from cachefs.mount.push.direct import DirectReader, aligned_buffer
+from cachefs.block import PIECE_SIZE, SSD, BlockLocation, block_key, content_id, piece_checksums
+from cachefs.mount.push.direct_reader import DirectReader, aligned_buffer
 from cachefs.segment import segment_path
 
 KEY = block_key(content_id(b"file:/x", b"v", 1, 1), 0)
@@ -25,12 +25,12 @@ def disk() -> Iterator[Path]:
         yield Path(directory)
 
 
-def written(directory: Path, offset: int) -> Location:
+def written(directory: Path, offset: int) -> BlockLocation:
     with segment_path(directory, 1).open("wb") as file:
         file.write(bytes(offset) + DATA)
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return Location(SSD, 1, offset, len(DATA), piece_checksums(KEY, DATA))
+    return BlockLocation(SSD, 1, offset, len(DATA), piece_checksums(KEY, DATA))
 
 
 @given(st.integers(0, 9000), st.integers(0, len(DATA) - 1), st.integers(1, len(DATA)))
@@ -72,7 +72,7 @@ def test_what_is_not_right_is_none(disk: Path) -> None:
     buffer = aligned_buffer(len(DATA))
     other = block_key(content_id(b"file:/y", b"v", 1, 1), 0)
     assert reader.read(other, location, 0, 10, buffer) is None
-    assert reader.read(KEY, Location(SSD, 2, 4096, len(DATA), location.checksums), 0, 10, buffer) is None
+    assert reader.read(KEY, BlockLocation(SSD, 2, 4096, len(DATA), location.checksums), 0, 10, buffer) is None
     assert DirectReader({}).read(KEY, location, 0, 10, buffer) is None
     os.truncate(segment_path(disk, 1), 4096 + PIECE_SIZE + 7)
     assert reader.read(KEY, location, 0, PIECE_SIZE, buffer) is not None

@@ -12,15 +12,15 @@ import pytest
 from cachefs.errors import NotFound, SnapshotDamaged
 from cachefs.inodes import ENTRY_BITS, ROOT
 from cachefs.messages import DatasetView
-from cachefs.mount.namespace import Namespace, wanted_datasets
+from cachefs.mount.namespace import Namespace, named_datasets
 from cachefs.mount_spec import MountSpec
 from cachefs.snapshot import Snapshot
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 
 
 def dataset(directory: Path, name: str, *keys: bytes) -> DatasetView:
     objects = [ListedObject(key, 1, 1, b"v") for key in keys]
-    path = build(objects, f"file:///{name}", 4 << 20, lambda key: key, directory)
+    path = build_snapshot_file(objects, f"file:///{name}", 4 << 20, lambda key: key, directory)
     return DatasetView(
         name=name,
         url=f"file:///{name}",
@@ -42,10 +42,10 @@ def test_one_dataset_is_the_root_itself(tmp_path: Path) -> None:
     namespace = Namespace(MountSpec.parse("one"), [view], clock())
     snapshot, number = namespace.resolve(ROOT)
     assert number == 0
-    child = namespace.sibling(ROOT, 1)
+    child = namespace.inode_beside(ROOT, 1)
     assert child >> ENTRY_BITS
     assert namespace.resolve(child) == (snapshot, 1)
-    assert namespace.sibling(child, 0) == ROOT
+    assert namespace.inode_beside(child, 0) == ROOT
 
 
 def test_inodes_are_a_function_of_the_snapshot(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_refresh_shows_new_inodes_and_keeps_the_old_ones_readable(tmp_path: Pa
     namespace = Namespace(MountSpec.parse("all"), [dataset(tmp_path, "one", b"a")], clock())
     ((_, before, old),) = namespace.datasets()
     changed = namespace.root_changed_ns
-    namespace.update([dataset(tmp_path, "one", b"a", b"b")])
+    namespace.update_datasets([dataset(tmp_path, "one", b"a", b"b")])
     ((_, after, new),) = namespace.datasets()
     assert before != after
     assert namespace.root_changed_ns > changed
@@ -103,7 +103,7 @@ def test_of_several_datasets_those_at_a_snapshot_stay_at_it(tmp_path: Path) -> N
     old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"b")
     other = dataset(tmp_path, "two", b"c")
     namespace = Namespace(MountSpec.parse(f"one@{old.snapshot[:8]},two"), [new, other], clock())
-    namespace.update([new, other])
+    namespace.update_datasets([new, other])
     assert {name: snapshot.id for name, _, snapshot in namespace.datasets()} == {
         b"one": old.snapshot,
         b"two": other.snapshot,
@@ -118,23 +118,23 @@ def test_the_root_of_several_datasets_is_no_entry(tmp_path: Path) -> None:
 
 def test_an_older_snapshot_is_found_by_its_first_digits(tmp_path: Path) -> None:
     old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"b")
-    (found,) = wanted_datasets(MountSpec.parse(f"one@{old.snapshot[:8]}"), [new])
+    (found,) = named_datasets(MountSpec.parse(f"one@{old.snapshot[:8]}"), [new])
     assert found.snapshot == old.snapshot
-    assert Snapshot(Path(found.path)).find(b"a") is not None
+    assert Snapshot(Path(found.path)).find_path(b"a") is not None
 
 
 @pytest.mark.parametrize("spec", ["other", "one,other", "one@ffffffffffff", "one@../x", ""])
 def test_an_unknown_spec_names_what_is_known(tmp_path: Path, spec: str) -> None:
     with pytest.raises(NotFound) as caught:
-        wanted_datasets(MountSpec.parse(spec), [dataset(tmp_path, "one", b"a")])
+        named_datasets(MountSpec.parse(spec), [dataset(tmp_path, "one", b"a")])
     assert "one" in str(caught.value)
 
 
 def test_a_dataset_is_found_by_its_url(tmp_path: Path) -> None:
     view = dataset(tmp_path, "one", b"a")
-    assert str(MountSpec.parse("file:///one/").resolved([view])) == "one"
+    assert str(MountSpec.parse("file:///one/").resolve_url([view])) == "one"
     with pytest.raises(NotFound, match="cachectl dataset add NAME s3://other"):
-        MountSpec.parse("s3://other").resolved([view])
+        MountSpec.parse("s3://other").resolve_url([view])
 
 
 def open_files() -> int:
@@ -152,19 +152,19 @@ def test_snapshots_are_opened_when_needed_and_closed_when_not(tmp_path: Path, mo
     assert open_files() == before
     roots = []
     for view in views:
-        ours.update([view])
+        ours.update_datasets([view])
         ((_, root),) = ours.roots()
         roots.append(root)
         assert ours.resolve(root)[0].id == view.snapshot
     assert open_files() == before + len(views)
-    monkeypatch.setattr("cachefs.mount.namespace.MOST_OLD", 3)
+    monkeypatch.setattr("cachefs.mount.namespace.MAX_OLD_SNAPSHOTS", 3)
     ours.close_idle()
     assert open_files() == before + 4
     assert [ours.resolve(root)[0].id for root in roots] == [view.snapshot for view in views]
     monkeypatch.setattr("cachefs.mount.namespace.IDLE_SECONDS", 0.0)
     ours.close_idle()
     assert open_files() == before + 1
-    ours.update([])
+    ours.update_datasets([])
     ours.close_idle()
     assert open_files() == before
 
@@ -188,7 +188,7 @@ def test_a_snapshot_whose_file_was_truncated_is_let_go_and_comes_back_with_its_f
     view = dataset(tmp_path, "one", *keys)
     namespace = Namespace(MountSpec.parse(spec), [view], clock())
     [(_, root, snapshot)] = namespace.datasets()
-    child = namespace.sibling(root, 150)
+    child = namespace.inode_beside(root, 150)
     namespace.close_idle()
     assert namespace.resolve(child)[0] is snapshot
     os.truncate(view.path, 8192)
@@ -197,7 +197,7 @@ def test_a_snapshot_whose_file_was_truncated_is_let_go_and_comes_back_with_its_f
         namespace.resolve(child)
     assert dataset(tmp_path, "one", *keys) == view
     fresh, number = namespace.resolve(child)
-    assert fresh.entry(number) == fresh.find(fresh.path(number))
+    assert fresh.entry(number) == fresh.find_path(fresh.path(number))
     Path(view.path).unlink()
     namespace.close_idle()
     assert namespace.resolve(child)[0] is fresh, "what is unlinked can still be read"
@@ -205,16 +205,16 @@ def test_a_snapshot_whose_file_was_truncated_is_let_go_and_comes_back_with_its_f
 
 def test_who_has_not_seen_all_agrees_on_all_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cachefs.mount.namespace.slot_of", lambda _: 7)  # any two have the same
-    monkeypatch.setattr("cachefs.mount.namespace.MOST_KNOWN", 5)
+    monkeypatch.setattr("cachefs.mount.namespace.MAX_KNOWN_SLOTS", 5)
     views = [dataset(tmp_path, "one", *(b"%d" % key for key in range(count + 1))) for count in range(12)]
     one = Namespace(MountSpec.parse("all"), [views[0]], clock())
     for view in views[1:8]:
-        one.update([view])
+        one.update_datasets([view])
     two = Namespace(MountSpec.parse("all"), [views[0]], clock())
-    two.resume(one.slots(), [views[7]], one.root_changed_ns)
+    two.adopt_slots(one.known_slots(), [views[7]], one.root_changed_ns)
     for view in views[8:]:
         for ours in (one, two):
-            ours.update([view])
-        assert two.slots() == one.slots()
+            ours.update_datasets([view])
+        assert two.known_slots() == one.known_slots()
         assert two.roots() == one.roots()
-    assert len(one.slots()) == 5
+    assert len(one.known_slots()) == 5

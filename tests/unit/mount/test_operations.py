@@ -13,7 +13,7 @@ from cachefs.inodes import ROOT
 from cachefs.messages import DatasetView
 from cachefs.mount import options
 from cachefs.mount.block_reader import BlockReader
-from cachefs.mount.control import Control
+from cachefs.mount.control_directory import ControlDirectory
 from cachefs.mount.namespace import Namespace
 from cachefs.mount.operations import Operations
 from cachefs.mount_spec import MountSpec
@@ -23,7 +23,7 @@ from tests.unit.mount.test_namespace import clock, dataset
 class NoControl:
     """A mount without a control directory."""
 
-    def find(self, parent: int, name: bytes, thread: int) -> int:
+    def find_inode(self, parent: int, name: bytes, thread: int) -> int:
         return 0
 
 
@@ -33,30 +33,30 @@ def test_a_root_of_datasets_is_what_any_worker_has_heard_of(tmp_path: Path) -> N
 
     def catch_up() -> None:
         while heard:
-            namespace.update(heard.pop(0))
+            namespace.update_datasets(heard.pop(0))
 
     namespace = Namespace(MountSpec.parse("all"), [first], clock(), catch_up)
-    operations = Operations(options.parse(()))
-    operations.attach(namespace, cast(Control, NoControl()), cast(BlockReader, None))
+    operations = Operations(options.parse_options(()))
+    operations.attach(namespace, cast(ControlDirectory, NoControl()), cast(BlockReader, None))
     context = cast(pyfuse3.RequestContext, type("Context", (), {"pid": 0}))
 
     async def run() -> None:
         before = (await operations.getattr(ROOT, context)).st_mtime_ns
         heard.append([first, second])
         # A listing never is older than the time that another worker, which has heard of it, has answered.
-        assert [name for name, _ in operations._listing(ROOT, 0)] == [b"one", b"two"]
+        assert [name for name, _ in operations._list_directory(ROOT, 0)] == [b"one", b"two"]
         heard.append([first, second, third])
         assert (await operations.lookup(ROOT, b"three", context)).st_ino != 0
         heard.append([third])
         assert (await operations.getattr(ROOT, context)).st_mtime_ns > before
-        assert [name for name, _ in operations._listing(ROOT, 0)] == [b"three"]
+        assert [name for name, _ in operations._list_directory(ROOT, 0)] == [b"three"]
 
     trio.run(run)
 
 
 @pytest.mark.parametrize("event", ["flush", "read", "wake", "time"])
 def test_waiting_for_a_request_ends_with_the_next_one_when_woken_or_in_time(event: str) -> None:
-    operations = Operations(options.parse(()))
+    operations = Operations(options.parse_options(()))
 
     async def run() -> float:
         began = trio.current_time()

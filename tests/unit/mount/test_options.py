@@ -6,34 +6,34 @@ from pathlib import Path
 import pytest
 
 from cachefs.errors import ConfigError
-from cachefs.mount.options import parse
+from cachefs.mount.options import parse_options
 
 
 def test_defaults_are_those_of_who_mounts() -> None:
-    options = parse(())
+    options = parse_options(())
     assert (options.uid, options.gid) == (os.getuid(), os.getgid())
     assert options.allow_other == (os.geteuid() == 0)
     assert options.zero_open
 
 
 def test_what_fstab_adds_is_accepted() -> None:
-    assert parse(("rw,relatime,_netdev,nofail,x-systemd.automount,defaults",)) == parse(())
+    assert parse_options(("rw,relatime,_netdev,nofail,x-systemd.automount,defaults",)) == parse_options(())
 
 
 def test_values_are_converted() -> None:
-    options = parse(("uid=12,gid=34,umask=027", "readahead=0,daemon_wait=1.5,log=m.log"))
+    options = parse_options(("uid=12,gid=34,umask=027", "readahead=0,daemon_wait=1.5,log=m.log"))
     assert (options.uid, options.gid, options.umask) == (12, 34, 0o027)
     assert (options.readahead, options.daemon_wait) == (0, 1.5)
     assert options.log == Path.cwd() / "m.log"
-    assert parse(("page_cache_budget=256MiB",)).page_cache_budget == "256MiB"
+    assert parse_options(("page_cache_budget=256MiB",)).page_cache_budget == "256MiB"
 
 
 def test_the_later_option_wins() -> None:
-    assert not parse(("allow_other", "noallow_other")).allow_other
-    assert parse(("no_zero_open,zero_open",)).zero_open
-    assert parse(("push",)).push
-    assert not parse(("push,no_push",)).push
-    assert [flag for flag in parse(("nodev,dev",)).kernel if flag.endswith("dev")] == ["dev"]
+    assert not parse_options(("allow_other", "noallow_other")).allow_other
+    assert parse_options(("no_zero_open,zero_open",)).zero_open
+    assert parse_options(("push",)).push
+    assert not parse_options(("push,no_push",)).push
+    assert [flag for flag in parse_options(("nodev,dev",)).kernel if flag.endswith("dev")] == ["dev"]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,6 @@ def test_the_later_option_wins() -> None:
 )
 def test_a_bad_option_is_named_with_what_it_takes(option: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse((option,))
+        parse_options((option,))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)

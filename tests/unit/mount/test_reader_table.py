@@ -57,17 +57,17 @@ def program(*command: str) -> Iterator[tuple[int, Callable[[], int]]]:
 
 def test_a_process_counts_until_it_ends(table: ReaderTable) -> None:
     with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
-        assert not table.living()
-        table.note(pid)
-        assert table.living().startswith(f"process {pid} has read it and still runs: 'sh -c")
-    assert not table.living()
+        assert not table.describe_living_reader()
+        table.record_reader(pid)
+        assert table.describe_living_reader().startswith(f"process {pid} has read it and still runs: 'sh -c")
+    assert not table.describe_living_reader()
 
 
 def test_a_thread_counts_for_its_process(table: ReaderTable) -> None:
-    thread = threading.Thread(target=lambda: table.note(threading.get_native_id()))
+    thread = threading.Thread(target=lambda: table.record_reader(threading.get_native_id()))
     thread.start()
     thread.join()
-    assert "has read it" in table.living()
+    assert "has read it" in table.describe_living_reader()
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
@@ -77,38 +77,38 @@ def test_a_worker_of_a_loader_counts_for_the_process_that_has_started_it(
     script = tmp_path / "train.py"
     script.write_text(WORKER)
     with program(sys.executable, str(script), start) as (pid, end):
-        table.note(pid)
-        assert table._read(end())
-        assert "still runs" in table.living()
+        table.record_reader(pid)
+        assert table._read_entry(end())
+        assert "still runs" in table.describe_living_reader()
 
 
 def test_a_program_does_not_count_for_the_shell_that_has_started_it(table: ReaderTable) -> None:
     with program("sh", "-c", "sh -c 'echo $$; read line'; echo ended; read line") as (pid, end):
-        table.note(pid)
-        assert table.living()
+        table.record_reader(pid)
+        assert table.describe_living_reader()
         end()
-        assert not table.living()
+        assert not table.describe_living_reader()
 
 
 def test_a_later_process_with_the_same_number_does_not_count(table: ReaderTable) -> None:
     with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
-        table._write(pid, 7)
-        assert not table.living()
+        table._write_entry(pid, 7)
+        assert not table.describe_living_reader()
 
 
 def test_the_processes_of_the_mount_are_no_readers() -> None:
     with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
         table = ReaderTable(reader_table.create(), pid)
-        table.note(pid)
-        assert not table.living()
+        table.record_reader(pid)
+        assert not table.describe_living_reader()
 
 
 def test_of_processes_without_a_number_none_is_known_to_have_ended(table: ReaderTable) -> None:
-    table.note(0)
-    assert table.living() == "processes outside of its pid namespace have read it"
+    table.record_reader(0)
+    assert table.describe_living_reader() == "processes outside of its pid namespace have read it"
 
 
 def test_all_processes_of_a_mount_see_one_table(table: ReaderTable) -> None:
     with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
-        ReaderTable(table._fd, NO_SUPERVISOR).note(pid)
-        assert str(pid) in table.living()
+        ReaderTable(table._fd, NO_SUPERVISOR).record_reader(pid)
+        assert str(pid) in table.describe_living_reader()

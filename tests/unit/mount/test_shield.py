@@ -11,10 +11,10 @@ from typing import cast
 import pytest
 
 from cachefs.errors import CachefsError
-from cachefs.mount import process, shield
-from cachefs.mount.device import Connection
-from cachefs.mount.options import Shield
-from cachefs.mount.shield import obstacle, put_up
+from cachefs.mount import child_process, shield
+from cachefs.mount.device import FuseConnection
+from cachefs.mount.options import ShieldChoice
+from cachefs.mount.shield import put_up_shield, shield_obstacle
 from cachefs.mount_spec import MountSpec
 
 ONE = MountSpec.parse("one")
@@ -26,8 +26,8 @@ class NoConnection:
 
 
 def test_root_s_mount_of_one_dataset_may_have_one() -> None:
-    assert obstacle(ONE, root=True, allow_other=True, can_abort=True) is None
-    assert obstacle(MountSpec.parse("one@3f9c"), root=True, allow_other=True, can_abort=True) is None
+    assert shield_obstacle(ONE, root=True, allow_other=True, can_abort=True) is None
+    assert shield_obstacle(MountSpec.parse("one@3f9c"), root=True, allow_other=True, can_abort=True) is None
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_root_s_mount_of_one_dataset_may_have_one() -> None:
     ],
 )
 def test_other_mounts_may_not(spec: str, root: bool, allow_other: bool, can_abort: bool, says: str) -> None:
-    found = obstacle(MountSpec.parse(spec), root=root, allow_other=allow_other, can_abort=can_abort)
+    found = shield_obstacle(MountSpec.parse(spec), root=root, allow_other=allow_other, can_abort=can_abort)
     assert found is not None
     assert says in found
 
@@ -51,17 +51,17 @@ def test_where_it_is_not_possible_one_line_says_so(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(shield, "_in_a_child", lambda *_: "Invalid argument")
-    connection = cast(Connection, NoConnection())
-    put_up(Shield.AUTO, ONE, Path("/data"), connection, (), shared=True)
+    monkeypatch.setattr(shield, "_put_up_in_child", lambda *_: "Invalid argument")
+    connection = cast(FuseConnection, NoConnection())
+    put_up_shield(ShieldChoice.AUTO, ONE, Path("/data"), connection, (), shared=True)
     assert [record.getMessage() for record in caplog.records] == [
         "no shield over /data: Invalid argument. So each open() of Python before 3.14 asks the mount; "
         "not so in jobs of `cachefs run`"
     ]
     with pytest.raises(CachefsError, match="no shield over /data: Invalid argument; mount with -o shield=auto"):
-        put_up(Shield.ON, ONE, Path("/data"), connection, (), shared=True)
+        put_up_shield(ShieldChoice.ON, ONE, Path("/data"), connection, (), shared=True)
     caplog.clear()
-    put_up(Shield.OFF, ONE, Path("/data"), connection, (), shared=True)
+    put_up_shield(ShieldChoice.OFF, ONE, Path("/data"), connection, (), shared=True)
     assert not caplog.records
 
 
@@ -73,10 +73,10 @@ def test_a_process_that_hangs_is_killed_and_reaped_later(monkeypatch: pytest.Mon
         return children[0].pid, os.pidfd_open(children[0].pid)
 
     monkeypatch.setattr(shield, "fork_watched", fork_watched)
-    monkeypatch.setattr(shield, "SECONDS", 0.01)
-    assert "not there within" in str(shield._in_a_child(ONE, Path("/nowhere"), 57, ()))
+    monkeypatch.setattr(shield, "SHIELD_SECONDS", 0.01)
+    assert "not there within" in str(shield._put_up_in_child(ONE, Path("/nowhere"), 57, ()))
     deadline = time.monotonic() + 20
     while Path(f"/proc/{children[0].pid}").exists():
         assert time.monotonic() < deadline
-        process.reap_killed()
+        child_process.reap_killed()
     children[0].wait(20)

@@ -6,7 +6,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cachefs.block import MEMORY, SSD, Location, piece_checksums
+from cachefs.block import MEMORY, SSD, BlockLocation, piece_checksums
 from cachefs.errors import CachefsError
 from cachefs.index import BLOCKS_DB
 from cachefs.messages import NodeView
@@ -19,7 +19,7 @@ def index(path: Path, segment: int) -> None:
     """A new file whose one block is in *segment*."""
     fresh = path.with_suffix(".new")
     with lmdb.open(str(fresh), subdir=False, max_dbs=8, map_size=1 << 20) as env:
-        location = Location(MEMORY, segment, 0, 1, piece_checksums(KEY, b"x"))
+        location = BlockLocation(MEMORY, segment, 0, 1, piece_checksums(KEY, b"x"))
         with env.begin(write=True) as txn:
             txn.put(KEY, location.pack(), db=env.open_db(BLOCKS_DB, txn))
     os.rename(fresh, path)
@@ -42,14 +42,14 @@ def test_an_index_in_the_place_of_another_is_opened(tmp_path: Path) -> None:
     index(path, 1)
     tiers = TierView(view(path, memory="/m"))
     opened = tiers.index
-    assert not tiers.follow(view(path, memory="/m"))
+    assert not tiers.adopt_view(view(path, memory="/m"))
     assert tiers.index is opened
     index(path, 2)
     assert segment_of(tiers) == 1
-    assert not tiers.follow(view(path, memory="/m"))
+    assert not tiers.adopt_view(view(path, memory="/m"))
     assert segment_of(tiers) == 2
     index(tmp_path / "other", 3)
-    tiers.follow(view(tmp_path / "other", memory="/m"))
+    tiers.adopt_view(view(tmp_path / "other", memory="/m"))
     assert segment_of(tiers) == 3
 
 
@@ -60,10 +60,10 @@ def test_while_no_index_is_there_no_block_is_found(tmp_path: Path) -> None:
     path.unlink()
     for _ in range(2):
         with pytest.raises(CachefsError, match="cannot be read"):
-            tiers.follow(view(path, memory="/m"))
+            tiers.adopt_view(view(path, memory="/m"))
         assert tiers.index.get(KEY) is None
     index(path, 2)
-    tiers.follow(view(path, memory="/m"))
+    tiers.adopt_view(view(path, memory="/m"))
     assert segment_of(tiers) == 2
 
 
@@ -71,7 +71,7 @@ def test_a_tier_that_moved_is_told(tmp_path: Path) -> None:
     index(tmp_path / "index", 1)
     tiers = TierView(view(tmp_path / "index", memory="/m"))
     assert tiers.directories == {MEMORY: Path("/m")}
-    assert tiers.follow(view(tmp_path / "index", memory="/m", ssd="/s"))
+    assert tiers.adopt_view(view(tmp_path / "index", memory="/m", ssd="/s"))
     assert tiers.directories == {MEMORY: Path("/m"), SSD: Path("/s")}
 
 
@@ -79,7 +79,7 @@ def test_while_the_new_index_cannot_be_read_the_old_one_is(tmp_path: Path) -> No
     index(tmp_path / "index", 1)
     tiers = TierView(view(tmp_path / "index", memory="/m"))
     with pytest.raises(CachefsError, match="cannot be read"):
-        tiers.follow(view(tmp_path / "gone", memory="/n"))
+        tiers.adopt_view(view(tmp_path / "gone", memory="/n"))
     assert segment_of(tiers) == 1
     assert tiers.directories == {MEMORY: Path("/m")}
 
@@ -90,11 +90,11 @@ def test_an_index_that_is_not_there_yet_is_opened_when_it_is(tmp_path: Path) -> 
         TierView(view(path, memory="/m"))
     tiers = TierView(view(path, memory="/m"), needs_index=False)
     with pytest.raises(CachefsError, match="cannot be read"):
-        tiers.follow(view(path, memory="/m"))
+        tiers.adopt_view(view(path, memory="/m"))
     assert tiers.index.get(KEY) is None
     assert not tiers.index.is_open
     assert tiers.index.owner != os.getuid()
     index(path, 1)
-    assert tiers.follow(view(path, memory="/m"))  # since the segments have an owner now
+    assert tiers.adopt_view(view(path, memory="/m"))  # since the segments have an owner now
     assert tiers.index.owner == os.getuid()
     assert segment_of(tiers) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from cachefs.messages import NodeView
 from cachefs.mount import view_log
-from cachefs.mount.namespace import Slot
+from cachefs.mount.namespace import SnapshotSlot
 from cachefs.mount.view_log import ViewLog
 
 
@@ -19,21 +19,21 @@ def view(instance: str, **others: Any) -> NodeView:
 
 
 def instances(log: ViewLog) -> list[str]:
-    return [heard.view.instance for heard in log.news()]
+    return [heard.view.instance for heard in log.read_new()]
 
 
 def test_news_are_told_once_and_in_order() -> None:
     log = ViewLog(view("a"))
     assert instances(log) == ["a"]
-    assert [heard.view.instance for heard in log.add(view("b"))] == ["b"]
+    assert [heard.view.instance for heard in log.append_view(view("b"))] == ["b"]
     assert instances(log) == []
 
 
 def test_what_only_counts_bytes_is_no_news() -> None:
     log = ViewLog(view("a"))
-    log.news()
-    assert log.add(view("a", used=2, capacity=8)) == []
-    assert len(log.add(view("a", read_deadline=6.0))) == 1
+    log.read_new()
+    assert log.append_view(view("a", used=2, capacity=8)) == []
+    assert len(log.append_view(view("a", read_deadline=6.0))) == 1
 
 
 def test_processes_see_each_others_news_in_one_order() -> None:
@@ -42,9 +42,9 @@ def test_processes_see_each_others_news_in_one_order() -> None:
     for child in range(4):
         pid = os.fork()
         if not pid:
-            log.news()
+            log.read_new()
             for number in range(25):
-                log.add(view(f"{child}.{number}"))
+                log.append_view(view(f"{child}.{number}"))
             os._exit(0)
         children.append(pid)
     for pid in children:
@@ -58,7 +58,7 @@ def test_processes_see_each_others_news_in_one_order() -> None:
 def test_a_process_that_was_stopped_while_it_writes_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_log, "LOCK_SECONDS", 0.01)
     log = ViewLog(view("a"))
-    log.news()
+    log.read_new()
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -66,25 +66,25 @@ def test_a_process_that_was_stopped_while_it_writes_holds_up_no_other(monkeypatc
         os.write(writer, b"x")
         signal.pause()
     os.read(reader, 1)
-    assert log.add(view("b")) == []
-    log.sum_up([slot(1)], 17)
+    assert log.append_view(view("b")) == []
+    log.append_summary([slot(1)], 17)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert [heard.view.instance for heard in log.add(view("b"))] == ["b"]
+    assert [heard.view.instance for heard in log.append_view(view("b"))] == ["b"]
     for fd in (reader, writer):
         os.close(fd)
 
 
 def test_half_a_record_is_not_read_and_is_written_over() -> None:
     log = ViewLog(view("a"))
-    log.news()
+    log.read_new()
     os.pwrite(log._fd, b"\xff" * 40, os.fstat(log._fd).st_size)  # its writer was killed before it stored the new end
     assert instances(log) == []
-    assert [heard.view.instance for heard in log.add(view("b"))] == ["b"]
+    assert [heard.view.instance for heard in log.append_view(view("b"))] == ["b"]
 
 
-def slot(number: int) -> Slot:
-    return Slot(number, "one", f"{number:032x}", "/one")
+def slot(number: int) -> SnapshotSlot:
+    return SnapshotSlot(number, "one", f"{number:032x}", "/one")
 
 
 def test_a_log_that_was_summed_up_tells_the_first_view_and_what_came_of_the_others() -> None:
@@ -92,16 +92,16 @@ def test_a_log_that_was_summed_up_tells_the_first_view_and_what_came_of_the_othe
     late = ViewLog.__new__(ViewLog)  # another process, which has the same file
     late.__dict__.update(log.__dict__)
     for number in range(5):
-        log.add(view(f"{number}"))
+        log.append_view(view(f"{number}"))
     assert not log.is_long
     for number in range(3000):
-        log.add(view(f"long {number}", index="i" * 1000))
+        log.append_view(view(f"long {number}", index="i" * 1000))
     assert log.is_long
-    log.sum_up([slot(1), slot(2)], 17)
+    log.append_summary([slot(1), slot(2)], 17)
     assert not log.is_long
     assert os.fstat(log._fd).st_blocks * 512 < 64 << 10
-    assert log.add(view("after"))[-1].view.instance == "after"
-    first, summary, after = late.news()
+    assert log.append_view(view("after"))[-1].view.instance == "after"
+    first, summary, after = late.read_new()
     assert (first.view.instance, first.slots) == ("first", None)
     assert (summary.view.instance, summary.slots, summary.changed_ns) == ("long 2999", [slot(1), slot(2)], 17)
     assert (after.view.instance, after.slots) == ("after", None)
@@ -110,11 +110,11 @@ def test_a_log_that_was_summed_up_tells_the_first_view_and_what_came_of_the_othe
 def test_who_is_in_the_middle_of_what_is_thrown_away_goes_on_from_the_summary() -> None:
     log = ViewLog(view("first"))
     late = ViewLog.__new__(ViewLog)
-    log.add(view("second"))
+    log.append_view(view("second"))
     late.__dict__.update(log.__dict__)
     for number in range(5):
-        log.add(view(f"{number}"))
-    log.sum_up([slot(1)], 17)
+        log.append_view(view(f"{number}"))
+    log.append_summary([slot(1)], 17)
     assert instances(late) == ["4"]
 
 
@@ -122,6 +122,6 @@ def test_nothing_is_summed_up_that_was_not_read() -> None:
     log = ViewLog(view("first"))
     late = ViewLog.__new__(ViewLog)
     late.__dict__.update(log.__dict__)
-    log.add(view("second"))
-    late.sum_up([], 0)
+    log.append_view(view("second"))
+    late.append_summary([], 0)
     assert instances(late) == ["first", "second"]

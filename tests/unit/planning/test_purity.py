@@ -62,7 +62,7 @@ import numpy as np
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.eviction.policies import POLICIES, open_policy
+from cachefs.planning.eviction.policies import POLICIES, make_policy
 from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
 from cachefs.planning.prefetch.lookahead import Lookahead
 from cachefs.planning.sequences.plan import Plan
@@ -73,19 +73,19 @@ space = BlockSpace("s", 1 << 20, np.full(100, 1000, np.int64), contents)
 samples = Samples(space, *space.blocks_of(np.arange(100)))
 plan, presence = Plan(), Presence()
 plan.add_space(space)
-presence.watch(space)
+presence.add_space(space)
 for job, seed in (("a", 1), ("b", 2)):
     spec = SamplerSpec(kind="torch-distributed", size=100, seed=seed)
-    plan.set_epoch(job, "s", 0, samples.reads(epoch_order(spec, 0)).blocks, last=True)
-policies = [open_policy(name, plan, MemoryCoverage(Coverage(plan), lambda: 0.0)) for name in POLICIES]
-for upcoming in Lookahead(plan, ABSENT).take(presence.states, 60.0, 50, 1 << 20):
+    plan.set_epoch(job, "s", 0, samples.reads_in_order(epoch_order(spec, 0)).blocks, is_last=True)
+policies = [make_policy(name, plan, MemoryCoverage(Coverage(plan), lambda: 0.0)) for name in POLICIES]
+for upcoming in Lookahead(plan, ABSENT).take_blocks(presence.states, 60.0, 50, 1 << 20):
     key = space.key(upcoming.number)
     for policy in policies:
-        if policy.admits(key, upcoming.size, 5000):
-            policy.added(key, upcoming.size)
+        if policy.can_admit(key, upcoming.size, 5000):
+            policy.note_added(key, upcoming.size)
 for policy in policies:
-    for victim in policy.victims(2000, (), [space.key(0)]):
-        policy.removed(victim)
+    for victim in policy.choose_victims(2000, (), [space.key(0)]):
+        policy.note_removed(victim)
 print("decided")
 """
 

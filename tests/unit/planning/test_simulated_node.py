@@ -97,7 +97,7 @@ def test_a_job_that_waits_at_first_is_soon_known_for_what_it_wants() -> None:
 
     def look() -> None:
         if job.position is not None:
-            seen.append((job.position.follower.place[0], job.position.follower.rate.demand))
+            seen.append((job.position.follower.progress[0], job.position.follower.rate.demand))
             node.clock.at(node.clock.now + 0.5, look)
 
     node.clock.at(node.clock.now + 0.5, look)

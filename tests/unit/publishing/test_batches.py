@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from cachefs.hooks import batches, opened
-from cachefs.hooks.batches import Batches
-from cachefs.publishing.page import Need
+from cachefs.hooks import batch_reports, opened_files
+from cachefs.hooks.batch_reports import BatchReporter
+from cachefs.publishing.page import WantedSamples
 
 
 class Helper:
     """Of one loader: keeps what it is told."""
 
     def __init__(self) -> None:
-        self.need = Need.UNKNOWN
+        self.wanted_samples = WantedSamples.UNKNOWN
         self.told: list[dict[str, Any]] = []
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send_message(self, message: dict[str, Any]) -> None:
         self.told.append(message)
 
 
@@ -26,20 +26,20 @@ class Helper:
 def helper(monkeypatch: pytest.MonkeyPatch) -> Helper:
     """That of loader 0. Of any other loader no helper knows."""
     found = Helper()
-    monkeypatch.setattr(opened, "helper_of", lambda number, _: found if number == 0 else None)
-    monkeypatch.setattr(batches, "_thread", threading.local())
+    monkeypatch.setattr(opened_files, "find_helper", lambda number, _: found if number == 0 else None)
+    monkeypatch.setattr(batch_reports, "_thread", threading.local())
     return found
 
 
-def loader(number: int) -> Batches:
-    return Batches(opened.Reader(number, os.getpid()), one_by_one=True)
+def loader(number: int) -> BatchReporter:
+    return BatchReporter(opened_files.OpenRecorder(number, os.getpid()), one_by_one=True)
 
 
-def begin(one: Batches | None) -> None:
+def begin(one: BatchReporter | None) -> None:
     """As torch's fetcher does it."""
-    batches._switch(one)
+    batch_reports._switch_reporter(one)
     if one is not None:
-        one.begin([1, 2])
+        one.record_batch([1, 2])
 
 
 @pytest.mark.parametrize("other", [1, None], ids=["not known yet", "of which nothing is told"])

@@ -22,7 +22,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return made[-1]
 
     monkeypatch.setattr(channel, "_channel", None)
-    monkeypatch.setattr(channel, "Channel", make)
+    monkeypatch.setattr(channel, "HelperChannel", make)
     return made
 
 
@@ -33,14 +33,14 @@ def test_a_signal_handler_that_interrupts_the_start_does_not_wait_for_it(
 
     def handler(number: int, frame: FrameType | None) -> None:
         with pytest.raises(OSError, match="interrupted the start") as caught:
-            channel.channel()
+            channel.own_channel()
         heard.append(caught.value)
 
     monkeypatch.setattr(channel, "START_SECONDS", 1000)
     before = signal.signal(signal.SIGUSR2, handler)
     try:
-        found = channel.channel()
-        assert channel.channel() is found
+        found = channel.own_channel()
+        assert channel.own_channel() is found
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert starting == [found]
@@ -54,9 +54,9 @@ def test_a_start_that_a_signal_handler_has_ended_is_tried_again(starting: list[A
     before = signal.signal(signal.SIGUSR2, handler)
     try:
         with pytest.raises(TimeoutError):
-            channel.channel()
+            channel.own_channel()
         signal.signal(signal.SIGUSR2, lambda *_: None)
-        assert channel.channel() is starting[0]
+        assert channel.own_channel() is starting[0]
     finally:
         signal.signal(signal.SIGUSR2, before)
 
@@ -78,6 +78,6 @@ def test_a_directory_that_another_process_removes_at_the_same_time_is_removed(
         unlink(path, **options)
 
     monkeypatch.setattr(os, "unlink", late)
-    channel.remove(directory)
+    channel.remove_helper_directory(directory)
     assert others
     assert not directory.exists()

@@ -15,12 +15,13 @@ import webdataset
 from torch.utils.data import DataLoader, RandomSampler
 
 import cachefs
-from cachefs.hooks import guesses, order, rest
 from cachefs.hooks import webdataset as webdataset_hooks
-from cachefs.hooks.guesses import Guesses
-from cachefs.hooks.order import SamplerOrder
-from cachefs.publishing import channel, clock, columns
-from cachefs.publishing.columns import listing
+from cachefs.hooks.order import foresee, prediction, remaining
+from cachefs.hooks.order.foresee import SamplerOrder
+from cachefs.hooks.order.prediction import OrderPrediction
+from cachefs.publishing import channel, clock
+from cachefs.publishing.files import listed
+from cachefs.publishing.files.listed import read_listing
 
 AT_ONCE = 1e-9
 CLOCKS = [
@@ -54,8 +55,8 @@ def test_our_clocks_go_on_where_those_of_the_job_stand_still() -> None:
 
 
 def test_drawing_orders_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "DRAWING_SECONDS", AT_ONCE)
-    assert SamplerOrder(DataLoader(range(5), sampler=RandomSampler(range(5), num_samples=50))).foresee() is None
+    monkeypatch.setattr(foresee, "DRAWING_SECONDS", AT_ONCE)
+    assert SamplerOrder(DataLoader(range(5), sampler=RandomSampler(range(5), num_samples=50))).foresee_orders() is None
 
 
 def test_iterating_a_pure_sampler_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,35 +65,35 @@ def test_iterating_a_pure_sampler_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         def __iter__(self) -> Iterator[int]:
             yield from range(1000)
 
-    monkeypatch.setattr(order, "PURE_SECONDS", AT_ONCE)
-    found = SamplerOrder(DataLoader(range(9), sampler=Slow())).foresee()  # type: ignore[arg-type, call-overload]
+    monkeypatch.setattr(foresee, "PURE_SECONDS", AT_ONCE)
+    found = SamplerOrder(DataLoader(range(9), sampler=Slow())).foresee_orders()  # type: ignore[arg-type, call-overload]
     assert found is not None
     assert [one.tolist() for one in found] == [[0, 1]]
 
 
 def test_reading_a_list_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "READ_SECONDS", AT_ONCE)
-    found = rest.read(list(range(1000)))
+    monkeypatch.setattr(remaining, "READ_SECONDS", AT_ONCE)
+    found = remaining.read_numbers(list(range(1000)))
     assert len(found.samples) == 1
-    assert not found.is_whole
+    assert not found.is_complete
 
 
 def test_looking_for_a_list_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[int] = []
-    real = guesses.after
+    real = prediction.samples_after
 
     def after(items: Any, *arguments: Any) -> Any:
         looked_at.append(len(items))
         return real(items, *arguments)
 
     lists = [list(range(100, 100 + size)) for size in range(20, 30)]
-    monkeypatch.setattr(guesses, "LOOK_SECONDS", AT_ONCE)
-    monkeypatch.setattr(guesses, "after", after)
-    monkeypatch.setattr(guesses, "sequences", lambda *_: lists)
-    found = Guesses(())
+    monkeypatch.setattr(prediction, "SEARCH_SECONDS", AT_ONCE)
+    monkeypatch.setattr(prediction, "samples_after", after)
+    monkeypatch.setattr(prediction, "candidate_sequences", lambda *_: lists)
+    found = OrderPrediction(())
     for numbers in ([1, 2, 3, 4], [5, 6, 7, 8]):
-        found.saw(numbers)
-        assert found.guess(object(), 10) is None
+        found.check_drawn(numbers)
+        assert found.predict_order(object(), 10) is None
     assert looked_at == [20]
 
 
@@ -101,18 +102,18 @@ def test_taking_columns_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self) -> None:
             self.files, self.names = ["a/1", "b/2"], ["c/3", "d/4"]
 
-    assert len(listing(Dataset()).columns(2)) == 2
-    monkeypatch.setattr(columns, "SECONDS", AT_ONCE)
-    assert listing(Dataset()).columns(2) == {}
+    assert len(read_listing(Dataset()).take_columns(2)) == 2
+    monkeypatch.setattr(listed, "COLUMNS_SECONDS", AT_ONCE)
+    assert read_listing(Dataset()).take_columns(2) == {}
 
 
 def test_computing_the_order_of_shards_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     made = webdataset.WebDataset([f"/data/{number}.tar" for number in range(9)], shardshuffle=100, seed=1)
     shards = webdataset_hooks.shards_of(made)
     assert shards is not None
-    assert len(shards.orders(0, 2, keeps_workers=False)) == 2
-    monkeypatch.setattr(webdataset_hooks, "SECONDS", AT_ONCE)
-    assert shards.orders(0, 2, keeps_workers=False) == []
+    assert len(shards.epoch_orders(0, 2, keeps_workers=False)) == 2
+    monkeypatch.setattr(webdataset_hooks, "ORDER_SECONDS", AT_ONCE)
+    assert shards.epoch_orders(0, 2, keeps_workers=False) == []
 
 
 def test_waiting_for_a_helper_ends(monkeypatch: pytest.MonkeyPatch) -> None:

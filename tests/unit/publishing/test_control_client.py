@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.errors import DaemonUnavailable
-from cachefs.publishing.control_client import _MOST_TRIES, CONTROL_FILE, _Exchange
+from cachefs.publishing.control_client import _MAX_TRIES, CONTROL_FILE, _ControlCall
 
 
 def test_a_call_that_ends_each_process_that_reads_it_is_given_up(
@@ -16,9 +16,9 @@ def test_a_call_that_ends_each_process_that_reads_it_is_given_up(
     control.parent.mkdir()
     os.mkfifo(control)
     reader = os.open(control, os.O_RDONLY | os.O_NONBLOCK)
-    answer = _Exchange._answer
+    answer = _ControlCall._wait_for_response
 
-    def die(exchange: _Exchange, fd: int, number: int) -> None:
+    def die(exchange: _ControlCall, fd: int, number: int) -> None:
         nonlocal reader
         os.close(reader)
         try:
@@ -28,10 +28,10 @@ def test_a_call_that_ends_each_process_that_reads_it_is_given_up(
             tries.append(number)
 
     tries: list[int] = []
-    monkeypatch.setattr(_Exchange, "_answer", die)
+    monkeypatch.setattr(_ControlCall, "_wait_for_response", die)
     answers, writer = os.pipe()
     with pytest.raises(DaemonUnavailable):
-        _Exchange(tmp_path, answers, timeout=600).run([b"one line\n"], 1)
+        _ControlCall(tmp_path, answers, timeout=600).run([b"one line\n"], 1)
     for fd in (answers, writer, reader):
         os.close(fd)
-    assert len(tries) == _MOST_TRIES
+    assert len(tries) == _MAX_TRIES

@@ -7,8 +7,8 @@ import pytest
 import torch.utils.data.dataloader as torch_loader
 from torch.utils.data import DataLoader, Dataset
 
-from cachefs.hooks import created, loader
-from cachefs.publishing.tally import Stopwatch
+from cachefs.hooks import creation_site, loader
+from cachefs.publishing.loader_counts import Stopwatch
 
 
 class Numbers(Dataset[int]):
@@ -27,7 +27,9 @@ class OwnLoader(DataLoader[int]):
 @pytest.fixture(autouse=True)
 def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
     method = torch_loader.DataLoader.check_worker_number_rationality
-    monkeypatch.setattr(torch_loader.DataLoader, "check_worker_number_rationality", created.Created(method))
+    monkeypatch.setattr(
+        torch_loader.DataLoader, "check_worker_number_rationality", creation_site.CreationDescriptor(method)
+    )
 
 
 def line() -> int:
@@ -40,34 +42,34 @@ def make() -> Any:
 
 def test_the_line_that_has_made_it_comes_first() -> None:
     loader, here = DataLoader(Numbers()), line()
-    assert created.place_of(loader)[0] == f"test_created.py:{here}"
+    assert creation_site.site_of(loader)[0] == f"test_created.py:{here}"
 
 
 def test_a_loader_of_ones_own_class_is_made_where_that_is_called() -> None:
     loader, here = OwnLoader(Numbers()), line()
-    assert created.place_of(loader)[0] == f"test_created.py:{here}"
+    assert creation_site.site_of(loader)[0] == f"test_created.py:{here}"
 
 
 def test_a_function_that_makes_loaders_is_told_apart_by_who_calls_it() -> None:
     one, first = make(), line()
     other, second = make(), line()
-    assert created.place_of(one)[:2] == (created.place_of(other)[0], f"test_created.py:{first}")
-    assert created.place_of(other)[1] == f"test_created.py:{second}"
+    assert creation_site.site_of(one)[:2] == (creation_site.site_of(other)[0], f"test_created.py:{first}")
+    assert creation_site.site_of(other)[1] == f"test_created.py:{second}"
 
 
 def test_going_through_it_makes_no_other_place() -> None:
     loader, here = DataLoader(Numbers(), num_workers=1), line()
     assert sorted(int(batch) for batch in loader) == [0, 1, 2, 3]
-    assert created.place_of(loader)[0] == f"test_created.py:{here}"
+    assert creation_site.site_of(loader)[0] == f"test_created.py:{here}"
 
 
 def test_a_loader_that_is_gone_is_forgotten() -> None:
-    before = len(created._places)
+    before = len(creation_site._sites)
     loader = DataLoader(Numbers())
-    assert len(created._places) == before + 1
+    assert len(creation_site._sites) == before + 1
     del loader
-    assert len(created._places) == before
-    assert created.place_of(object()) == ()
+    assert len(creation_site._sites) == before
+    assert creation_site.site_of(object()) == ()
 
 
 class Watched:
@@ -80,13 +82,13 @@ class Watched:
 def test_what_is_kept_of_lines_that_make_loaders_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "_stopwatches", {})
     places: dict[int, tuple[str, ...]] = {}
-    monkeypatch.setattr(created, "place_of", lambda made: places[id(made)])
+    monkeypatch.setattr(creation_site, "site_of", lambda made: places[id(made)])
     alive = []
-    for number in range(2 * loader.MOST_STOPWATCHES):
+    for number in range(2 * loader.MAX_STOPWATCHES):
         made = make()
         alive.append(made)
         places[id(made)] = ("train.py:1", f"main.py:{number}")
-        named = loader._named(made)
+        named = loader._identifying_fields(made)
         assert named["place"] == ("train.py:1" if not number else f"train.py:1 from main.py:{number}")
-        loader._timed(Watched(), made, named)  # type: ignore[type-var]
-    assert len(loader._stopwatches) == loader.MOST_STOPWATCHES
+        loader._with_stopwatch(Watched(), made, named)  # type: ignore[type-var]
+    assert len(loader._stopwatches) == loader.MAX_STOPWATCHES

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cachefs.publishing import channel
-from cachefs.publishing.channel import SOCKET_NAME, Line, Unheard
+from cachefs.publishing.channel import SOCKET_NAME, HelperConnection, HelperUnreachable
 from cachefs.publishing.descriptors import OwnDescriptor
-from cachefs.publishing.page import Page
+from cachefs.publishing.page import SharedPage
 
 
 def taken_by(path: Path, number: int) -> None:
@@ -55,13 +55,13 @@ def listener(tmp_path: Path) -> channel.socket.socket:
 
 def test_a_line_whose_number_the_job_took_is_connected_anew(tmp_path: Path, listener: channel.socket.socket) -> None:
     with listener:
-        line = Line(tmp_path)
+        line = HelperConnection(tmp_path)
         line.send({"op": 1})
         first, _ = listener.accept()
         number = line._descriptor.number
         assert number is not None
         taken_by(tmp_path / "log", number)
-        assert not line.was_hung_up
+        assert not line.is_disconnected
         line.send({"op": 2})
         second, _ = listener.accept()
         with first, second:
@@ -74,7 +74,7 @@ def test_a_line_whose_number_the_job_took_is_connected_anew(tmp_path: Path, list
 
 def test_nothing_is_closed_as_a_line_is_collected(tmp_path: Path, listener: channel.socket.socket) -> None:
     with listener:
-        number = Line(tmp_path)._descriptor.number
+        number = HelperConnection(tmp_path)._descriptor.number
         gc.collect()
         assert number is not None
         os.close(number)
@@ -86,13 +86,13 @@ def test_a_full_helper_is_not_waited_for_without_wait(tmp_path: Path, listener: 
     channel.socket.setdefaulttimeout(100)
     try:
         with listener:
-            line = Line(tmp_path)
+            line = HelperConnection(tmp_path)
 
             def fill_up() -> None:
                 for _ in range(10_000):
                     line.send({"op": "x" * 1000}, wait=False)
 
-            with pytest.raises(Unheard):
+            with pytest.raises(HelperUnreachable):
                 fill_up()
             line.close()
     finally:
@@ -100,17 +100,17 @@ def test_a_full_helper_is_not_waited_for_without_wait(tmp_path: Path, listener: 
 
 
 def test_a_page_keeps_no_descriptor() -> None:
-    made = Page.create()
+    made = SharedPage.create()
     before = os.listdir("/proc/self/fd")
-    page = Page(made)
+    page = SharedPage(made)
     assert os.listdir("/proc/self/fd") == before
     page.set_ended(3)
-    looking = Page(Path(f"/proc/self/fd/{made}"))
+    looking = SharedPage(Path(f"/proc/self/fd/{made}"))
     assert [looking.has_ended(slot) for slot in (2, 3)] == [False, True]
-    page.clear(3)
+    page.clear_slot(3)
     assert not looking.has_ended(3)
     looking.close()
     with pytest.raises(ValueError, match="released"):
-        looking.need(0)
+        looking.wanted_samples(0)
     page.close()
     os.close(made)

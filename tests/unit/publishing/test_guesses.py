@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from cachefs.hooks.guesses import SHORTEST_RUN, Guesses, after
-from cachefs.hooks.held import still_held
+from cachefs.hooks.order.iterator_state import read_iterator
+from cachefs.hooks.order.prediction import SHORTEST_RUN, OrderPrediction, samples_after
 
 SIZE, BATCH = 120, 6
 
@@ -130,15 +130,15 @@ def test_the_rest_of_an_epoch_is_guessed(made: Callable[[], Any], wrapped: bool)
     one_by_one = not isinstance(next(iter(made())), (list, tuple))
     if wrapped and one_by_one:
         sampler = BatchSampler(sampler, BATCH, False)
-    guesses, iterator = Guesses((sampler, getattr(sampler, "sampler", None))), iter(sampler)
-    guesses.begin()
+    guesses, iterator = OrderPrediction((sampler, getattr(sampler, "sampler", None))), iter(sampler)
+    guesses.begin_epoch()
     found, drawn = None, 0
     while found is None and drawn < 64:
         batch = numbers(next(iterator))
         drawn += len(batch)
-        assert guesses.saw(batch)
-        held = still_held(iterator)
-        found = guesses.guess(iterator, SIZE) if held is None else held.samples
+        assert guesses.check_drawn(batch)
+        held = read_iterator(iterator)
+        found = guesses.predict_order(iterator, SIZE) if held is None else held.samples
     rest = [one for batch in iterator for one in numbers(batch)]
     assert found is not None
     assert len(found) >= BATCH
@@ -184,35 +184,35 @@ class WithProperties:
 def test_nothing_is_guessed(made: Callable[[], Any], seed: int) -> None:
     random.seed(seed)
     sampler: Any = made()
-    guesses, iterator = Guesses((sampler,)), iter(sampler)
-    guesses.begin()
+    guesses, iterator = OrderPrediction((sampler,)), iter(sampler)
+    guesses.begin_epoch()
     for _ in range(SIZE // 2):
-        guesses.saw([next(iterator)])
-        assert guesses.guess(iterator, SIZE) is None
+        guesses.check_drawn([next(iterator)])
+        assert guesses.predict_order(iterator, SIZE) is None
 
 
-def epoch_of(guesses: Guesses, samples: list[int]) -> list[int]:
+def epoch_of(guesses: OrderPrediction, samples: list[int]) -> list[int]:
     """Go through an epoch, batch by batch; what was guessed in it, and how many samples of it came as guessed."""
-    guesses.begin()
+    guesses.begin_epoch()
     said: list[int] = []
     for start in range(0, len(samples), BATCH):
-        guesses.saw(samples[start : start + BATCH])
-        found = guesses.guess(iter(()), SIZE)
-        more = guesses.more()
+        guesses.check_drawn(samples[start : start + BATCH])
+        found = guesses.predict_order(iter(()), SIZE)
+        more = guesses.extend_published()
         for one in (found, more):
             said += one.tolist() if one is not None else []
     return said
 
 
 def test_an_epoch_that_begins_as_the_one_before_is_expected_to_go_on_so() -> None:
-    guesses, samples = Guesses(()), permutation()
+    guesses, samples = OrderPrediction(()), permutation()
     assert epoch_of(guesses, samples) == []
     assert epoch_of(guesses, samples) == samples[BATCH:]
     assert epoch_of(guesses, samples) == samples[BATCH:]
 
 
 def test_who_is_wrong_twice_guesses_no_more() -> None:
-    guesses, samples = Guesses(()), permutation()
+    guesses, samples = OrderPrediction(()), permutation()
     epoch_of(guesses, samples)
     guessed: list[bool] = []
     for _ in range(5):
@@ -229,15 +229,15 @@ def test_what_comes_after_a_run(samples: list[int], data: st.DataObject) -> None
     end = data.draw(st.integers(start + 1, len(samples)))
     run = samples[start:end]
     for items in (samples, tuple(samples), numpy.array(samples), [[one] for one in samples]):
-        found = after(items, run)
+        found = samples_after(items, run)
         assert found is not None
         assert found.samples.tolist() == samples[end:]
         if len(run) >= min(SHORTEST_RUN, 2):
-            backwards = after(items, run[::-1])
+            backwards = samples_after(items, run[::-1])
             assert backwards is not None
             assert backwards.samples.tolist() == samples[:start][::-1]
-    assert after(samples, [*run, 501]) is None
+    assert samples_after(samples, [*run, 501]) is None
 
 
 def test_a_run_that_a_list_has_twice_says_nothing() -> None:
-    assert after([1, 2, 3, 4, 1, 2, 3, 5], [1, 2, 3]) is None
+    assert samples_after([1, 2, 3, 4, 1, 2, 3, 5], [1, 2, 3]) is None

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler
 
-from cachefs.hooks import rest
-from cachefs.hooks.held import still_held
-from cachefs.hooks.order import numbers_in
-from cachefs.hooks.rest import Unreadable
-from cachefs.hooks.watch import size_of
+from cachefs.hooks.loader_watch import count_samples
+from cachefs.hooks.order import remaining
+from cachefs.hooks.order.foresee import numbers_in
+from cachefs.hooks.order.iterator_state import read_iterator
+from cachefs.hooks.order.remaining import UnreadableItems
 
 
 class Sampler:
@@ -59,10 +59,10 @@ def flat(items: Any) -> list[int]:
 def test_the_rest_of_an_epoch_lies_ready(sampler: Any) -> None:
     iterator = iter(sampler)
     next(iterator)
-    found = still_held(iterator)
+    found = read_iterator(iterator)
     assert found is not None
     assert found.samples.tolist() == flat(iterator)
-    at_end = still_held(iterator)
+    at_end = read_iterator(iterator)
     assert at_end is None or not len(at_end.samples)
 
 
@@ -70,22 +70,22 @@ def test_the_rest_of_an_epoch_lies_ready(sampler: Any) -> None:
 def test_nothing_lies_ready(sampler: Any) -> None:
     iterator = iter(sampler)
     next(iterator)
-    assert still_held(iterator) is None
+    assert read_iterator(iterator) is None
 
 
 def test_a_last_batch_that_is_dropped_is_not_counted() -> None:
     iterator = iter(BatchSampler(Sampler(list(range(10))), 4, True))
     next(iterator)
-    found = still_held(iterator)
+    found = read_iterator(iterator)
     assert found is not None
     assert found.samples.tolist() == flat(iterator) == [4, 5, 6, 7]
 
 
 def test_of_a_range_without_an_end_only_the_beginning_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "MOST_NUMBERS", 5)
+    monkeypatch.setattr(remaining, "MAX_NUMBERS", 5)
     iterator = iter(Delegating(range(10**15)))
     next(iterator)
-    found = still_held(iterator)
+    found = read_iterator(iterator)
     assert found is not None
     assert found.samples.tolist() == [1, 2, 3, 4, 5]
 
@@ -94,12 +94,12 @@ def test_of_a_range_without_an_end_only_the_beginning_is_taken(monkeypatch: pyte
 def test_what_is_no_number_is_told_from_nothing(items: list[Any]) -> None:
     iterator = iter(Sampler(items))
     if items[0] == [1, 2]:
-        found = still_held(iterator)
+        found = read_iterator(iterator)
         assert found is not None
-        assert (found.samples.tolist(), found.is_whole) == ([1, 2], False), "what comes before it is read"
+        assert (found.samples.tolist(), found.is_complete) == ([1, 2], False), "what comes before it is read"
         next(iterator)
-    with pytest.raises(rest.Unreadable):
-        still_held(iterator)
+    with pytest.raises(remaining.UnreadableItems):
+        read_iterator(iterator)
 
 
 class Counted(list[Any]):
@@ -129,11 +129,11 @@ class Counted(list[Any]):
     ],
 )
 def test_the_samples_of_batches_are_counted(batches: list[Any], sizes: list[int] | None) -> None:
-    found = still_held(iter(Sampler(batches)))
+    found = read_iterator(iter(Sampler(batches)))
     assert found is not None
     assert (None if found.sizes is None else found.sizes.tolist()) == sizes
-    assert [size_of(one) for one in batches] == (sizes or [1, 1, 1])
-    assert len(found.samples) == sum(size_of(one) for one in batches)
+    assert [count_samples(one) for one in batches] == (sizes or [1, 1, 1])
+    assert len(found.samples) == sum(count_samples(one) for one in batches)
 
 
 @pytest.mark.parametrize(
@@ -148,31 +148,31 @@ def test_the_samples_of_batches_are_counted(batches: list[Any], sizes: list[int]
     ],
 )
 def test_an_item_that_is_no_number_is_one_sample_without_a_number(batch: Any) -> None:
-    assert size_of(batch) == 2
+    assert count_samples(batch) == 2
     assert numbers_in(batch) is None
-    with pytest.raises(Unreadable):
-        still_held(iter(Sampler([batch, batch])))
+    with pytest.raises(UnreadableItems):
+        read_iterator(iter(Sampler([batch, batch])))
 
 
 def test_a_batch_of_a_class_of_the_jobs_own_is_counted_without_its_code() -> None:
     Counted.asked = 0
     batch = Counted([1, 2, 3])
-    assert size_of(batch) == 3
+    assert count_samples(batch) == 3
     assert numbers_in(batch) is None
     assert Counted.asked == 0
 
 
 def test_a_long_list_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "MOST_NUMBERS", 8)
+    monkeypatch.setattr(remaining, "MAX_NUMBERS", 8)
     batches = [[4 * one, 4 * one + 1, 4 * one + 2, 4 * one + 3] for one in range(5)]
     iterator = iter(Sampler(batches))
     read: list[int] = []
     while len(read) < 20:
-        found = still_held(iterator)
+        found = read_iterator(iterator)
         assert found is not None
         assert found.sizes is not None
         assert 0 < len(found.samples) <= 12
-        assert found.is_whole == (len(read) + len(found.samples) == 20)
+        assert found.is_complete == (len(read) + len(found.samples) == 20)
         read += found.samples.tolist()
         for _ in found.sizes:
             next(iterator)
@@ -180,8 +180,8 @@ def test_a_long_list_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_last_batch_of_what_is_read_in_parts_is_no_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "MOST_NUMBERS", 10)
-    found = still_held(iter(Sampler(list(range(20)))))
+    monkeypatch.setattr(remaining, "MAX_NUMBERS", 10)
+    found = read_iterator(iter(Sampler(list(range(20)))))
     assert found is not None
     batches = found.in_batches(4, drop_last=False)
-    assert (batches.samples.tolist(), batches.is_whole) == (list(range(8)), False)
+    assert (batches.samples.tolist(), batches.is_complete) == (list(range(8)), False)

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from cachefs.inodes import inode_of
-from cachefs.job_messages import JobEpoch, JobProgress, JobProgressReply, JobPublish, JobView
+from cachefs.job_messages import JobEpoch, JobProgress, JobProgressResponse, JobPublication, JobView
 from cachefs.messages import Empty, Message
 from cachefs.publishing import published_consumer
-from cachefs.publishing.cold_reads import ColdReads
-from cachefs.publishing.figures import Figures
-from cachefs.publishing.helper import Helper, Told
-from cachefs.publishing.inference import Observed
-from cachefs.publishing.learned import MOST_SAMPLES
-from cachefs.publishing.page import Need, Page
-from cachefs.publishing.places import Places
-from cachefs.publishing.published_consumer import Opening, PublishedConsumer
-from cachefs.publishing.reporter import Reporter
-from cachefs.publishing.route import Route
-from cachefs.publishing.trouble_lines import TroubleLines
+from cachefs.publishing.files.cold_reads import JobColdReads
+from cachefs.publishing.files.inference import OpenedFiles
+from cachefs.publishing.files.learned import MAX_SAMPLES
+from cachefs.publishing.helper import HelperProcess, HelperServices
+from cachefs.publishing.mount_resolver import MountResolver
+from cachefs.publishing.page import SharedPage, WantedSamples
+from cachefs.publishing.published_consumer import ConsumerOpening, PublishedConsumer
+from cachefs.publishing.reporter import ConsumerReporter
+from cachefs.publishing.run_figures import RunFigures
+from cachefs.publishing.transport import DaemonTransport
+from cachefs.publishing.trouble_lines import TroublePrinter
 from cachefs.rpc import DaemonClient, Method
 from tests.unit.publishing.test_published_consumer import POINT, order, plain_share
 
@@ -34,7 +34,7 @@ class Conversation:
     """A helper, and a connection to it."""
 
     def __init__(self, directory: Path) -> None:
-        page = Page.create()
+        page = SharedPage.create()
         self.lines: list[str] = []
         self.alive = os.pidfd_open(os.getpid())
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -42,10 +42,10 @@ class Conversation:
         self.theirs.settimeout(0)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         client = DaemonClient(directory / "none")  # nobody answers there
-        troubles = TroubleLines(self.lines.append)
-        reporter = Reporter(Route(client), "job", 1, self.lines.append, troubles)
-        told = Told(reporter, ColdReads(client, 0), Figures(client, reporter, 1, "job", troubles))
-        self.helper = Helper(self.listener, self.alive, directory, Page(page), told)
+        troubles = TroublePrinter(self.lines.append)
+        reporter = ConsumerReporter(DaemonTransport(client), "job", 1, self.lines.append, troubles)
+        told = HelperServices(reporter, JobColdReads(client, 0), RunFigures(client, reporter, 1, "job", troubles))
+        self.helper = HelperProcess(self.listener, self.alive, directory, SharedPage(page), told)
         self.helper._selector.register(self.theirs, 1)
         os.close(page)
 
@@ -78,7 +78,7 @@ def conversation(tmp_path: Path) -> Iterator[Conversation]:
         {"op": "open"},
         {"op": "open", "opening": {**OPENING, "slot": 1 << 80}},
         {"op": "open", "opening": {**OPENING, "length": "x"}},
-        {"op": "open", "opening": {**OPENING, "slot": 1, "length": MOST_SAMPLES + 1}},
+        {"op": "open", "opening": {**OPENING, "slot": 1, "length": MAX_SAMPLES + 1}},
         {"op": "open", "opening": {**OPENING, "slot": 1, "learn": False, "tree": "nowhere", "cwd": "/nowhere"}},
         {"op": "order", "slot": 0},
         {"op": "spec", "slot": 0, "epoch": 0, "spec": {"kind": 3}},
@@ -108,26 +108,26 @@ def test_a_list_that_is_wrong_is_taken_back_or_not_published_at_all(
     """The helper may hear of files that are opened before it has told the daemon of the consumer."""
     sent: list[Message] = []
     view = JobView("job", "pets", "00", "test", 0.0, "running", [])
-    replies = {"JobPublish": view, "JobProgress": JobProgressReply()}
+    replies = {"JobPublish": view, "JobProgress": JobProgressResponse()}
 
-    def call(route: Route, method: Method[Any, Any], request: Message, timeout: float) -> Message:
+    def call(route: DaemonTransport, method: Method[Any, Any], request: Message, timeout: float) -> Message:
         sent.append(request)
         return replies.get(method.name, Empty())
 
-    monkeypatch.setattr(Route, "call", call)
-    monkeypatch.setattr(Route, "dataset_at", lambda *arguments: ("pets", "00"))
-    monkeypatch.setattr(published_consumer, "file_at", lambda path, places: (POINT, inode_of(1, int(path))))
-    listed = PublishedConsumer(Opening(0, "0", "test", 10, compare=True), shares=[plain_share(10)])
+    monkeypatch.setattr(DaemonTransport, "call", call)
+    monkeypatch.setattr(DaemonTransport, "dataset_at", lambda *arguments: ("pets", "00"))
+    monkeypatch.setattr(published_consumer, "find_file", lambda path, places: (POINT, inode_of(1, int(path))))
+    listed = PublishedConsumer(ConsumerOpening(0, "0", "test", 10, compare=True), shares=[plain_share(10)])
     listed.set_order(0, order(*range(10)))
     conversation.helper.consumers[0] = listed
     if is_published:
-        conversation.helper._tick()
-        assert [type(one) for one in sent] == [JobPublish, JobEpoch, JobProgress]
+        conversation.helper._report_consumers()
+        assert [type(one) for one in sent] == [JobPublication, JobEpoch, JobProgress]
     for sample in range(5):
-        listed.observe(Observed((sample,), (str(100 + sample),)), Places([POINT]))
-    conversation.helper._tick()
-    files = [one.map.entries for one in sent if isinstance(one, JobPublish) and one.map is not None]
+        listed.record_opened(OpenedFiles((sample,), (str(100 + sample),)), MountResolver([POINT]))
+    conversation.helper._report_consumers()
+    files = [one.map.entries for one in sent if isinstance(one, JobPublication) and one.map is not None]
     assert list(map(bool, files)) == [True, False][not is_published :], "in the end it is known not to be known"
     ended = [one for one in sent if isinstance(one, JobProgress) and one.ended]
     assert [one.epoch for one in ended] == [0] * is_published
-    assert listed.need is Need.UNKNOWN
+    assert listed.wanted_samples is WantedSamples.UNKNOWN

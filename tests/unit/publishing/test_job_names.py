@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.publishing import channel
-from cachefs.publishing.channel import Channel, job_name, remove
+from cachefs.publishing.channel import HelperChannel, job_name, remove_helper_directory
 
 SLURM = {"SLURM_JOB_ID": "77"}
 
@@ -37,9 +37,9 @@ def test_a_job_is_called_by_number_and_step(
     assert job_name(["train.py"]) == expected
 
 
-def holder(of_job: Path, pid: int) -> Channel:
+def holder(of_job: Path, pid: int) -> HelperChannel:
     """A channel of this process number, as far as claims are asked of it."""
-    made = Channel.__new__(Channel)
+    made = HelperChannel.__new__(HelperChannel)
     made.directory = of_job / f"{pid}-{len(list(of_job.iterdir()))}"
     made.directory.mkdir()
     return made
@@ -50,16 +50,16 @@ def test_one_process_of_a_job_has_a_rank(tmp_path: Path) -> None:
     of_job.mkdir()
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     theirs, ours, again = holder(of_job, other.pid), holder(of_job, os.getpid()), holder(of_job, os.getpid())
-    assert [theirs.claims(0), theirs.claims(0)] == [True, True]
-    assert [ours.claims(0), ours.claims(1)] == [False, True]
-    assert again.claims(1), "the same process, after it has become another program"
+    assert [theirs.claim_rank(0), theirs.claim_rank(0)] == [True, True]
+    assert [ours.claim_rank(0), ours.claim_rank(1)] == [False, True]
+    assert again.claim_rank(1), "the same process, after it has become another program"
     other.kill()
     other.communicate()
-    assert ours.claims(0), "its process has ended"
-    remove(ours.directory)
-    assert again.claims(0), "its helper has ended"
+    assert ours.claim_rank(0), "its process has ended"
+    remove_helper_directory(ours.directory)
+    assert again.claim_rank(0), "its helper has ended"
     for made in (theirs, again):
-        remove(made.directory)
+        remove_helper_directory(made.directory)
     assert not of_job.exists()
 
 
@@ -77,11 +77,11 @@ def test_of_two_processes_that_find_a_dead_holder_one_has_its_rank(
     def unlink_late(path: Path) -> None:
         if not won:
             won.append(False)
-            won[0] = second.claims(0)
+            won[0] = second.claim_rank(0)
         unlink(path)
 
     monkeypatch.setattr(Path, "unlink", unlink_late)
-    assert [first.claims(0), second.claims(0), *won] == [True, False, False]
+    assert [first.claim_rank(0), second.claim_rank(0), *won] == [True, False, False]
     other.kill()
     other.communicate()
 
@@ -93,15 +93,15 @@ def test_a_process_that_has_stopped_with_the_claims_locked_is_not_waited_for(
     of_job.mkdir()
     monkeypatch.setattr(channel, "_LOCK_ATTEMPTS", 2)
     made = holder(of_job, os.getpid())
-    with channel._locked(of_job):
-        assert not made.claims(0)
-    assert made.claims(0)
+    with channel._lock_claims(of_job):
+        assert not made.claim_rank(0)
+    assert made.claim_rank(0)
 
 
 def test_nothing_of_the_environment_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CACHEFS_SOCKET", str(tmp_path / "none"))
     before = dict(os.environ)
-    made = Channel("environment")
+    made = HelperChannel("environment")
     try:
         assert dict(os.environ) == before
     finally:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from cachefs.publishing.columns import listing
+from cachefs.publishing.files.listed import read_listing
+from cachefs.publishing.files.sample_files import listed_files
 from cachefs.publishing.lengths import length_of
-from cachefs.publishing.sample_files import listed_files
 
 ROWS = [1, 2, 3]
 
@@ -201,6 +201,6 @@ def test_a_container_of_something_else_lists_none(dataset: Any) -> None:
 
 
 def test_a_list_of_rows_is_columns() -> None:
-    columns = listing([{"path": path, "label": number} for number, path in enumerate(PATHS)]).columns(3)
+    columns = read_listing([{"path": path, "label": number} for number, path in enumerate(PATHS)]).take_columns(3)
     assert list(columns) == ["items.path", "items.label"]
     assert columns["items.path"] == PATHS

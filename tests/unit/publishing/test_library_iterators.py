@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader import sampler as stateful_samplers
 
-from cachefs.hooks.held import still_held
-from cachefs.hooks.order import SamplerOrder
+from cachefs.hooks.order.foresee import SamplerOrder
+from cachefs.hooks.order.iterator_state import read_iterator
 
 SIZE = 53
 
@@ -38,10 +38,10 @@ def flat(items: Any) -> list[int]:
 def rest_is_read(iterator: Any, most_missing: int = 0) -> None:
     """After each batch what is left is known, but for *most_missing* samples at the end."""
     given = [next(iterator), next(iterator)]
-    found = still_held(iterator)
+    found = read_iterator(iterator)
     assert found is not None
     given.append(next(iterator))
-    again = still_held(iterator)
+    again = read_iterator(iterator)
     rest = flat(one for one in iter(lambda: next(iterator, None), None))
     assert again is not None
     assert again.tolist() == rest[: len(again)]
@@ -81,7 +81,7 @@ def test_a_sampler_that_repeats_itself(library: Callable[[str], Any], module: st
     repeated = library(module)._RepeatSampler(batches())
     iterator = iter(repeated)
     for _ in range(3):
-        drawn, found = next(iterator), still_held(iterator)
+        drawn, found = next(iterator), read_iterator(iterator)
         assert found is not None
         rest = flat(itertools.islice(iterator, -(-SIZE // 4) - 1))
         assert sorted([*drawn, *rest]) == list(range(SIZE))
@@ -142,7 +142,7 @@ def test_a_stateful_loader_that_is_resumed(options: str) -> None:
     second.load_state_dict(state)
     for resumed in (iterator, iter(second)):
         next(resumed)
-        found = still_held(resumed._sampler_iter)
+        found = read_iterator(resumed._sampler_iter)
         assert found is not None
         rest = flat(resumed)
         assert found.samples.tolist() == rest[: len(found.samples)]
@@ -156,9 +156,9 @@ def test_all_epochs_of_a_rank_follow_from_its_seed(stateful: bool) -> None:
     own = kind(range(SIZE), 2, 1)
     loader = StatefulDataLoader(range(SIZE), 4, sampler=own, collate_fn=lambda batch: batch, drop_last=True)
     ours = SamplerOrder(loader)
-    assert ours.spec() is not None
+    assert ours.sampler_spec() is not None
     before = vars(own).copy()
-    found = ours.foresee()
+    found = ours.foresee_orders()
     assert vars(own) == before
     assert found is not None
     assert found[0].tolist() == flat(loader)
@@ -170,6 +170,6 @@ def test_the_next_epoch_of_a_stateful_loader_is_foreseen(options: str) -> None:
         range(SIZE), collate_fn=lambda batch: batch, **STATEFUL[options](stateful_samplers)
     )
     iterator = iter(loader)
-    found = SamplerOrder(loader).foresee()
+    found = SamplerOrder(loader).foresee_orders()
     assert found is not None
     assert [one.tolist() for one in found] == [flat(iterator), flat(loader)]

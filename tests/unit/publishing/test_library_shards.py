@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.hooks.hugging_face import Shards
+from cachefs.hooks.hugging_face import HuggingFaceShards
 
 SCRIPT = Path(__file__).with_name("library_shards.py")
 PYTHON = os.environ.get("PROGRAMS_PYTHON")
@@ -60,7 +60,9 @@ def test_no_file_is_lost_between_ranks_and_workers(
     files = tuple(map(str, range(count)))
     generator = numpy.random.default_rng(7) if is_lazy else None
     orders = [
-        Shards(files, read, epoch, generator, not is_lazy, rank, world_size).orders(epoch, workers, keeps_workers=False)
+        HuggingFaceShards(files, read, epoch, generator, not is_lazy, rank, world_size).epoch_orders(
+            epoch, workers, keeps_workers=False
+        )
         for rank in range(world_size)
     ]
     for ahead in range(2):

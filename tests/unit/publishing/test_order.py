@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 
 import cachefs
-from cachefs.hooks import order
-from cachefs.hooks.order import SamplerOrder, numbers_in
+from cachefs.hooks.order import foresee
+from cachefs.hooks.order.foresee import SamplerOrder, numbers_in
 
 
 def generator_of(kind: str) -> torch.Generator | None:
@@ -41,7 +41,7 @@ def sampler_of(kind: str, size: int, generator: torch.Generator | None) -> Any:
 
 
 def foreseen(loader: Any) -> tuple[list[int], list[int]]:
-    found = SamplerOrder(loader).foresee()
+    found = SamplerOrder(loader).foresee_orders()
     assert found is not None
     current, following = found
     return current.tolist(), following.tolist()
@@ -76,18 +76,18 @@ def test_a_rank_of_many_says_one_epoch_more(monkeypatch: pytest.MonkeyPatch, kin
     loader: DataLoader[Any] = DataLoader(range(30), 4, sampler=sampler_of(kind, 30, generator_of("own")))  # type: ignore[arg-type]
     monkeypatch.setattr(SamplerOrder, "rank", lambda _: (0, 8))
     ours, iterator = SamplerOrder(loader), iter(loader)
-    found = ours.foresee()
+    found = ours.foresee_orders()
     assert found is not None
     assert len(found) == 3
     for epoch, batches in enumerate((iterator, loader, loader)):
         assert [int(index) for indices in batches for index in indices] == found[epoch].tolist()
-    monkeypatch.setattr(order, "MAX_SAMPLES", 29)
-    assert ours.foresee() is None, "the job would wait for large ones"
+    monkeypatch.setattr(foresee, "MAX_COST", 29)
+    assert ours.foresee_orders() is None, "the job would wait for large ones"
 
 
 def test_a_distributed_sampler_whose_epoch_is_not_set_repeats_itself() -> None:
     sampler = DistributedSampler(range(9), 2, 0)  # type: ignore[arg-type, var-annotated]
-    found = SamplerOrder(DataLoader(range(9), sampler=sampler)).foresee()  # type: ignore[arg-type]
+    found = SamplerOrder(DataLoader(range(9), sampler=sampler)).foresee_orders()  # type: ignore[arg-type]
     assert found is not None
     assert [one.tolist() for one in found] == [list(sampler)] * 3
 
@@ -106,9 +106,9 @@ def test_where_torch_computes_otherwise_nothing_is_foreseen() -> None:
 
     ours = SamplerOrder(DataLoader(range(9), shuffle=True))  # type: ignore[arg-type]
     with FakeTensorMode():
-        assert ours.foresee() is None
+        assert ours.foresee_orders() is None
     with torch.device("meta"):  # the default device of what the job makes
-        assert ours.foresee() is not None
+        assert ours.foresee_orders() is not None
 
 
 class Derived(RandomSampler):
@@ -149,12 +149,12 @@ KNOWN: list[tuple[Any, bool]] = [
 @pytest.mark.parametrize(("sampler", "known"), KNOWN)
 def test_only_samplers_that_iterate_as_known_ones_are_known(sampler: Any, known: bool) -> None:
     loader: DataLoader[Any] = DataLoader(range(9), sampler=sampler)  # type: ignore[arg-type]
-    assert (SamplerOrder(loader).foresee() is not None) is known
+    assert (SamplerOrder(loader).foresee_orders() is not None) is known
 
 
 def test_a_sampler_that_says_it_is_pure_is_iterated() -> None:
     loader: DataLoader[Any] = DataLoader(range(9), 2, sampler=Pure(), drop_last=True)  # type: ignore[arg-type]
-    found = SamplerOrder(loader).foresee()
+    found = SamplerOrder(loader).foresee_orders()
     assert found is not None
     assert [one.tolist() for one in found] == [[0, 3, 6, 2, 5, 1, 4, 0]]
 
@@ -180,10 +180,10 @@ class Endless:
 def test_of_a_pure_sampler_without_an_end_only_the_beginning_is_taken(
     monkeypatch: pytest.MonkeyPatch, patience: float
 ) -> None:
-    monkeypatch.setattr(order, "MAX_SAMPLES", 1000)
-    monkeypatch.setattr(order, "PURE_SECONDS", patience)
+    monkeypatch.setattr(foresee, "MAX_COST", 1000)
+    monkeypatch.setattr(foresee, "PURE_SECONDS", patience)
     loader: DataLoader[Any] = DataLoader(range(9), 2, sampler=Endless())  # type: ignore[arg-type, call-overload]
-    found = SamplerOrder(loader).foresee()
+    found = SamplerOrder(loader).foresee_orders()
     assert found is not None
     assert found[0].tolist() == list(range(1000 if patience else 1))
 
@@ -200,11 +200,11 @@ def test_a_pure_sampler_that_is_slow_is_not_iterated_to_its_end(monkeypatch: pyt
                 now += 0.01
                 yield sample
 
-    monkeypatch.setattr(order, "clock", SimpleNamespace(monotonic=lambda: now))
-    found = SamplerOrder(DataLoader(range(9), sampler=Slow())).foresee()  # type: ignore[arg-type, call-overload]
+    monkeypatch.setattr(foresee, "clock", SimpleNamespace(monotonic=lambda: now))
+    found = SamplerOrder(DataLoader(range(9), sampler=Slow())).foresee_orders()  # type: ignore[arg-type, call-overload]
     assert found is not None
     assert 10 < len(found[0]) < 200
-    assert now < 60 + order.PURE_SECONDS + 0.03
+    assert now < 60 + foresee.PURE_SECONDS + 0.03
 
 
 def test_the_clock_is_looked_at_between_samples_and_what_was_too_slow_is_not_foreseen_again(
@@ -224,13 +224,13 @@ def test_the_clock_is_looked_at_between_samples_and_what_was_too_slow_is_not_for
                 given += 1
                 yield sample
 
-    monkeypatch.setattr(order, "clock", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(foresee, "clock", SimpleNamespace(monotonic=lambda: now))
     ours = SamplerOrder(DataLoader(range(9), sampler=Reading()))  # type: ignore[arg-type, call-overload]
-    found = ours.foresee()
+    found = ours.foresee_orders()
     assert found is not None
     assert found[0].tolist() == list(range(101))
     assert (now, given) == (2.0, 101)
-    assert ours.foresee() is None
+    assert ours.foresee_orders() is None
     assert (now, given) == (2.0, 101)
 
 
@@ -254,20 +254,22 @@ class Sized:
 )
 def test_what_is_no_sample_numbers_is_not_foreseen(sampler: Any) -> None:
     loader: DataLoader[Any] = DataLoader(range(9), 2, sampler=sampler)  # type: ignore[arg-type]
-    assert SamplerOrder(loader).foresee() is None
+    assert SamplerOrder(loader).foresee_orders() is None
 
 
 @pytest.mark.parametrize(
     "sampler",
     [
-        WeightedRandomSampler(torch.ones(9), order.MAX_SAMPLES // order.DRAWN_BY_WEIGHT + 1),  # type: ignore[arg-type]
-        WeightedRandomSampler(torch.ones(order.MAX_SAMPLES // order.WEIGHT + 1), 9),  # type: ignore[arg-type]
-        WeightedRandomSampler(torch.ones(order.MAX_SAMPLES // order.WEIGHT_OF_ALL + 1), 9, replacement=False),  # type: ignore[arg-type]
+        WeightedRandomSampler(torch.ones(9), foresee.MAX_COST // foresee.COST_DRAWN_BY_WEIGHT + 1),  # type: ignore[arg-type]
+        WeightedRandomSampler(torch.ones(foresee.MAX_COST // foresee.COST_WEIGHT + 1), 9),  # type: ignore[arg-type]
+        WeightedRandomSampler(
+            torch.ones(foresee.MAX_COST // foresee.COST_WEIGHT_WITHOUT_REPLACEMENT + 1), 9, replacement=False
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_samples_by_weight_cost_more_than_a_permutation(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
     monkeypatch.setattr(torch, "multinomial", None)  # it would take seconds
-    assert SamplerOrder(DataLoader(range(9), sampler=sampler)).foresee() is None  # type: ignore[arg-type]
+    assert SamplerOrder(DataLoader(range(9), sampler=sampler)).foresee_orders() is None  # type: ignore[arg-type]
 
 
 def test_samples_with_replacement_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +282,7 @@ def test_samples_with_replacement_are_drawn_at_once(monkeypatch: pytest.MonkeyPa
     loader.sampler.generator = generator_of("own")  # type: ignore[attr-defined]
     calls, draw = [], torch.randint
     monkeypatch.setattr(torch, "randint", lambda *given, **named: calls.append(given) or draw(*given, **named))  # type: ignore[func-returns-value]
-    found = ours.foresee()
+    found = ours.foresee_orders()
     assert found is not None
     assert found[0].tolist() == theirs
     assert len(calls) == len(found)
@@ -308,46 +310,49 @@ class Virtual:
 )
 def test_orders_of_any_length_are_not_computed_before_they_are_drawn(sampler: Any) -> None:
     found = SamplerOrder(DataLoader(Virtual(), sampler=sampler))  # type: ignore[arg-type, var-annotated]
-    assert found.foresee() is None
+    assert found.foresee_orders() is None
 
 
-@pytest.mark.parametrize(("size", "number"), [(1, 1_000_000), (10, 1_000_000), (1, order.MAX_PERMUTATIONS)])
+@pytest.mark.parametrize(("size", "number"), [(1, 1_000_000), (10, 1_000_000), (1, foresee.MAX_PERMUTATIONS)])
 def test_of_few_samples_not_any_number_of_permutations_is_drawn(
     monkeypatch: pytest.MonkeyPatch, size: int, number: int
 ) -> None:
     drawn: list[int] = []
-    monkeypatch.setattr(order._Drawing, "permutation", lambda self, size, generator: drawn.append(size))
+    monkeypatch.setattr(foresee._DrawingState, "draw_permutation", lambda self, size, generator: drawn.append(size))
     assert (
-        SamplerOrder(DataLoader(range(size), sampler=RandomSampler(range(size), num_samples=number))).foresee() is None
+        SamplerOrder(DataLoader(range(size), sampler=RandomSampler(range(size), num_samples=number))).foresee_orders()
+        is None
     )
     assert drawn == []
 
 
 def test_what_cannot_be_drawn_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(order.clock, "monotonic", lambda: now[0])
-    real = order._Drawing.permutation
+    monkeypatch.setattr(foresee.clock, "monotonic", lambda: now[0])
+    real = foresee._DrawingState.draw_permutation
 
     def slow(self: Any, size: int, generator: Any) -> Any:
-        now[0] += order.DRAWING_SECONDS * 0.4
+        now[0] += foresee.DRAWING_SECONDS * 0.4
         return real(self, size, generator)
 
-    monkeypatch.setattr(order._Drawing, "permutation", slow)
+    monkeypatch.setattr(foresee._DrawingState, "draw_permutation", slow)
     sampler = RandomSampler(range(5), num_samples=7)
-    found = SamplerOrder(DataLoader(range(5), sampler=sampler)).foresee()
+    found = SamplerOrder(DataLoader(range(5), sampler=sampler)).foresee_orders()
     assert found is not None
     assert [one.tolist() for one in found] == [list(sampler)]
     sampler = RandomSampler(range(5), num_samples=21)
     ours = SamplerOrder(DataLoader(range(5), sampler=sampler))
-    assert ours.foresee() is None
+    assert ours.foresee_orders() is None
     before = now[0]
-    assert ours.foresee() is None
+    assert ours.foresee_orders() is None
     assert now[0] == before, "what was too slow is not drawn again"
     sampler = RandomSampler(range(5))
-    monkeypatch.setattr(order, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(foresee, "FORESEE_SECONDS", 0.0)
     ours = SamplerOrder(DataLoader(range(5), sampler=sampler))
-    found = ours.foresee()
+    found = ours.foresee_orders()
     assert found is not None
     assert len(found) == 2
-    assert ours.foresee() is None
-    assert SamplerOrder(DataLoader(range(5), sampler=sampler)).foresee() is not None, "each loader is looked at once"
+    assert ours.foresee_orders() is None
+    assert SamplerOrder(DataLoader(range(5), sampler=sampler)).foresee_orders() is not None, (
+        "each loader is looked at once"
+    )

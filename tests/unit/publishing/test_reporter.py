@@ -12,10 +12,10 @@ from cachefs.job_messages import JobEpoch
 from cachefs.mount_table import MountPoint
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.publishing import reporter as module
-from cachefs.publishing.published_consumer import Opening, PublishedConsumer
-from cachefs.publishing.reporter import Reporter
-from cachefs.publishing.route import Route
-from cachefs.publishing.trouble_lines import TroubleLines
+from cachefs.publishing.published_consumer import ConsumerOpening, PublishedConsumer
+from cachefs.publishing.reporter import ConsumerReporter
+from cachefs.publishing.transport import DaemonTransport
+from cachefs.publishing.trouble_lines import TroublePrinter
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH
 from tests.unit.publishing.test_published_consumer import plain_share
 
@@ -62,12 +62,12 @@ class Refusing:
 )
 def test_a_refusal_is_said_once(error: Exception, said: str, given_up: bool) -> None:
     client, lines = Refusing(error), list[str]()
-    reporter = Reporter(client, "job", 1, lines.append, TroubleLines(lines.append))  # type: ignore[arg-type]
-    consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
+    reporter = ConsumerReporter(client, "job", 1, lines.append, TroublePrinter(lines.append))  # type: ignore[arg-type]
+    consumer = PublishedConsumer(ConsumerOpening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
     for _ in range(3):
-        reporter.report(consumer, moved=True)
-    reporter.end(consumer)
+        reporter.report_consumer(consumer, moved=True)
+    reporter.end_consumer(consumer)
     then = "the job goes on without that" if given_up else "it is tried again, and the job goes on meanwhile"
     assert lines == [f"{said}; {then}"]
     assert client.calls == 1
@@ -76,10 +76,10 @@ def test_a_refusal_is_said_once(error: Exception, said: str, given_up: bool) -> 
 
 def test_the_number_of_lines_has_a_limit() -> None:
     lines = list[str]()
-    reporter = Reporter(Refusing(ConfigError()), "job", 1, lines.append, TroubleLines(lines.append))  # type: ignore[arg-type]
-    for number in range(2 * module.MOST_PROBLEMS):
-        reporter.say(str(number))
-    assert len(lines) == module.MOST_PROBLEMS
+    reporter = ConsumerReporter(Refusing(ConfigError()), "job", 1, lines.append, TroublePrinter(lines.append))  # type: ignore[arg-type]
+    for number in range(2 * module.MAX_PROBLEMS):
+        reporter.print_problem(str(number))
+    assert len(lines) == module.MAX_PROBLEMS
 
 
 def test_an_epoch_that_is_too_far_ahead_is_published_again_when_it_is_nearer() -> None:
@@ -91,21 +91,21 @@ def test_an_epoch_that_is_too_far_ahead_is_published_again_when_it_is_nearer() -
         if request.epoch >= nearest:
             raise Busy("too far ahead")
 
-    reporter = Reporter(
-        cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)),
+    reporter = ConsumerReporter(
+        cast(DaemonTransport, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)),
         "train",
         1,
         print,
-        TroubleLines(print),
+        TroublePrinter(print),
     )
     reported: set[tuple[int, int]] = set()
     consumer: Any = SimpleNamespace(
-        shares=[SimpleNamespace(order=lambda samples: samples)],
+        shares=[SimpleNamespace(file_order=lambda samples: samples)],
         epoch=0,
         opening=SimpleNamespace(name="0"),
-        reported=reported,
-        unreported=lambda number: [epoch for epoch in range(5) if (number, epoch) not in reported],
-        order=lambda epoch: numpy.array([epoch], numpy.uint32),
+        reported_orders=reported,
+        unreported_epochs=lambda number: [epoch for epoch in range(5) if (number, epoch) not in reported],
+        order_of_epoch=lambda epoch: numpy.array([epoch], numpy.uint32),
     )
     for _ in range(3):  # a report every quarter of a second
         reporter._report_orders(cast(PublishedConsumer, consumer))
@@ -153,14 +153,14 @@ def conversation(
     """A daemon, what reports so many times, one second apart, and the consumer that it reports."""
     client, clock = Recording(), Clock()
     monkeypatch.setattr(module, "clock", clock)
-    reporter = Reporter(cast(Route, client), "job", 1, lines.append, TroubleLines(lines.append))
-    consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
+    reporter = ConsumerReporter(cast(DaemonTransport, client), "job", 1, lines.append, TroublePrinter(lines.append))
+    consumer = PublishedConsumer(ConsumerOpening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
 
     def report(seconds: int) -> None:
         for _ in range(seconds):
             clock.now += 1
-            reporter.report(consumer, moved=True)
+            reporter.report_consumer(consumer, moved=True)
 
     return client, report, consumer
 
@@ -184,7 +184,7 @@ def test_an_order_for_which_there_is_no_memory_is_published_again_in_the_same_ep
     client.full = False
     report(70)
     assert client.orders() == 4
-    assert consumer.reported == {(0, 0)}
+    assert consumer.reported_orders == {(0, 0)}
     assert len(lines) == 1
 
 
@@ -212,18 +212,18 @@ def test_a_daemon_that_is_restarted_is_no_news_and_one_that_stays_away_is(monkey
         )
 
     monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: now))
-    reporter = Reporter(
-        cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)), "job", 1, lines.append,
-        TroubleLines(lines.append),
+    reporter = ConsumerReporter(
+        cast(DaemonTransport, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)), "job", 1, lines.append,
+        TroublePrinter(lines.append),
     )  # fmt: skip
-    consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
+    consumer = PublishedConsumer(ConsumerOpening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
 
     def report(seconds: int) -> None:
         nonlocal now
         for _ in range(seconds):
             now += 1
-            reporter.report(consumer, moved=True)
+            reporter.report_consumer(consumer, moved=True)
 
     for _ in range(2):
         away = False
@@ -246,20 +246,20 @@ def test_a_loader_made_anew_that_has_not_begun_is_at_no_place(spec: SamplerSpec 
         return SimpleNamespace(wanted=[], job="train", troubles=[])
 
     lines = list[str]()
-    route = cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at, refusal=""))
-    reporter = Reporter(route, "train", 1, lines.append, TroubleLines(lines.append))
-    consumer = PublishedConsumer(Opening(0, "0", "test", 3, learn=True), shares=[plain_share(3)])
+    route = cast(DaemonTransport, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at, socket_refusal=""))
+    reporter = ConsumerReporter(route, "train", 1, lines.append, TroublePrinter(lines.append))
+    consumer = PublishedConsumer(ConsumerOpening(0, "0", "test", 3, learn=True), shares=[plain_share(3)])
     consumer.spec = spec
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32)) if spec is None else consumer.set_spec(spec, 0)
-    reporter.report(consumer, moved=True)
+    reporter.report_consumer(consumer, moved=True)
     consumer.reopen()
     consumer.reported_at = float("-inf")  # it is time to tell it again
     told.clear()
-    reporter.report(consumer, moved=False)
+    reporter.report_consumer(consumer, moved=False)
     assert told == []
-    reporter.end(consumer)
+    reporter.end_consumer(consumer)
     assert [(said.epoch, said.position, said.ended) for said in told] == [(0, 0, True)]
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
-    reporter.report(consumer, moved=True)
+    reporter.report_consumer(consumer, moved=True)
     assert not consumer.failed
     assert lines == []

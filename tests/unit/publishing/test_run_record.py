@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.publishing import last_words, run_record
+from cachefs.publishing import exit_summary, run_record
 from cachefs.publishing.run_record import LoaderRecord, ProcessRecord
 
 
@@ -20,7 +20,7 @@ def test_who_reads_the_records_waits_for_no_pipe_and_leaves_out_what_is_none(tmp
     (tmp_path / "4.json").symlink_to("/dev/zero")
     for number, text in enumerate(("{", "[]", '"x"', "{}", '{"pid": 1, "loaders": 5}'), 5):
         (tmp_path / f"{number}.json").write_text(text)
-    assert [record.pid for record in run_record.read_all(str(tmp_path))] == [1]
+    assert [record.pid for record in run_record.read_records(str(tmp_path))] == [1]
 
 
 def test_runs_that_are_over_are_removed_but_for_those_of_other_containers(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_runs_that_are_over_are_removed_but_for_those_of_other_containers(tmp_pa
     names = (f"run-{over.pid}-{namespace}-a", f"run-{os.getpid()}-{namespace}-a", f"run-{over.pid}-1-a")
     for name in names:
         (tmp_path / name).mkdir()
-    run_record.sweep(tmp_path)
+    run_record.remove_dead_runs(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 
@@ -40,10 +40,10 @@ def test_what_a_killed_helper_has_left_is_removed(tmp_path: Path, monkeypatch: p
         directory.mkdir(parents=True)
     with _listener(used):
         _listener(left).close()
-        run_record.sweep(tmp_path / "user")
+        run_record.remove_dead_runs(tmp_path / "user")
         assert left.exists()  # it may be about to listen
         monkeypatch.setattr(run_record, "_NEW_SECONDS", -1.0)
-        run_record.sweep(tmp_path / "user")
+        run_record.remove_dead_runs(tmp_path / "user")
         assert used.exists()
         assert not left.parent.exists()
 
@@ -58,16 +58,16 @@ def _listener(directory: Path) -> socket.socket:
 def test_the_summary_does_not_wait_for_a_helper_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(run_record.RUN_VARIABLE, str(tmp_path))
     waits: list[None] = []
-    monkeypatch.setattr(last_words.select, "select", lambda *_: waits.append(None))
+    monkeypatch.setattr(exit_summary.select, "select", lambda *_: waits.append(None))
     with subprocess.Popen(["true"]) as process:
         pass
-    namespace, _, own = run_record.this_process().partition("-")
+    namespace, _, own = run_record.process_identity().partition("-")
     for helper, has_waited in ((f"{namespace}-{process.pid}", False), (f"{namespace}-{own}", True), ("1-1", True)):
-        run_record.write(ProcessRecord(pid=1, top="7", helper=helper))
-        [found] = last_words._records(str(tmp_path), "7")
+        run_record.write_record(ProcessRecord(pid=1, top="7", helper=helper))
+        [found] = exit_summary._final_records(str(tmp_path), "7")
         assert bool(waits) is has_waited
         assert found.problem.startswith("no answer within" if has_waited else "its helper has ended")
         waits.clear()
-    run_record.write(ProcessRecord(pid=1, top="7", helper=f"{namespace}-{own}", is_final=True))
-    assert not last_words._records(str(tmp_path), "7")[0].problem
+    run_record.write_record(ProcessRecord(pid=1, top="7", helper=f"{namespace}-{own}", is_final=True))
+    assert not exit_summary._final_records(str(tmp_path), "7")[0].problem
     assert not waits

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from cachefs.publishing import sample_files as module
-from cachefs.publishing.sample_files import listed_files
+from cachefs.publishing.files import sample_files as module
+from cachefs.publishing.files.sample_files import listed_files
 
 PATHS = ["/d/a", "/d/b", "/d/c"]
 
@@ -104,7 +104,7 @@ def test_no_list_is_taken_of_which_some_are_not_wanted(monkeypatch: pytest.Monke
     paths = [(f"/d/{number}", 0) for number in range(1000)]
     asked: list[int] = []
     looked_at: list[int] = []
-    take = module.taken
+    take = module.take_values
 
     def taken(entries: Any, *arguments: Any) -> Any:
         looked_at.append(len(entries))
@@ -114,14 +114,14 @@ def test_no_list_is_taken_of_which_some_are_not_wanted(monkeypatch: pytest.Monke
         asked.append(len(some))
         return False
 
-    monkeypatch.setattr(module, "taken", taken)
+    monkeypatch.setattr(module, "take_values", taken)
     assert listed_files(Has(samples=paths), 1000, is_wanted=is_wanted) is None
     assert asked == looked_at
     assert sum(looked_at) <= 2 * module.PROBES
 
 
 def test_a_list_that_takes_too_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "soon", lambda: -1.0)
+    monkeypatch.setattr(module, "column_deadline", lambda: -1.0)
     assert listed_files(Has(samples=PATHS)) is None
 
 

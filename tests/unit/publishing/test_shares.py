@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 
 from cachefs.inodes import ENTRY_BITS, ENTRY_MASK
 from cachefs.mount_table import MountPoint
-from cachefs.publishing import shares as module
-from cachefs.publishing.places import Places
-from cachefs.publishing.shares import Share, shares
+from cachefs.publishing.files import shares as module
+from cachefs.publishing.files.shares import FileShare, find_shares
+from cachefs.publishing.mount_resolver import MountResolver
 
 POINT = MountPoint(Path("/mnt"), "0:1", "cachefs:images")
 
 
-def share(samples: list[int], length: int) -> Share:
-    return Share(POINT, 1, numpy.arange(len(samples), dtype=numpy.uint32), numpy.array(samples, numpy.int64), length)
+def share(samples: list[int], length: int) -> FileShare:
+    return FileShare(
+        POINT, 1, numpy.arange(len(samples), dtype=numpy.uint32), numpy.array(samples, numpy.int64), length
+    )
 
 
 @given(
@@ -33,16 +35,16 @@ def test_orders_and_positions_are_those_of_a_loop(files: list[int], order: list[
     before = [file for sample in order[:position] for file in range(len(samples)) if samples[file] == sample]
     of_files = share(samples, len(files))
     asked = numpy.array(order, numpy.uint32)
-    assert of_files.order(asked).tolist() == expected
-    if not of_files.is_plain:
-        assert of_files.position(asked, position) == len(before)
-    assert of_files.is_plain == all(count == 1 for count in files)
+    assert of_files.file_order(asked).tolist() == expected
+    if not of_files.is_one_to_one:
+        assert of_files.file_position(asked, position) == len(before)
+    assert of_files.is_one_to_one == all(count == 1 for count in files)
 
 
 def test_records_are_counted_by_the_daemon() -> None:
-    records = Share(POINT, 1, numpy.arange(2, dtype=numpy.uint32), numpy.arange(2), 2, of_records=True)
-    assert records.is_plain
-    assert records.order(numpy.array([7, 5], numpy.uint32)).tolist() == [7, 5]
+    records = FileShare(POINT, 1, numpy.arange(2, dtype=numpy.uint32), numpy.arange(2), 2, of_records=True)
+    assert records.is_one_to_one
+    assert records.file_order(numpy.array([7, 5], numpy.uint32)).tolist() == [7, 5]
 
 
 @pytest.fixture
@@ -51,14 +53,14 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("one/a", "one/b", "two/c"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    real = module._inodes
+    real = module._inode_numbers
 
     def like_a_mount(directory: str, names: list[str]) -> NDArray[numpy.int64]:
         slot = 2 if directory.endswith("two/") else 1
         found = real(directory, names)
         return numpy.where(found > 0, (found & ENTRY_MASK) | slot << ENTRY_BITS, 0)
 
-    monkeypatch.setattr(module, "_inodes", like_a_mount)
+    monkeypatch.setattr(module, "_inode_numbers", like_a_mount)
     return tmp_path
 
 
@@ -67,17 +69,19 @@ def entry(path: Path) -> int:
 
 
 def test_files_are_grouped_by_snapshot_and_others_left_out(tree: Path) -> None:
-    places = Places([MountPoint(tree, "0:1", "cachefs:all")])
+    places = MountResolver([MountPoint(tree, "0:1", "cachefs:all")])
     files = [f"{tree}/two/c", f"{tree}/one/b", "/elsewhere/x", f"{tree}/one/gone", f"{tree}/one/a"]
-    one, two = sorted(shares(files, places), key=lambda share: share.slot)
+    one, two = sorted(find_shares(files, places), key=lambda share: share.slot)
     assert one.entries.tolist() == [entry(tree / "one/b"), entry(tree / "one/a")]
     assert one.samples.tolist() == [1, 4]
     assert (two.slot, two.entries.tolist(), two.samples.tolist()) == (2, [entry(tree / "two/c")], [0])
-    assert one.order(numpy.array([4, 0, 1], numpy.uint32)).tolist() == [1, 0]
+    assert one.file_order(numpy.array([4, 0, 1], numpy.uint32)).tolist() == [1, 0]
 
 
 def test_several_files_of_a_sample_stay_in_the_order_they_were_opened(tree: Path) -> None:
-    (found,) = shares([[f"{tree}/one/b", f"{tree}/one/a"], []], Places([MountPoint(tree, "0:1", "cachefs:one")]))
+    (found,) = find_shares(
+        [[f"{tree}/one/b", f"{tree}/one/a"], []], MountResolver([MountPoint(tree, "0:1", "cachefs:one")])
+    )
     assert found.entries.tolist() == [entry(tree / "one/b"), entry(tree / "one/a")]
     assert found.samples.tolist() == [0, 0]
     assert found.length == 2
@@ -90,13 +94,13 @@ def test_places_follow_links_to_directories_and_prefer_inner_mounts(
     inner.mkdir(parents=True)
     (tmp_path / "link").symlink_to(inner)
     points = [MountPoint(tmp_path / "outer", "0:1", "cachefs:o"), MountPoint(inner, "0:2", "cachefs:i")]
-    places = Places(points)
+    places = MountResolver(points)
     assert places.mount_of(f"{tmp_path}/link/x") == points[1]
     assert places.mount_of(f"{tmp_path}/outer/inner/../x") == points[0]
     assert places.mount_of(f"{tmp_path}/outer-not/x") is None
     assert places.mount_of("relative") is None
     monkeypatch.chdir(inner)
-    assert Places(points).mount_of("relative") == points[1]
+    assert MountResolver(points).mount_of("relative") == points[1]
 
 
 @pytest.mark.parametrize("few", [True, False])
@@ -108,9 +112,9 @@ def test_names_looked_up_one_by_one_are_those_of_a_listing(
     monkeypatch.setattr(module, "FEW_NAMES", 100 if few else 0)
     names = ["file", "", ".", "..", "gone", "file/below", "link", "file"]
     file, link = (tmp_path / "file").stat().st_ino, (tmp_path / "link").lstat().st_ino
-    assert module._inodes(str(tmp_path), names).tolist() == [file, 0, 0, 0, 0, 0, link, file]
-    assert module._inodes(f"{tmp_path}/gone", names).tolist() == [0] * len(names)
-    assert module._inodes(f"{tmp_path}/file", names).tolist() == [0] * len(names)
+    assert module._inode_numbers(str(tmp_path), names).tolist() == [file, 0, 0, 0, 0, 0, link, file]
+    assert module._inode_numbers(f"{tmp_path}/gone", names).tolist() == [0] * len(names)
+    assert module._inode_numbers(f"{tmp_path}/file", names).tolist() == [0] * len(names)
 
 
 def test_a_directory_of_which_few_files_are_wanted_is_not_listed(
@@ -122,10 +126,10 @@ def test_a_directory_of_which_few_files_are_wanted_is_not_listed(
     def list_nothing(directory: str) -> dict[str, int]:
         raise AssertionError(directory)
 
-    monkeypatch.setattr(module, "_listed", list_nothing)
+    monkeypatch.setattr(module, "_list_directory", list_nothing)
     names = ["7", "1", *["3"] * 10]
     expected = [(tmp_path / name).stat().st_ino for name in names]
-    assert module._inodes(str(tmp_path), names).tolist() == expected
+    assert module._inode_numbers(str(tmp_path), names).tolist() == expected
 
 
 def test_many_directories_are_looked_into_as_few_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +143,8 @@ def test_many_directories_are_looked_into_as_few_are(tmp_path: Path, monkeypatch
         files.append([f"{directory}/{name}" for name in [*names, "gone"]])
     slot = MountPoint(mount, "0:1", "cachefs:images")
     monkeypatch.setattr(module, "slots_and_entries", lambda inodes: (numpy.sign(inodes), inodes & ENTRY_MASK))
-    monkeypatch.setattr(module, "AT_A_TIME", 5)
-    (many,) = shares(files, Places([slot]))
+    monkeypatch.setattr(module, "DIRECTORIES_AT_ONCE", 5)
+    (many,) = find_shares(files, MountResolver([slot]))
     expected = [
         (sample, Path(path).stat().st_ino & ENTRY_MASK)
         for sample, paths in enumerate(files)
@@ -149,5 +153,5 @@ def test_many_directories_are_looked_into_as_few_are(tmp_path: Path, monkeypatch
     ]
     assert list(zip(many.samples.tolist(), many.entries.tolist(), strict=True)) == expected
     monkeypatch.setattr(module, "THREADS", len(files))
-    (few,) = shares(files, Places([slot]))
+    (few,) = find_shares(files, MountResolver([slot]))
     assert (few.samples.tolist(), few.entries.tolist()) == (many.samples.tolist(), many.entries.tolist())

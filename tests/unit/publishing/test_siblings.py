@@ -10,22 +10,22 @@ import pytest
 
 from cachefs.inodes import inode_of
 from cachefs.mount_table import MountPoint
-from cachefs.publishing import learned as module
 from cachefs.publishing.channel import MAX_PACKET, SOCKET_NAME
-from cachefs.publishing.inference import Observed
-from cachefs.publishing.places import Places
-from cachefs.publishing.published_consumer import Opening, PublishedConsumer
-from cachefs.publishing.siblings import MOST_SECONDS, Siblings
+from cachefs.publishing.files import learned as module
+from cachefs.publishing.files.inference import OpenedFiles
+from cachefs.publishing.mount_resolver import MountResolver
+from cachefs.publishing.published_consumer import ConsumerOpening, PublishedConsumer
+from cachefs.publishing.siblings import MAX_PAUSE_SECONDS, SiblingHelpers
 
 POINT = MountPoint(Path("/mnt"), "0:1", "cachefs:images")
-PLACES = Places([POINT])
+PLACES = MountResolver([POINT])
 LENGTH = 100_000
 
 
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch) -> PublishedConsumer:
-    monkeypatch.setattr(module, "file_at", lambda path, places: (POINT, inode_of(1, int(Path(path).name))))
-    return PublishedConsumer(Opening(3, "0", "test", LENGTH, learn=True))
+    monkeypatch.setattr(module, "find_file", lambda path, places: (POINT, inode_of(1, int(Path(path).name))))
+    return PublishedConsumer(ConsumerOpening(3, "0", "test", LENGTH, learn=True))
 
 
 @contextlib.contextmanager
@@ -55,27 +55,27 @@ def received(connection: socket.socket) -> list[int]:
 
 def learn(consumer: PublishedConsumer, pairs: list[tuple[int, list[str]]]) -> None:
     for sample, paths in pairs:
-        consumer.observe(Observed((sample,), tuple(paths)), PLACES)
+        consumer.record_opened(OpenedFiles((sample,), tuple(paths)), PLACES)
 
 
 def test_each_sibling_is_told_what_it_has_not_heard(tmp_path: Path, consumer: PublishedConsumer) -> None:
-    siblings = Siblings(tmp_path / "us")
+    siblings = SiblingHelpers(tmp_path / "us")
     with sibling(tmp_path / "us"), sibling(tmp_path / "a") as first:
-        siblings.tell([consumer], 0)
+        siblings.send_learned([consumer], 0)
         learn(consumer, [(5, ["/mnt/5"]), (7, ["/mnt/1", "/mnt/2"])])
-        siblings.tell([consumer], 1)
+        siblings.send_learned([consumer], 1)
         a, _ = first.accept()
         assert received(a) == [5, 7, 7]
         with sibling(tmp_path / "b") as second:
             learn(consumer, [(9, ["/mnt/9"])])
-            siblings.tell([consumer], 1.5)  # not again so soon
-            siblings.tell([consumer], 2)
+            siblings.send_learned([consumer], 1.5)  # not again so soon
+            siblings.send_learned([consumer], 2)
             b, _ = second.accept()
             assert (received(a), received(b)) == ([9], [5, 7, 7, 9])
             # One that has no such consumer hangs up, and is told from the start, at growing intervals.
             b.close()
             for now in range(3, 200):
-                siblings.tell([consumer], now)
+                siblings.send_learned([consumer], now)
                 with contextlib.suppress(BlockingIOError):
                     last, _ = second.accept()
                     heard = received(last)
@@ -83,11 +83,11 @@ def test_each_sibling_is_told_what_it_has_not_heard(tmp_path: Path, consumer: Pu
             assert heard == [5, 7, 7, 9]
             calls = 0
             for now in range(200, 400):
-                siblings.tell([consumer], now)
+                siblings.send_learned([consumer], now)
                 with contextlib.suppress(BlockingIOError):
                     second.accept()[0].close()
                     calls += 1
-            assert calls <= 1 + 200 // MOST_SECONDS
+            assert calls <= 1 + 200 // MAX_PAUSE_SECONDS
         with pytest.raises(BlockingIOError):
             first.accept()
         a.close()
@@ -96,13 +96,13 @@ def test_each_sibling_is_told_what_it_has_not_heard(tmp_path: Path, consumer: Pu
 def test_one_that_does_not_listen_costs_one_connection_and_misses_nothing(
     tmp_path: Path, consumer: PublishedConsumer
 ) -> None:
-    siblings = Siblings(tmp_path / "us")
+    siblings = SiblingHelpers(tmp_path / "us")
     now = 0.0
     with sibling(tmp_path / "stuck") as listener:
         for sample in range(1000):  # more packets than fit into a socket
             learn(consumer, [(sample, [f"/mnt/{sample}"])])
             now += 1
-            siblings.tell([consumer], now)
+            siblings.send_learned([consumer], now)
         connection, _ = listener.accept()
         connection.settimeout(0)
         heard = []
@@ -110,8 +110,8 @@ def test_one_that_does_not_listen_costs_one_connection_and_misses_nothing(
             with contextlib.suppress(BlockingIOError):
                 while True:
                     heard += received(connection)
-            now += MOST_SECONDS
-            siblings.tell([consumer], now)
+            now += MAX_PAUSE_SECONDS
+            siblings.send_learned([consumer], now)
         assert heard == list(range(1000))
         with pytest.raises(BlockingIOError):
             listener.accept()
@@ -119,5 +119,5 @@ def test_one_that_does_not_listen_costs_one_connection_and_misses_nothing(
         # A new dataset in the same place is told from its start.
         other = PublishedConsumer(consumer.opening)
         learn(other, [(4, ["/mnt/4"])])
-        siblings.tell([other], now + MOST_SECONDS)
+        siblings.send_learned([other], now + MAX_PAUSE_SECONDS)
         assert received(listener.accept()[0]) == [4]

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from cachefs.run import STARTUP
+from cachefs.run import STARTUP_DIRECTORY
 
-FILE = str(STARTUP / "sitecustomize.py")
+FILE = str(STARTUP_DIRECTORY / "sitecustomize.py")
 BEGIN = f"""
 import contextlib, importlib.machinery as machinery, sys
 __file__, tried, real = {FILE!r}, [], machinery.ExtensionFileLoader.create_module

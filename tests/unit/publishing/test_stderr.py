@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cachefs.publishing import stderr
-from cachefs.publishing.descriptors import identity
+from cachefs.publishing.descriptors import file_identity
 from cachefs.publishing.stderr import without_sigpipe, write_line
 
 BEGIN = "import os, signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL); "
@@ -70,7 +70,7 @@ def test_a_line_has_an_end(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatc
     before = os.dup(2)
     os.dup2(pipe[1], 2)
     try:
-        monkeypatch.setattr(stderr, "started_with", identity(2))
+        monkeypatch.setattr(stderr, "initial_identity", file_identity(2))
         write_line("x" * 9000)
     finally:
         os.dup2(before, 2)

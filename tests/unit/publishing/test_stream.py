@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
-from cachefs.hooks import stream
-from cachefs.hooks.stream import BatchLength, Stream
-from cachefs.publishing.columns import Listing
+from cachefs.hooks import stream_watch
+from cachefs.hooks.stream_watch import BatchLength, StreamWatch
+from cachefs.publishing.files.listed import DatasetListing
 
 FILES = ("/mnt/a.tar", "/mnt/b.tar", "/mnt/c.tar")
 
@@ -30,7 +30,7 @@ class Published:
     def order(self, epoch: int, order: list[int]) -> None:
         self.orders[epoch] = order
 
-    def note(self, unknown: str, opened: str) -> None:
+    def publish_note(self, unknown: str, opened: str) -> None:
         self.notes.append(opened)
 
     def progress(self, epoch: int, position: int) -> None:
@@ -39,7 +39,7 @@ class Published:
     def close(self) -> None:
         self.is_open = False
 
-    def note_end(self) -> None:
+    def record_end(self) -> None:
         self.is_open = False
 
 
@@ -50,10 +50,10 @@ class Dataset:
         self.files: tuple[str, ...] | None = FILES
         self.asked = 0
 
-    def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
+    def epoch_orders(self, earlier_epochs: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
         assert self.files is not None
         numbers = [*range(len(self.files))]
-        return [numbers[turn:] + numbers[:turn] for turn in (begun, begun + 1)]
+        return [numbers[turn:] + numbers[:turn] for turn in (earlier_epochs, earlier_epochs + 1)]
 
 
 class Job:
@@ -76,18 +76,18 @@ class Job:
         def mount_of(path: str) -> object:
             return path if path.startswith("/mnt/") else None
 
-        monkeypatch.setattr(stream, "Publication", published)
-        monkeypatch.setattr(stream, "shards_of", shards_of)
-        monkeypatch.setattr(stream, "skipped", lambda _: self.skipped)
-        monkeypatch.setattr(stream, "Places", lambda: SimpleNamespace(mount_of=mount_of))
-        monkeypatch.setattr(stream, "listing", lambda _: Listing((), ()))
-        monkeypatch.setattr(stream.opened, "what_was_opened", lambda *_: self.opened)
+        monkeypatch.setattr(stream_watch, "Publication", published)
+        monkeypatch.setattr(stream_watch, "shards_of", shards_of)
+        monkeypatch.setattr(stream_watch, "count_skipped", lambda _: self.skipped)
+        monkeypatch.setattr(stream_watch, "MountResolver", lambda: SimpleNamespace(mount_of=mount_of))
+        monkeypatch.setattr(stream_watch, "read_listing", lambda _: DatasetListing((), ()))
+        monkeypatch.setattr(stream_watch.opened_files, "opened_file", lambda *_: self.opened)
         loader = SimpleNamespace(dataset=self.dataset, num_workers=0, persistent_workers=False)
-        self.stream = Stream(loader, {"dataset": "Stream", "place": "train.py:3"})
+        self.stream = StreamWatch(loader, {"dataset": "Stream", "place": "train.py:3"})
 
     def epoch(self) -> None:
-        self.stream.begin(object(), self.dataset)
-        self.stream.drew([None], object(), 0, self.dataset)
+        self.stream.begin_epoch(object(), self.dataset)
+        self.stream.record_draw([None], object(), 0, self.dataset)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_a_stream_that_is_below_no_mount_costs_nothing_further(job: Job) -> None
 
 def test_an_order_that_takes_too_long_is_asked_for_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(job.dataset, "orders", lambda begun, workers, keeps_workers: asked.append(begun) or [])
+    monkeypatch.setattr(job.dataset, "epoch_orders", lambda begun, workers, keeps_workers: asked.append(begun) or [])
     for _ in range(3):
         job.epoch()
     assert asked == [0]
@@ -203,12 +203,12 @@ COLLATED: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("collate", COLLATED.values(), ids=COLLATED)
 def test_a_short_batch_is_counted_as_what_it_has(collate: Callable[[int], Any]) -> None:
     length = BatchLength(collate)
-    assert [length.read(collate(number), 10) for number in (10, 10, 3, 10, 1)] == [10, 10, 3, 10, 1]
+    assert [length.read_length(collate(number), 10) for number in (10, 10, 3, 10, 1)] == [10, 10, 3, 10, 1]
 
 
 def test_a_batch_of_as_many_samples_as_fields_is_not_taken_for_a_full_one() -> None:
     length = BatchLength(COLLATED["fields"])
-    assert [length.read(COLLATED["fields"](number), 2) for number in (2, 1)] == [2, 1]
+    assert [length.read_length(COLLATED["fields"](number), 2) for number in (2, 1)] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_batch_of_as_many_samples_as_fields_is_not_taken_for_a_full_one() -> N
 )
 def test_torchs_own_batches_are_counted_from_the_first_one_on(sample: Any) -> None:
     length = BatchLength(default_collate)
-    assert [length.read(default_collate([sample] * number), 10) for number in (3, 10, 1)] == [3, 10, 1]
+    assert [length.read_length(default_collate([sample] * number), 10) for number in (3, 10, 1)] == [3, 10, 1]
 
 
 class OwnTensor(torch.Tensor):
@@ -227,9 +227,9 @@ class OwnTensor(torch.Tensor):
 
 def test_the_number_of_fields_is_not_taken_for_that_of_samples() -> None:
     fields = [OwnTensor(10, 3), OwnTensor(10)]
-    assert BatchLength(default_collate).read(fields, 10) is None
+    assert BatchLength(default_collate).read_length(fields, 10) is None
     with _Mode():
-        assert BatchLength(default_collate).read([torch.zeros(10), torch.zeros(10)], 10) is None
+        assert BatchLength(default_collate).read_length([torch.zeros(10), torch.zeros(10)], 10) is None
 
 
 class _Mode(TorchDispatchMode):
@@ -241,9 +241,9 @@ class _Mode(TorchDispatchMode):
     "batch", [None, object(), 7, "text", {}, torch.zeros(()), numpy.float64(1)], ids=lambda one: type(one).__name__
 )
 def test_the_samples_of_a_batch_without_a_length_are_not_known(batch: Any) -> None:
-    assert [BatchLength(collate).read(batch, 10) for collate in (default_collate, None)] == [None, None]
+    assert [BatchLength(collate).read_length(batch, 10) for collate in (default_collate, None)] == [None, None]
 
 
 def test_the_samples_of_short_batches_are_not_known_before_a_full_one_has_come() -> None:
     length = BatchLength(None)
-    assert [length.read(torch.zeros(number), 10) for number in (3, 10, 3)] == [None, 10, 3]
+    assert [length.read_length(torch.zeros(number), 10) for number in (3, 10, 3)] == [None, 10, 3]

@@ -10,23 +10,23 @@ from types import SimpleNamespace
 import pytest
 
 from cachefs.messages import Trouble
-from cachefs.publishing import last_words
+from cachefs.publishing import exit_summary
+from cachefs.publishing.exit_summary import find_failed_read
 from cachefs.publishing.job_stderr import JobStderr
-from cachefs.publishing.last_words import failed_read
 from cachefs.publishing.run_record import RUN_VARIABLE, LoaderRecord, ProcessRecord, TroubleRecord
-from cachefs.publishing.summary import lines as summary
-from cachefs.publishing.trouble_lines import MOST_LINES, TroubleLines
-from cachefs.troubles import Cause
+from cachefs.publishing.summary import summary_lines as summary
+from cachefs.publishing.trouble_lines import MAX_LINES, TroublePrinter
+from cachefs.trouble_texts import Cause
 
 
 class Job:
     def __init__(self) -> None:
         self.now = 1000.0
         self.lines: list[str] = []
-        self.troubles = TroubleLines(self.lines.append, lambda: self.now)
+        self.troubles = TroublePrinter(self.lines.append, lambda: self.now)
 
     def see(self, *troubles: Trouble) -> None:
-        self.troubles.see(troubles)
+        self.troubles.update_troubles(troubles)
 
 
 def outage(since: float, waiting: int = 1) -> Trouble:
@@ -37,7 +37,7 @@ def test_an_outage_is_told_when_it_has_lasted_and_when_it_is_over() -> None:
     job = Job()
     job.see(outage(1000.0))
     assert job.lines == []
-    assert job.troubles.has_any
+    assert job.troubles.has_lasting_trouble
     job.now = 1004.0
     job.see(outage(1000.0))
     job.see(outage(1000.0))
@@ -46,8 +46,8 @@ def test_an_outage_is_told_when_it_has_lasted_and_when_it_is_over() -> None:
     job.see()
     job.see()
     assert job.lines[1:] == ["S3 at x answers again, after 35 s"]
-    assert not job.troubles.has_any
-    [record] = job.troubles.records()
+    assert not job.troubles.has_lasting_trouble
+    [record] = job.troubles.make_records()
     assert (record.line, record.seconds, record.waited) == ("S3 at x did not answer for 35 s", 35.0, 35.0)
 
 
@@ -61,7 +61,7 @@ def test_a_read_that_waits_on_after_an_outage_waits_for_the_rest_only() -> None:
     job.see(slow)
     job.see()
     assert [line.partition(",")[0] for line in job.lines[1:]] == ["S3 at x answers again"]
-    assert [record.line for record in job.troubles.records()] == ["S3 at x did not answer for 30 s"]
+    assert [record.line for record in job.troubles.make_records()] == ["S3 at x did not answer for 30 s"]
 
 
 def test_an_outage_that_no_read_waits_for_is_not_the_jobs() -> None:
@@ -69,7 +69,7 @@ def test_an_outage_that_no_read_waits_for_is_not_the_jobs() -> None:
     job.now = 1010.0
     job.see(outage(1000.0, waiting=0))
     assert job.lines == []
-    assert job.troubles.records() == []
+    assert job.troubles.make_records() == []
 
 
 def test_failed_reads_are_told_at_once_and_are_not_over() -> None:
@@ -80,7 +80,9 @@ def test_failed_reads_are_told_at_once_and_are_not_over() -> None:
     job.see()
     assert len(job.lines) == 1
     assert job.lines[0] == "1 read of pets failed: no; see `cachectl errors`"
-    assert [record.line for record in job.troubles.records()] == ["5 reads of pets failed: no; see `cachectl errors`"]
+    assert [record.line for record in job.troubles.make_records()] == [
+        "5 reads of pets failed: no; see `cachectl errors`"
+    ]
 
 
 def test_an_origin_that_comes_and_goes_fills_no_log() -> None:
@@ -90,27 +92,27 @@ def test_an_origin_that_comes_and_goes_fills_no_log() -> None:
         job.see(outage(job.now - 5))
         job.now += 10
         job.see()
-    assert len(job.lines) == MOST_LINES
+    assert len(job.lines) == MAX_LINES
 
 
 def test_a_program_that_dies_of_a_failed_read_says_so_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The helper of the job says it first, and the summary follows."""
     said: list[str] = []
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(last_words, "_said", [])
-    monkeypatch.setattr(last_words, "_cause", lambda *_: "refused pets\n2 reads of pets failed: no; see `errors`")
-    monkeypatch.setattr(last_words.channel, "say", said.append)
+    monkeypatch.setattr(exit_summary, "_printed_keys", [])
+    monkeypatch.setattr(exit_summary, "_ask_cause", lambda *_: "refused pets\n2 reads of pets failed: no; see `errors`")
+    monkeypatch.setattr(exit_summary.channel, "print_line", said.append)
     job = Job()
     job.see(Trouble(Cause.REFUSED, "pets", 900.0, 1000.0, "no", failed=1))
     assert len(job.lines) == 1
-    last_words.say_cause(PermissionError(13, "no"))
+    exit_summary.print_cause(PermissionError(13, "no"))
     assert said == ["2 reads of pets failed: no; see `errors`"], "behind the traceback, where the user looks"
-    last_words.say_cause(PermissionError(13, "no"))  # another process of the run
+    exit_summary.print_cause(PermissionError(13, "no"))  # another process of the run
     assert len(said) == 1
-    assert summary([ProcessRecord(1, True, troubles=job.troubles.records())], last_words._said) == []
+    assert summary([ProcessRecord(1, True, troubles=job.troubles.make_records())], exit_summary._printed_keys) == []
     for name in tmp_path.iterdir():
         name.unlink()
-    last_words.say_cause(PermissionError(13, "no"))
+    exit_summary.print_cause(PermissionError(13, "no"))
     job = Job()
     job.see(Trouble(Cause.REFUSED, "pets", 900.0, 1000.0, "no", failed=1))
     assert job.lines == []
@@ -152,31 +154,31 @@ def _raised(cause: BaseException, *, torch: bool) -> BaseException:
 @pytest.mark.parametrize("torch", [False, True])
 @pytest.mark.parametrize("number", [5, 13, 116])
 def test_the_errno_behind_an_exception_is_found(number: int, torch: bool) -> None:
-    assert failed_read(_raised(OSError(number, os.strerror(number)), torch=torch)) == (number, "")
+    assert find_failed_read(_raised(OSError(number, os.strerror(number)), torch=torch)) == (number, "")
 
 
 @pytest.mark.parametrize("path", ["/ckpt/secret", "/a: 'b", "/it's"])
 def test_the_file_is_found_in_the_text_of_a_worker(path: str) -> None:
     cause = PermissionError(13, os.strerror(13), path)
-    assert failed_read(_raised(cause, torch=True)) == (13, path)
+    assert find_failed_read(_raised(cause, torch=True)) == (13, path)
 
 
 def test_a_refusal_of_a_file_that_is_on_no_mount_has_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_words, "mount_points", lambda: [SimpleNamespace(path="/m")])
-    monkeypatch.setattr(last_words.channel, "run_unseen", lambda *_: b"a cause")
-    assert last_words._cause(13, "/ckpt/secret") == ""
-    assert last_words._cause(13, "/m/secret") == "a cause"
+    monkeypatch.setattr(exit_summary, "mount_points", lambda: [SimpleNamespace(path="/m")])
+    monkeypatch.setattr(exit_summary.channel, "run_detached", lambda *_: b"a cause")
+    assert exit_summary._ask_cause(13, "/ckpt/secret") == ""
+    assert exit_summary._ask_cause(13, "/m/secret") == "a cause"
     for number in (5, 13):
-        assert last_words._cause(number, "") == "a cause", "a read names no file"
+        assert exit_summary._ask_cause(number, "") == "a cause", "a read names no file"
 
 
 def test_other_exceptions_are_none_of_ours() -> None:
-    assert failed_read(ValueError("[Errno 13]")) == (0, "")
-    assert failed_read(FileNotFoundError(2, "no", "/x")) == (0, "")
-    assert failed_read(PermissionError(13, "no", "/x")) == (13, "/x")
+    assert find_failed_read(ValueError("[Errno 13]")) == (0, "")
+    assert find_failed_read(FileNotFoundError(2, "no", "/x")) == (0, "")
+    assert find_failed_read(PermissionError(13, "no", "/x")) == (13, "/x")
     loop = ValueError()
     loop.__context__ = loop
-    assert failed_read(loop) == (0, "")
+    assert find_failed_read(loop) == (0, "")
 
 
 # --- the job's stderr -----------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def test_a_line_is_written_between_those_of_the_job(tmp_path: Path, flags: int) 
     fd = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | flags)
     process = _process(fd)
     _is_up(process)
-    written = _stderr_of(process).write("ours")
+    written = _stderr_of(process).write_line("ours")
     process.communicate(b"")
     assert written
     assert (tmp_path / "log").read_text() == "ours\nown\n"
@@ -216,10 +218,10 @@ def test_a_pipe_gets_the_line_and_its_end() -> None:
     process = _process(subprocess.PIPE)
     _is_up(process)
     stderr = _stderr_of(process)
-    assert stderr.write("ours")
+    assert stderr.write_line("ours")
     _, text = process.communicate(b"")
     assert text == b"ours\nown\n"
-    assert not stderr.write("later")
+    assert not stderr.write_line("later")
 
 
 def test_a_pipe_that_is_full_is_not_waited_for() -> None:
@@ -232,7 +234,7 @@ def test_a_pipe_that_is_full_is_not_waited_for() -> None:
             os.write(writing, bytes(4096))
     except BlockingIOError:
         pass
-    assert not _stderr_of(process).write("ours")
+    assert not _stderr_of(process).write_line("ours")
     process.kill()
     process.communicate()
     with open(reading, "rb", closefd=True) as rest:
@@ -252,7 +254,7 @@ def test_another_file_than_at_the_start_is_left_alone(tmp_path: Path) -> None:
     process.stdin.write(b"\n")
     process.stdin.flush()
     process.stdout.readline()
-    assert not stderr.write("ours")
+    assert not stderr.write_line("ours")
     process.communicate(b"\n")
     assert (tmp_path / "other").read_bytes() == b""
 
@@ -264,7 +266,7 @@ def test_a_file_that_the_job_has_put_there_before_its_first_loader_is_left_alone
     _is_up(process)
     other = os.stat(os.devnull)
     for started_with in ((other.st_dev, other.st_ino), None):
-        assert not JobStderr(process.pid, os.pidfd_open(process.pid), started_with).write("ours")
+        assert not JobStderr(process.pid, os.pidfd_open(process.pid), started_with).write_line("ours")
     process.communicate(b"")
     assert (tmp_path / "captured").read_bytes() == b"own\n"
 
@@ -272,12 +274,12 @@ def test_a_file_that_the_job_has_put_there_before_its_first_loader_is_left_alone
 DIE = """
 import errno, signal, sys
 from cachefs import mount_table
-from cachefs.publishing import channel, last_words
+from cachefs.publishing import channel, exit_summary
 mount_table._TABLE = mount_table.Path(sys.argv[1])
 signal.signal(signal.SIGCHLD, lambda number, frame: print("SIGCHLD"))
-run = channel.run_unseen
-channel.run_unseen = lambda *given: print("asked", run(*given))
-last_words.say_cause(PermissionError(errno.EACCES, "no", sys.argv[2]))
+run = channel.run_detached
+channel.run_detached = lambda *given: print("asked", run(*given))
+exit_summary.print_cause(PermissionError(errno.EACCES, "no", sys.argv[2]))
 """
 
 

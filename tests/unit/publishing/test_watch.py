@@ -9,17 +9,18 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from cachefs import pure_sampler
-from cachefs.hooks import guesses, order, watch
-from cachefs.hooks.order import SamplerOrder
-from cachefs.hooks.watch import Watch
-from cachefs.publishing.columns import Listing
+from cachefs.hooks import loader_watch
+from cachefs.hooks.loader_watch import LoaderWatch
+from cachefs.hooks.order import foresee, prediction
+from cachefs.hooks.order.foresee import SamplerOrder
+from cachefs.publishing.files.listed import DatasetListing
 
 SIZE, BATCH = 40, 4
 STEPS = (7, 11)
 ORDERS = [[index * step % SIZE for index in range(SIZE)] for step in STEPS]
 
 # What a dataset lists that lists nothing.
-NOTHING = Listing((), ())
+NOTHING = DatasetListing((), ())
 
 
 class Recorder:
@@ -40,10 +41,10 @@ class Recorder:
     def progress(self, number: int, position: int) -> None:
         self.places.append((number, position))
 
-    def note(self, unknown: str) -> None:
+    def publish_note(self, unknown: str) -> None:
         self.notes.append(unknown)
 
-    def note_end(self) -> None:
+    def record_end(self) -> None:
         pass
 
 
@@ -59,7 +60,7 @@ class Sampler:
             yield index * STEPS[self.epoch - 1] % SIZE
 
 
-class Listing(Sampler):
+class DatasetListing(Sampler):
     def __iter__(self) -> Iterator[int]:
         return iter(list(super().__iter__()))
 
@@ -67,29 +68,29 @@ class Listing(Sampler):
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(watch, "Publication", lambda *_, **__: recorder)
-    monkeypatch.setattr(watch, "PART_SECONDS", 0.0)
+    monkeypatch.setattr(loader_watch, "Publication", lambda *_, **__: recorder)
+    monkeypatch.setattr(loader_watch, "PART_SECONDS", 0.0)
     return recorder
 
 
-def go_through(loader: Any, watched: Watch, ahead: int) -> None:
+def go_through(loader: Any, watched: LoaderWatch, ahead: int) -> None:
     """As torch does it: *ahead* batches are drawn before they are read."""
     indices = iter(loader.batch_sampler)
-    watched.begin(iter(()), None)
+    watched.begin_epoch(iter(()), None)
     drawn = []
     for batch in indices:
-        watched.move(BATCH * max(0, len(drawn) - ahead))
+        watched.record_delivered(BATCH * max(0, len(drawn) - ahead))
         drawn.append(batch)
-        watched.drew(batch, indices, BATCH * max(0, len(drawn) - 1 - ahead), None)
+        watched.record_draw(batch, indices, BATCH * max(0, len(drawn) - 1 - ahead), None)
     for left in range(ahead, 0, -1):
-        watched.move(SIZE - BATCH * left, at_end=True)
-    watched.move(SIZE, at_end=True)
+        watched.record_delivered(SIZE - BATCH * left, at_end=True)
+    watched.record_delivered(SIZE, at_end=True)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_parts_follow_each_other_and_are_all_that_is_drawn(record: Recorder, workers: int) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Sampler(), num_workers=workers)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    watched = LoaderWatch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(2):
         go_through(loader, watched, 2 * workers)
     assert [one for number in sorted(record.orders) for one in record.orders[number]] == [
@@ -102,8 +103,8 @@ def test_parts_follow_each_other_and_are_all_that_is_drawn(record: Recorder, wor
 
 
 def test_an_epoch_that_lies_ready_is_published_once(record: Recorder) -> None:
-    loader: Any = DataLoader(range(SIZE), BATCH, sampler=Listing(), num_workers=1)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=DatasetListing(), num_workers=1)  # type: ignore[arg-type]
+    watched = LoaderWatch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(2):
         go_through(loader, watched, 2)
     assert record.orders == dict(enumerate(ORDERS))
@@ -113,10 +114,10 @@ def test_an_epoch_that_lies_ready_is_published_once(record: Recorder) -> None:
 def test_an_order_that_does_not_come_as_foreseen_is_replaced(record: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, shuffle=True)  # type: ignore[arg-type]
     ours = SamplerOrder(loader)
-    found = ours.foresee()
+    found = ours.foresee_orders()
     assert found is not None
-    monkeypatch.setattr(ours, "foresee", lambda: [found[0][::-1].copy()])
-    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE, NOTHING)
+    monkeypatch.setattr(ours, "foresee_orders", lambda: [found[0][::-1].copy()])
+    watched = LoaderWatch(loader, ours, {}, ["/m/a"] * SIZE, NOTHING)
     go_through(loader, watched, 0)
     assert record.orders == {0: found[0].tolist()}
 
@@ -128,14 +129,16 @@ def test_epochs_ahead_are_published_once_and_replaced_where_they_turn_out_to_be_
     ours = SamplerOrder(loader)
     epochs = [numpy.roll(numpy.arange(SIZE), epoch) for epoch in range(9)]
     said: list[tuple[int, int]] = []
-    monkeypatch.setattr(Watch, "_order", lambda watched, number, samples, part: said.append((number, int(samples[0]))))
+    monkeypatch.setattr(
+        LoaderWatch, "_publish_order", lambda watched, number, samples, part: said.append((number, int(samples[0])))
+    )
     monkeypatch.setattr(SamplerOrder, "has_own_generator", True)
-    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE, NOTHING)
+    watched = LoaderWatch(loader, ours, {}, ["/m/a"] * SIZE, NOTHING)
 
     def begin(*orders: int) -> list[tuple[int, int]]:
         said.clear()
-        monkeypatch.setattr(ours, "foresee", lambda: [epochs[one] for one in orders])
-        watched.begin(iter(()), None)
+        monkeypatch.setattr(ours, "foresee_orders", lambda: [epochs[one] for one in orders])
+        watched.begin_epoch(iter(()), None)
         return [(number, -first % SIZE) for number, first in said]
 
     assert begin(0, 1, 2) == [(0, 0), (1, 1), (2, 2)]
@@ -148,17 +151,17 @@ def test_epochs_ahead_are_published_once_and_replaced_where_they_turn_out_to_be_
 def test_what_a_pure_sampler_gives_behind_its_beginning_is_published_as_it_is_drawn(
     record: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(order, "MAX_SAMPLES", 17)
+    monkeypatch.setattr(foresee, "MAX_COST", 17)
     sampler: Any = pure_sampler(type("Pure", (Sampler,), {"epoch": 0}))()
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=sampler)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
-    watched.begin(iter(()), None)
+    watched = LoaderWatch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    watched.begin_epoch(iter(()), None)
     assert record.orders == {0: ORDERS[0][:17]}
-    watched.drew(ORDERS[0][:BATCH], iter(()), 0, None)
+    watched.record_draw(ORDERS[0][:BATCH], iter(()), 0, None)
     for start in range(BATCH, SIZE, BATCH):
-        watched.move(start)
-        watched.drew(ORDERS[0][start : start + BATCH], iter(()), start, None)
-    watched.move(SIZE, at_end=True)
+        watched.record_delivered(start)
+        watched.record_draw(ORDERS[0][start : start + BATCH], iter(()), start, None)
+    watched.record_delivered(SIZE, at_end=True)
     assert [one for number in sorted(record.orders) for one in record.orders[number]] == ORDERS[0]
 
 
@@ -177,22 +180,24 @@ class Going:
 def test_a_list_that_a_sampler_goes_through_is_published_further_and_further(
     record: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guesses, "GROWTH", 2)
+    monkeypatch.setattr(prediction, "GROWTH", 2)
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Going())  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    watched = LoaderWatch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     go_through(loader, watched, 0)
-    order = loader.sampler.order.tolist()
-    assert [one for number in sorted(record.orders) for one in record.orders[number]] == order
+    expected = loader.sampler.order.tolist()
+    assert [one for number in sorted(record.orders) for one in record.orders[number]] == expected
     assert [len(record.orders[number]) for number in sorted(record.orders)] == [12, 8, 16, 4]
     last = max(record.orders)
     go_through(loader, watched, 0)
-    assert [record.orders[number] for number in record.orders if number > last] == [order], "the last guess was right"
+    assert [record.orders[number] for number in record.orders if number > last] == [expected], (
+        "the last guess was right"
+    )
 
 
 @pytest.mark.parametrize("turns", range(BATCH, SIZE, 3))
 def test_a_guess_is_taken_back_where_other_samples_come(record: Recorder, turns: int) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Going(turns))  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    watched = LoaderWatch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(4):
         record.orders.clear()
         go_through(loader, watched, 0)
@@ -224,15 +229,15 @@ def test_an_epoch_of_a_sampler_without_an_end_is_as_long_as_its_batch_sampler(
     samples: Any = RandomSampler(range(SIZE)) if shuffled else SequentialSampler(range(SIZE))
     repeating: Any = Repeating(BatchSampler(samples, BATCH, drop_last=False), delegates=delegates)
     loader: Any = DataLoader(range(SIZE), batch_sampler=repeating)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    watched = LoaderWatch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     indices = iter(repeating)
-    watched.begin(indices, None)
+    watched.begin_epoch(indices, None)
     drawn: list[list[int]] = []
     epochs = 50
     for number in range(epochs * SIZE // BATCH):
-        watched.move(BATCH * number)
+        watched.record_delivered(BATCH * number)
         drawn.append(next(indices))
-        watched.drew(drawn[-1], indices, BATCH * number, None)
+        watched.record_draw(drawn[-1], indices, BATCH * number, None)
         published = sum(map(len, record.orders.values()))
         assert BATCH * len(drawn) <= published <= SIZE * -(-BATCH * len(drawn) // SIZE), "never beyond an epoch"
         assert len(watched._parts) <= 2
@@ -246,7 +251,7 @@ def test_an_epoch_of_a_sampler_without_an_end_is_as_long_as_its_batch_sampler(
 
 def test_parts_are_counted_as_parts_of_their_epoch(record: Recorder) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Sampler(), num_workers=2)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    watched = LoaderWatch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(2):
         go_through(loader, watched, 4)
     counted = [0, 0]
@@ -275,7 +280,7 @@ class Unruly:
         (Unruly, 0, 5, ["order"]),  # of epochs with ten batches
         (Unruly, 2, 20, []),  # all batches are drawn before one is read
         (Going, 0, 20, []),
-        (lambda: Listing(), 0, 2, []),
+        (lambda: DatasetListing(), 0, 2, []),
         (lambda: SequentialSampler(range(SIZE)), 0, 20, []),
     ],
 )
@@ -284,7 +289,7 @@ def test_what_is_said_of_an_order_does_not_depend_on_how_long_epochs_are(
 ) -> None:
     ahead: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 5 if workers else None}
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=sampler(), **ahead)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    watched = LoaderWatch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(epochs):
         go_through(loader, watched, 5 * workers)
     assert [one for one in record.notes if one] == expected

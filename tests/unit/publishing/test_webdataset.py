@@ -53,7 +53,7 @@ def test_it_is_the_order_in_which_workers_open_them(
     before = pickle.dumps(dataset)
     shards = shards_of(dataset)
     assert shards is not None
-    order = [shards.files[number] for number in shards.order(workers, ahead)]
+    order = [shards.files[number] for number in shards.epoch_order(workers, ahead)]
     assert pickle.dumps(dataset) == before
     each = []
     for worker in range(max(1, workers)):
@@ -104,7 +104,7 @@ def test_what_all_workers_share_is_computed_once(workers: int, monkeypatch: pyte
     run = wds.filters.detshuffle.run
     runs: list[int] = []
     monkeypatch.setattr(wds.filters.detshuffle, "run", lambda self, source: runs.append(1) or run(self, source))
-    first, following = shards.orders(0, workers, keeps_workers=False)
+    first, following = shards.epoch_orders(0, workers, keeps_workers=False)
     assert len(runs) == (2 if workers else 4), "one for each pass; workers begin the next epoch as this one"
     assert sorted(first) == sorted(following) == sorted([*range(len(URLS))] * 2)
 
@@ -112,16 +112,16 @@ def test_what_all_workers_share_is_computed_once(workers: int, monkeypatch: pyte
 def test_an_order_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = shards_of(wds.WebDataset(URLS, shardshuffle=100, detshuffle=True, seed=1))
     assert shards is not None
-    monkeypatch.setattr(webdataset, "SECONDS", -1.0)
-    assert shards.orders(0, 4, keeps_workers=True) == []
+    monkeypatch.setattr(webdataset, "ORDER_SECONDS", -1.0)
+    assert shards.epoch_orders(0, 4, keeps_workers=True) == []
 
 
 def test_workers_that_all_read_all_shards_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = shards_of(wds.DataPipeline(wds.SimpleShardList(URLS), wds.tarfile_to_samples()))
     assert shards is not None
-    assert len(shards.order(4)) == 4 * len(URLS)
-    monkeypatch.setattr(webdataset, "MOST_SHARDS", 4 * len(URLS) - 1)
-    assert shards.orders(0, 4, keeps_workers=False) == []
+    assert len(shards.epoch_order(4)) == 4 * len(URLS)
+    monkeypatch.setattr(webdataset, "MAX_SHARDS", 4 * len(URLS) - 1)
+    assert shards.epoch_orders(0, 4, keeps_workers=False) == []
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 7))
@@ -129,4 +129,4 @@ def test_no_shard_is_lost(seed: int, count: int, workers: int) -> None:
     urls = [f"/data/{number}.tar" for number in range(count)]
     shards = shards_of(wds.WebDataset(urls, shardshuffle=10, detshuffle=True, seed=seed))
     assert shards is not None
-    assert sorted(shards.order(workers)) == list(range(count))
+    assert sorted(shards.epoch_order(workers)) == list(range(count))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import cachefs_scheduler
 import pytest
-from cachefs_scheduler.config import Config, InvalidConfig, load
+from cachefs_scheduler.config import InvalidSchedulerConfig, SchedulerConfig, load
 
 EXAMPLE = Path(cachefs_scheduler.__file__).parent / "cachefs-scheduler.toml"
 
@@ -12,14 +12,14 @@ EXAMPLE = Path(cachefs_scheduler.__file__).parent / "cachefs-scheduler.toml"
 def problems(tmp_path: Path, text: str) -> list[str]:
     path = tmp_path / "c.toml"
     path.write_text(text)
-    with pytest.raises(InvalidConfig) as failure:
+    with pytest.raises(InvalidSchedulerConfig) as failure:
         load(path)
     return failure.value.problems
 
 
 def test_the_example_is_right_and_says_the_defaults() -> None:
     config = load(EXAMPLE)
-    assert config == Config.model_validate({"cluster": {"nodes": ["127.0.0.1:7380"]}})
+    assert config == SchedulerConfig.model_validate({"cluster": {"nodes": ["127.0.0.1:7380"]}})
     commented = EXAMPLE.read_text().replace("# max_jobs", "max_jobs").replace("# ttl", "ttl")
     assert "ttl = 604800" in commented
     assert config.defaults.ttl == 604800
@@ -54,9 +54,9 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, text: str, said: str) -
 def test_who_may_ask_on_loopback_is_said(tmp_path: Path, listen: str, more: str, is_open: bool) -> None:
     path = tmp_path / "c.toml"
     path.write_text(f'[cluster]\nnodes = ["a:1"]\n[service]\nlisten = "{listen}"\n{more}\n')
-    assert load(path).is_open_here is is_open
+    assert load(path).is_open_to_local_users is is_open
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="No such file"):
+    with pytest.raises(InvalidSchedulerConfig, match="No such file"):
         load(tmp_path / "none.toml")

@@ -4,11 +4,11 @@ import dataclasses
 from typing import Any
 
 import msgspec
-from cachefs_tools.cachectl.top.history import History
+from cachefs_tools.cachectl.top.history import RateHistory
 from cachefs_tools.cachectl.top.picture import Picture
 
 from cachefs.job_messages import ConsumerView, JobList, JobView
-from cachefs.messages import DatasetCached, DatasetView, MountView, Status, TierStatus
+from cachefs.messages import CachedDataset, DatasetView, MountView, Status, TierStatus
 
 NOON = 1_800_000_000.0
 
@@ -58,23 +58,25 @@ def picture(when: float = 0.0, *, datasets: int = 1, jobs: int = 1, **fields: An
     """fields: of the status; `hits` as above. All of each dataset with an even number is cached."""
     views = [dataset(number) for number in range(datasets)]
     cached = {
-        view.name: DatasetCached(name=view.name, bytes=view.bytes, memory=view.bytes, ssd=0, is_estimate=False)
+        view.name: CachedDataset(name=view.name, bytes=view.bytes, memory=view.bytes, ssd=0, is_estimate=False)
         for view in views[::2]
     }
     return Picture(
-        when=when, clock=NOON + when, status=status(datasets=datasets, **fields),
+        when=when, unix_time=NOON + when, status=status(datasets=datasets, **fields),
         jobs=JobList([job(number) for number in range(jobs)]), datasets=views, cached=cached,
     )  # fmt: skip
 
 
-def history_of(what: Picture) -> History:
+def history_of(what: Picture) -> RateHistory:
     """What is known when this is the second picture, and all has gone on at the rate of each consumer for a second."""
 
     def back(view: JobView) -> JobView:
         consumers = [msgspec.structs.replace(one, position=one.position - round(one.rate)) for one in view.consumers]
         return msgspec.structs.replace(view, consumers=consumers)
 
-    history = History()
-    history.add(dataclasses.replace(what, when=what.when - 1, jobs=JobList([back(view) for view in what.jobs.jobs])))
-    history.add(what)
+    history = RateHistory()
+    history.add_picture(
+        dataclasses.replace(what, when=what.when - 1, jobs=JobList([back(view) for view in what.jobs.jobs]))
+    )
+    history.add_picture(what)
     return history

@@ -2,7 +2,7 @@
 
 import pytest
 from cachefs_tools.bench import main
-from cachefs_tools.bench.block_budget import remark
+from cachefs_tools.bench.block_budget import sample_warning
 from click.testing import CliRunner
 
 from cachefs.errors import ConfigError
@@ -41,6 +41,6 @@ def test_a_running_server_needs_both_credentials(command: str, monkeypatch: pyte
 
 
 def test_figures_of_a_short_run_come_with_a_warning() -> None:
-    assert "only 134 blocks in 5 s" in remark("memory", 134, 5.0)
-    assert "only 5,000 blocks in 1 s" in remark("memory", 5000, 1.0)
-    assert remark("memory", 5000, 5.0) == ""
+    assert "only 134 blocks in 5 s" in sample_warning("memory", 134, 5.0)
+    assert "only 5,000 blocks in 1 s" in sample_warning("memory", 5000, 1.0)
+    assert sample_warning("memory", 5000, 5.0) == ""

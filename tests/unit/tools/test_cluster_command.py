@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from cachefs_tools.cachectl.cluster import brief, describe, describe_traffic
+from cachefs_tools.cachectl.cluster import cluster_facts, describe, describe_traffic
 from rich.console import Console
 from rich.table import Table
 
@@ -79,11 +79,11 @@ def test_no_cluster() -> None:
     nothing = ClusterStatus(name="", source="none", me="", epoch=0, age=0.0, problem="")
     for lines in (describe(nothing), describe_traffic(nothing)):
         assert shown(lines) == "this node is in no cluster; see [cluster] in its configuration\n"
-    assert list(brief(ClusterBrief())) == []
+    assert list(cluster_facts(ClusterBrief())) == []
 
 
 def test_a_line_of_status() -> None:
     found = ClusterBrief(name="c", source="etcd", epoch=7, states={"away": 1, "active": 3}, problem="etcd is away")
-    assert list(brief(found)) == [
+    assert list(cluster_facts(found)) == [
         ("cluster", "c: 3 active, 1 away; ring epoch 7"), ("", "etcd is away"),
     ]  # fmt: skip

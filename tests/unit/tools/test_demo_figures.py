@@ -6,45 +6,45 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from cachefs_tools.demo.chart import chart
-from cachefs_tools.demo.figures import (
-    Epoch,
-    Kill,
-    Position,
-    Run,
-    Story,
-    Trained,
-    document,
-    rates,
+from cachefs_tools.demo.chart import draw_chart
+from cachefs_tools.demo.results import (
+    DemoEpoch,
+    DemoResult,
+    DemoRun,
+    KillEffect,
+    LoopPosition,
+    TrainedEpoch,
+    longest_wait,
     require_equal_bytes,
-    slowest_wait,
+    result_document,
+    sample_rates,
 )  # fmt: skip
-from cachefs_tools.demo.picture import picture
-from cachefs_tools.demo.settings import Settings
+from cachefs_tools.demo.settings import DemoSettings
+from cachefs_tools.demo.svg import draw_svg
 from rich.console import Console
 
 from cachefs.errors import CachefsError
 
 FILES = 100_000
 BYTES = 11_000_000_000
-SETTINGS = Settings(FILES, 110_000, 1.0, 64)
+SETTINGS = DemoSettings(FILES, 110_000, 1.0, 64)
 # It waits for 3 s, then takes 2 s for each quarter, and stands still for 4 s before the last one.
 POSITIONS = [
-    Position(0, 25_000, 5.0, 3.0), Position(0, 50_000, 7.0, 3.0), Position(0, 75_000, 9.0, 3.0),
-    Position(0, 100_000, 15.0, 7.0),
+    LoopPosition(0, 25_000, 5.0, 3.0), LoopPosition(0, 50_000, 7.0, 3.0), LoopPosition(0, 75_000, 9.0, 3.0),
+    LoopPosition(0, 100_000, 15.0, 7.0),
 ]  # fmt: skip
 
 
-def run(name: str, seconds: float = 1234.5, waited: float = 1000.0) -> Run:
+def run(name: str, seconds: float = 1234.5, waited: float = 1000.0) -> DemoRun:
     epochs = [
-        Epoch(Trained(number, FILES, BYTES, seconds, waited, 1.0, str(number) * 64), POSITIONS, 100_000, BYTES)
+        DemoEpoch(TrainedEpoch(number, FILES, BYTES, seconds, waited, 1.0, str(number) * 64), POSITIONS, 100_000, BYTES)
         for number in range(2)
     ]
-    return Run(name, f"fed by {name}", "with <a> & a few words", epochs, 1)
+    return DemoRun(name, f"fed by {name}", "with <a> & a few words", epochs, 1)
 
 
-KILL = Kill(POSITIONS[1], 12.3, 98_765, 98_765, 12_345, 10.0)
-STORY = Story(FILES, BYTES, [run("s3"), run("mount"), run("run"), run("local", 700.0, 0.0)], run("killed"), KILL)
+KILL = KillEffect(POSITIONS[1], 12.3, 98_765, 98_765, 12_345, 10.0)
+STORY = DemoResult(FILES, BYTES, [run("s3"), run("mount"), run("run"), run("local", 700.0, 0.0)], run("killed"), KILL)
 
 
 def screen_of(encoding: str = "utf-8", **options: bool) -> tuple[Console, io.BytesIO]:
@@ -54,7 +54,7 @@ def screen_of(encoding: str = "utf-8", **options: bool) -> tuple[Console, io.Byt
 
 def test_every_line_of_the_chart_fits_80_columns() -> None:
     screen, raw = screen_of()
-    lines = chart(STORY, SETTINGS, screen)
+    lines = draw_chart(STORY, SETTINGS, screen)
     screen.print(lines)
     text = raw.getvalue().decode()
     assert len(text.splitlines()) == len(lines.renderables), "a line went on in the next one"
@@ -75,7 +75,7 @@ def test_every_line_of_the_chart_fits_80_columns() -> None:
 
 def test_bars_show_what_was_measured_also_without_unicode() -> None:
     screen, raw = screen_of("ascii")
-    screen.print(chart(STORY, SETTINGS, screen))
+    screen.print(draw_chart(STORY, SETTINGS, screen))
     lines = raw.getvalue().decode("ascii").splitlines()
     bars = [re.search(r"(#+)(\.*)\s", line[11:]) for line in lines if line.startswith("  epoch ")]
     lengths = [(len(bar[1]), len(bar[2])) for bar in bars if bar is not None]
@@ -86,7 +86,7 @@ def test_bars_show_what_was_measured_also_without_unicode() -> None:
 
 
 def test_the_picture_is_xml_with_each_figure_once() -> None:
-    root = ElementTree.fromstring(picture(STORY, SETTINGS))
+    root = ElementTree.fromstring(draw_svg(STORY, SETTINGS))
     texts = ["".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts.count("1234.5 s") == 8
     assert texts.count("700.0 s") == 2
@@ -97,18 +97,18 @@ def test_the_picture_is_xml_with_each_figure_once() -> None:
 
 
 def test_rates_are_those_of_the_intervals_between_batches() -> None:
-    assert rates(POSITIONS, 3) == pytest.approx([5000, (25_000 + 25_000 + 25_000 / 6) / 5, 25_000 / 6])
-    assert sum(rates(POSITIONS, 7)) * 15 / 7 == pytest.approx(100_000)
+    assert sample_rates(POSITIONS, 3) == pytest.approx([5000, (25_000 + 25_000 + 25_000 / 6) / 5, 25_000 / 6])
+    assert sum(sample_rates(POSITIONS, 7)) * 15 / 7 == pytest.approx(100_000)
 
 
 def test_slowest_wait_begins_where_the_loop_was() -> None:
-    assert slowest_wait(POSITIONS, POSITIONS[0]) == 4
-    assert slowest_wait(POSITIONS, POSITIONS[3]) == 0
+    assert longest_wait(POSITIONS, POSITIONS[0]) == 4
+    assert longest_wait(POSITIONS, POSITIONS[3]) == 0
 
 
 def test_document_has_epochs_as_people_count_them() -> None:
-    assert [epoch["epoch"] for epoch in document(STORY)["runs"][0]["epochs"]] == [1, 2]
-    assert document(STORY)["killed"]["killed_at_sample"] == 50_000
+    assert [epoch["epoch"] for epoch in result_document(STORY)["runs"][0]["epochs"]] == [1, 2]
+    assert result_document(STORY)["killed"]["killed_at_sample"] == 50_000
 
 
 @pytest.mark.parametrize(

@@ -5,28 +5,28 @@ import threading
 from pathlib import Path
 
 import pytest
-from cachefs_tools.demo.loaders import Folder, Loader
+from cachefs_tools.demo.loaders import BatchLoader, FolderSource
 from cachefs_tools.demo.settings import BATCH_SIZE, PREFETCH
 
 
-def folder(root: Path, files: int) -> Folder:
+def folder(root: Path, files: int) -> FolderSource:
     for number in range(files):
         path = root / f"class{number % 3}" / f"{number:03}.bin"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes([number]) * (number + 1))
-    return Folder(str(root))
+    return FolderSource(str(root))
 
 
 @pytest.mark.parametrize("workers", [1, 5])
 def test_batches_come_in_order_whoever_reads_them(tmp_path: Path, workers: int) -> None:
     source = folder(tmp_path, 3 * BATCH_SIZE + 1)
     order = list(reversed(range(3 * BATCH_SIZE + 1)))
-    loader = Loader(source, workers)
-    batches = list(loader.batches(order))
+    loader = BatchLoader(source, workers)
+    batches = list(loader.read_epoch(order))
     loader.close()
     assert [len(batch.digests) for batch in batches] == [BATCH_SIZE] * 3 + [1]
     read = [digest for batch in batches for digest in batch.digests]
-    assert read == [hashlib.sha256(source.read(source.names[number])).digest() for number in order]
+    assert read == [hashlib.sha256(source.read_sample(source.names[number])).digest() for number in order]
     assert sum(batch.bytes for batch in batches) == sum(path.stat().st_size for path in tmp_path.rglob("*.bin"))
 
 
@@ -38,7 +38,7 @@ class _Counting:
         self.reads = 0
         self._lock = threading.Lock()
 
-    def read(self, name: str) -> bytes:
+    def read_sample(self, name: str) -> bytes:
         with self._lock:
             self.reads += 1
         return b""
@@ -46,8 +46,8 @@ class _Counting:
 
 def test_no_more_is_read_ahead_than_workers_may(tmp_path: Path) -> None:
     source = _Counting()
-    loader = Loader(source, 2)
-    batches = loader.batches(range(len(source.names)))
+    loader = BatchLoader(source, 2)
+    batches = loader.read_epoch(range(len(source.names)))
     next(batches)
     loader.close()  # waits for what is being read, and forgets what is only planned
     assert source.reads <= (2 * PREFETCH + 1) * BATCH_SIZE
@@ -56,7 +56,7 @@ def test_no_more_is_read_ahead_than_workers_may(tmp_path: Path) -> None:
 def test_an_error_of_a_read_ends_the_epoch(tmp_path: Path) -> None:
     source = folder(tmp_path, 4)
     (tmp_path / source.names[2]).unlink()
-    loader = Loader(source, 2)
+    loader = BatchLoader(source, 2)
     with pytest.raises(FileNotFoundError):
-        list(loader.batches(range(4)))
+        list(loader.read_epoch(range(4)))
     loader.close()

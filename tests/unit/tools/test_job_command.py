@@ -7,12 +7,12 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from cachefs_tools.cachectl.job import check_own_process, order_of, ranks_of
-from cachefs_tools.cachectl.job_page import guess_row
+from cachefs_tools.cachectl.job import check_own_process, parse_ranks, read_order
+from cachefs_tools.cachectl.job_page import readahead_row
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
-from cachefs.job_messages import GuessView, JobPublish
-from cachefs.messages import GuessCounts
+from cachefs.job_messages import JobPublication, ReadaheadView
+from cachefs.messages import ReadaheadCounts
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import encode
 
@@ -29,10 +29,10 @@ def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks() -> None:
-    assert ranks_of(CONTEXT, CONTEXT, "0-3,8,2") == [0, 1, 2, 3, 8]
+    assert parse_ranks(CONTEXT, CONTEXT, "0-3,8,2") == [0, 1, 2, 3, 8]
     for text in ("7-3", "0-99999999999", "x", "-1", "", ",".join(["0-8191"] * 2)):
         with pytest.raises(click.BadParameter):
-            ranks_of(CONTEXT, CONTEXT, text)
+            parse_ranks(CONTEXT, CONTEXT, text)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_files_that_hold_no_order(tmp_path: Path, name: str) -> None:
     np.save(tmp_path / "text.npy", np.array(["a"]))
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
     with pytest.raises(ConfigError, match=f"{name} is no order of samples: ") as caught:
-        order_of(tmp_path / name)
+        read_order(tmp_path / name)
     assert "\n" not in str(caught.value)
 
 
@@ -55,16 +55,16 @@ def test_files_that_hold_one(tmp_path: Path) -> None:
     (tmp_path / "order").write_text("3\n1\n2\n")
     np.save(tmp_path / "order.npy", np.array([3, 1, 2], np.int16))
     expected = np.array([3, 1, 2], "<u4").tobytes()
-    assert order_of(tmp_path / "order") == order_of(tmp_path / "order.npy") == expected
+    assert read_order(tmp_path / "order") == read_order(tmp_path / "order.npy") == expected
 
 
 def test_numbers_of_more_than_64_bits_are_named() -> None:
     for seed in (1 << 64, -(1 << 63) - 1):
         with pytest.raises(ConfigError, match="a number of more than 64 bits"):
-            encode(JobPublish(job="j", dataset="d", spec=SamplerSpec(kind="numpy", size=1, seed=seed)))
+            encode(JobPublication(job="j", dataset="d", spec=SamplerSpec(kind="numpy", size=1, seed=seed)))
 
 
 def test_what_was_guessed_and_may_still_be_read_is_not_called_wrong() -> None:
-    counts = GuessCounts(blocks=10, right=4, wrong=1, bytes=10 << 20, right_bytes=4 << 20, wrong_bytes=1 << 20)
-    row = guess_row(GuessView(dataset="toy", snapshot="0" * 32, rule="set", counts=counts))
+    counts = ReadaheadCounts(blocks=10, right=4, wrong=1, bytes=10 << 20, right_bytes=4 << 20, wrong_bytes=1 << 20)
+    row = readahead_row(ReadaheadView(dataset="toy", snapshot="0" * 32, rule="set", counts=counts))
     assert row == ("toy", "rest of a directory", "10", "10 MiB", "4 MiB", "1 MiB", "5 MiB")

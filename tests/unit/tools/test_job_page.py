@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from cachefs_tools.cachectl.job_page import describe, describe_all, how_it_is, job_row, percent, short
+from cachefs_tools.cachectl.job_page import describe, describe_jobs, job_row, percent, short_duration, state_text
 from rich.console import Console
 
 from cachefs.job_messages import ConsumerView, JobList, JobView, LoaderView
-from cachefs.job_progress import loaders_of, share_waited, time_left
+from cachefs.job_progress import group_by_loader, job_seconds_left, waited_share
 
 TRAIN = LoaderView(
     name="Pictures (train.py:41)", epochs=3, planned=5, epoch_length=1000, epoch_samples=250, samples=2250,
@@ -38,13 +38,19 @@ def text_of(view: JobView, **options: bool) -> str:
 
 def test_an_ordinary_loop_of_training_and_validation() -> None:
     view = job(consumer("0", TRAIN, ahead_bytes=5 << 20), consumer("0.1", VAL))
-    train, val = loaders_of(view.consumers)
-    assert (train.epoch, train.epochs, train.done, train.rate, train.epoch_left) == (3, 5, 0.25, 25.0, 30.0)
+    train, val = group_by_loader(view.consumers)
+    assert (train.epoch, train.epochs, train.done_share, train.rate, train.epoch_seconds_left) == (
+        3,
+        5,
+        0.25,
+        25.0,
+        30.0,
+    )
     # Epochs after the first took 40 s; 30 s are left of this one, and two others follow.
-    assert train.left == 110.0
-    assert (val.epoch_left, val.left) == (0.0, 15.0)
-    assert time_left([train, val]) == 125.0
-    assert share_waited([train, val]) == pytest.approx(44.1 / 122)
+    assert train.seconds_left == 110.0
+    assert (val.epoch_seconds_left, val.seconds_left) == (0.0, 15.0)
+    assert job_seconds_left([train, val]) == 125.0
+    assert waited_share([train, val]) == pytest.approx(44.1 / 122)
     text = text_of(view)
     assert "epoch 2 of 5, about 2 min 5 s left" in text
     assert "the loop waited 36 % of the time" in text
@@ -58,8 +64,8 @@ def test_an_ordinary_loop_of_training_and_validation() -> None:
 def test_a_job_that_ended_is_done_and_says_nothing_is_wrong() -> None:
     through = msgspec.structs.replace(TRAIN, epochs=5, epoch_samples=1000)
     view = job(consumer("0", through, "ended"), consumer("0.1", VAL, "ended"), state="ended")
-    assert how_it_is(view) == "ended after 5 epochs"
-    assert how_it_is(msgspec.structs.replace(view, reason="no sign of life for 60 s")) == (
+    assert state_text(view) == "ended after 5 epochs"
+    assert state_text(msgspec.structs.replace(view, reason="no sign of life for 60 s")) == (
         "ended after 5 epochs (no sign of life for 60 s)"
     )
     row = job_row(view)
@@ -70,15 +76,15 @@ def test_a_job_that_ended_is_done_and_says_nothing_is_wrong() -> None:
 
 def test_a_job_that_ended_within_an_epoch_says_so() -> None:
     part = msgspec.structs.replace(TRAIN, epochs=1, epoch_samples=320)
-    assert how_it_is(job(consumer("0", part, "ended"), state="ended")) == "ended in epoch 1, 32 % done"
-    assert how_it_is(job(consumer("0", None, "ended", epoch=4), state="cancelled")) == "cancelled in epoch 5"
+    assert state_text(job(consumer("0", part, "ended"), state="ended")) == "ended in epoch 1, 32 % done"
+    assert state_text(job(consumer("0", None, "ended", epoch=4), state="cancelled")) == "cancelled in epoch 5"
 
 
 def test_ranks_of_one_loader_are_one_row_of_the_one_that_is_behind() -> None:
     behind = msgspec.structs.replace(TRAIN, epoch_samples=100)
     view = job(consumer("0", TRAIN), consumer("1", behind, rank=1), consumer("1.1", VAL, rank=1))
-    train, val = loaders_of(view.consumers)
-    assert (train.ranks, train.done, train.rate, val.ranks) == (2, 0.1, 35.0, 1)
+    train, val = group_by_loader(view.consumers)
+    assert (train.ranks, train.done_share, train.rate, val.ranks) == (2, 0.1, 35.0, 1)
     assert job_row(view)[3] == "2"
     assert text_of(view).count("Pictures (train.py:41)  ") == 1
     assert text_of(view, each_rank=True).count("Pictures (train.py:41)  ") == 2
@@ -131,12 +137,12 @@ def test_shares_and_times_in_few_characters() -> None:
     assert [percent(share) for share in (0.0, 0.001, 0.5, 0.996, 1.0, 1.2)] == [
         "0 %", "<1 %", "50 %", "99 %", "100 %", "100 %",
     ]  # fmt: skip
-    assert [short(seconds) for seconds in (5, 125, 12_000, 200_000)] == ["5s", "2m5s", "3h20m", "2d7h"]
+    assert [short_duration(seconds) for seconds in (5, 125, 12_000, 200_000)] == ["5s", "2m5s", "3h20m", "2d7h"]
 
 
 def test_the_time_that_a_job_still_takes_and_that_of_an_epoch_have_different_headings() -> None:
     view = job(consumer("0", TRAIN))
     screen = io.StringIO()
-    Console(file=screen, width=100).print(*describe_all(JobList(jobs=[view], guessed=[])))
+    Console(file=screen, width=100).print(*describe_jobs(JobList(jobs=[view], guessed=[])))
     assert screen.getvalue().split()[6] == "JOB-LEFT"
     assert " LEFT " in text_of(view)

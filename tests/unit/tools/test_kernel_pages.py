@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cachefs_tools.kernel_pages import PAGE, forget_pages, resident_bytes
+from cachefs_tools.kernel_pages import PAGE, drop_pages, resident_bytes
 
 
 def _file_system_of(directory: Path) -> str:
@@ -22,7 +22,7 @@ def test_dropped_pages_are_gone(tmp_path: Path) -> None:
     if _file_system_of(tmp_path) in ("tmpfs", "overlay"):
         pytest.skip("tmpfs keeps its files in pages, and overlayfs keeps pages elsewhere")
     assert resident_bytes(paths) == 3 * 5 * PAGE
-    forget_pages(paths)
+    drop_pages(paths)
     assert resident_bytes(paths) == 0
 
 
@@ -32,4 +32,4 @@ def test_pages_that_the_kernel_keeps_do_not_keep_the_caller(tmp_path: Path) -> N
     with path.open("rb+") as file, mmap.mmap(file.fileno(), 0) as pages:
         assert pages[0] == 0
         pages.flush()
-        forget_pages([path])
+        drop_pages([path])

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from cachefs_tools.quiet_loading import quiet_loading
+from cachefs_tools.quiet_imports import quiet_imports
 
 INTERRUPTED = """
 import os, signal, sys
@@ -31,7 +31,7 @@ def test_afterwards_interruptions_are_handled_as_before() -> None:
     try:
         for handler in (signal.default_int_handler, signal.SIG_IGN, lambda *_: None):
             signal.signal(signal.SIGINT, handler)
-            with quiet_loading():
+            with quiet_imports():
                 pass
             assert signal.getsignal(signal.SIGINT) is handler
     finally:

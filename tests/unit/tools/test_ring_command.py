@@ -5,7 +5,7 @@ import sys
 
 import click
 import pytest
-from cachefs_tools.cachectl.ring_tables import changed, say_diff, say_shares
+from cachefs_tools.cachectl.ring_tables import changed_members, diff_output, shares_output
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus
 from cachefs.errors import ConfigError, NotFound
@@ -39,11 +39,11 @@ FOUND = cluster(member(1, "one"), member(2, "two"), member(3, "three", weight=4.
 
 
 def weights(*changes: str) -> dict[str, float]:
-    return {one.id.lstrip("0"): one.weight for one in changed(FOUND, changes)}
+    return {one.id.lstrip("0"): one.weight for one in changed_members(FOUND, changes)}
 
 
 def test_shares_of_those_that_place() -> None:
-    document, lines = say_shares(FOUND)
+    document, lines = shares_output(FOUND)
     assert [one["name"] for one in document["nodes"]] == ["one", "two", "three"]
     assert [one["share"] for one in document["nodes"]] == [0.25, 0.25, 0.5]
     assert sum(one["homes"] for one in document["nodes"]) == pytest.approx(1)
@@ -56,11 +56,11 @@ def test_changes_that_somebody_thinks_of() -> None:
     assert weights("+four:2.5") == {"1": 2, "2": 2, "3": 4, "four": 2.5}
     assert weights("+four", "-one", f"-{2:016x}") == {"3": 4, "four": pytest.approx(8 / 3)}
     assert weights("+four:1:east", "-four") == weights()
-    assert changed(FOUND, ["+four:1:east"])[-1].zone == "east"
+    assert changed_members(FOUND, ["+four:1:east"])[-1].zone == "east"
 
 
 def test_what_moves_is_the_part_of_who_joins() -> None:
-    document, lines = say_diff(FOUND, ["+four:8"])
+    document, lines = diff_output(FOUND, ["+four:8"])
     assert document["moved"] == pytest.approx(0.5, abs=0.01)
     assert document["least"] == pytest.approx(document["moved"], rel=0.02)
     assert "50." in str(next(lines)) or "49." in str(document["moved"])
@@ -78,22 +78,22 @@ def test_what_moves_is_the_part_of_who_joins() -> None:
 )  # fmt: skip
 def test_what_is_no_change_is_refused(change: str, message: str) -> None:
     with pytest.raises(ConfigError if message == "already" else click.UsageError, match=message):
-        changed(FOUND, [change])
+        changed_members(FOUND, [change])
 
 
 def test_a_node_that_is_not_there_cannot_leave() -> None:
     for name in ("five", "gone", ""):
         with pytest.raises(NotFound, match="no node of the ring is called"):
-            changed(FOUND, [f"-{name}"])
+            changed_members(FOUND, [f"-{name}"])
     with pytest.raises(NotFound, match="2 nodes have the name one; use an id"):
-        changed(cluster(member(1, "one"), member(2, "one")), ["-one"])
+        changed_members(cluster(member(1, "one"), member(2, "one")), ["-one"])
 
 
 def test_all_may_leave_and_without_a_cluster_there_is_no_ring() -> None:
-    document, _ = say_diff(FOUND, ["-one", "-two", "-three"])
+    document, _ = diff_output(FOUND, ["-one", "-two", "-three"])
     assert (document["moved"], document["least"]) == (1, 0)
     with pytest.raises(NotFound, match="no cluster"):
-        say_shares(cluster())
+        shares_output(cluster())
 
 
 def test_cachectl_starts_without_numpy() -> None:

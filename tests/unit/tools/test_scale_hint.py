@@ -10,7 +10,7 @@ from cachefs_tools.cachectl.scale_hint import describe
 from rich.console import Console
 
 from cachefs.cluster_messages import NodeCounters, ScaleNode, ScaleStatus, TierUse
-from cachefs.planning.cluster.scale import Demand
+from cachefs.planning.cluster.scale import SnapshotDemand
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
 
@@ -26,7 +26,7 @@ def text(found: ScaleStatus) -> str:
 
 
 def test_what_is_lacking_is_told_with_one_more_and_one_fewer() -> None:
-    found = scale_status(TWO, [Demand(180 * GIB, 9, 600.0)])
+    found = scale_status(TWO, [SnapshotDemand(180 * GIB, 9, 600.0)])
     assert (found.needed, found.nodes_needed, found.snapshots) == (180 * GIB, 4, 1)
     assert found.one_more.kept == 180 * GIB
     said = text(found)
@@ -37,7 +37,7 @@ def test_what_is_lacking_is_told_with_one_more_and_one_fewer() -> None:
 
 
 def test_what_nobody_knows_is_no_number() -> None:
-    found = scale_status([ScaleNode("a", 0, 0, "it does not answer"), *TWO], [Demand(300 * GIB, math.inf, 0.0)])
+    found = scale_status([ScaleNode("a", 0, 0, "it does not answer"), *TWO], [SnapshotDemand(300 * GIB, math.inf, 0.0)])
     assert found.now.capacity == 180 * GIB, "one that does not answer counts as the others"
     assert found.now.origin_bytes is None
     said = text(found)
@@ -49,11 +49,11 @@ def test_what_nobody_knows_is_no_number() -> None:
     ("needed", "words"), [(0, "nothing is needed"), (10, "1 node would be enough"), (110, "all of it fits\n")]
 )
 def test_enough_is_said_so(needed: int, words: str) -> None:
-    assert words in text(scale_status(TWO, [Demand(needed * GIB, 2, 1.0)]))
+    assert words in text(scale_status(TWO, [SnapshotDemand(needed * GIB, 2, 1.0)]))
 
 
 def test_without_any_capacity_nothing_can_be_said() -> None:
-    assert "is not known" in text(scale_status([ScaleNode("a", 0, 0, "starting")], [Demand(GIB, 1, 1.0)]))
+    assert "is not known" in text(scale_status([ScaleNode("a", 0, 0, "starting")], [SnapshotDemand(GIB, 1, 1.0)]))
 
 
 def test_nodes_are_those_that_place() -> None:
@@ -75,4 +75,4 @@ def test_a_node_alone_knows_what_its_own_consumers_read() -> None:
     plan.set_epoch("two", "space", 3, np.arange(250, 750))
     plan.set_progress("one", 0, 100, 50.0)
     (demand,) = planned_demands(plan)
-    assert demand == Demand(750 * 100, math.inf, 0.5)
+    assert demand == SnapshotDemand(750 * 100, math.inf, 0.5)

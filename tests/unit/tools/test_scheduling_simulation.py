@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from cachefs_tools.bench import main
 from cachefs_tools.bench.scheduling import sweep as sweeping
-from cachefs_tools.bench.scheduling.caches import Caches
-from cachefs_tools.bench.scheduling.placing import ByHints, World
-from cachefs_tools.bench.scheduling.reading import Reading
-from cachefs_tools.bench.scheduling.sharing import ALIKE, fair_rates
+from cachefs_tools.bench.scheduling.caches import SimulatedCaches
+from cachefs_tools.bench.scheduling.fair_sharing import TOLERANCE, fair_rates
+from cachefs_tools.bench.scheduling.placement_policies import HintPolicy, PolicyInput
+from cachefs_tools.bench.scheduling.simulated_reads import SimulatedReads
 from cachefs_tools.bench.scheduling.simulation import POLICIES, simulate
-from cachefs_tools.bench.scheduling.workload import GB, TRACES, Shape, workload
+from cachefs_tools.bench.scheduling.workload import GB, TRACES, SimulationShape, make_workload
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-SMALL = Shape(nodes=8, jobs=16, datasets=3, zones=2, slots=2, load=0.9, origin=1e9, largest=100 * GB)
+SMALL = SimulationShape(nodes=8, jobs=16, datasets=3, zones=2, slots=2, load=0.9, origin=1e9, largest=100 * GB)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def runs():
 def test_every_job_ends_and_none_is_faster_than_its_computing(runs, policy):
     outcomes = runs[policy].outcomes
     assert sorted(one.job.number for one in outcomes) == list(range(SMALL.jobs))
-    assert {one.job for one in outcomes} == set(workload(SMALL, 1).jobs)
-    assert all(one.completion >= one.ideal * (1 - ALIKE) for one in outcomes)
+    assert {one.job for one in outcomes} == set(make_workload(SMALL, 1).jobs)
+    assert all(one.completion >= one.ideal * (1 - TOLERANCE) for one in outcomes)
     assert all(one.waited >= 0 for one in outcomes)
 
 
@@ -61,27 +61,27 @@ def test_shares_are_fair(readers, resources, seed):
     used = rates @ usage
     assert (used <= capacities * (1 + 1e-9)).all()
     assert (rates <= most * (1 + 1e-9)).all()
-    full = used >= (1 - ALIKE) * capacities - 1e-9
-    for reader in np.flatnonzero(rates < (1 - ALIKE) * most):
+    full = used >= (1 - TOLERANCE) * capacities - 1e-9
+    for reader in np.flatnonzero(rates < (1 - TOLERANCE) * most):
         assert (usage[reader, full] > 0).any()
 
 
 def test_caches_keep_what_is_read_and_nothing_beyond_their_room():
     shape = replace(SMALL, nodes=2, datasets=3, capacity=100 * GB)
-    caches = Caches(shape, np.array([60, 60, 60]) * GB, np.zeros(2, np.int64))
-    assert caches.keep(0, 0, 1.0) == (0, 1.0)
-    caches.last[0, 0] = 1.0
-    caches.keep(0, 1, 1.0)
-    assert caches.used(0) == pytest.approx(100 * GB)
+    caches = SimulatedCaches(shape, np.array([60, 60, 60]) * GB, np.zeros(2, np.int64))
+    assert caches.store_part(0, 0, 1.0) == (0, 1.0)
+    caches.last_read[0, 0] = 1.0
+    caches.store_part(0, 1, 1.0)
+    assert caches.used_bytes(0) == pytest.approx(100 * GB)
     assert caches.held[0, 1] == 1.0
     assert caches.held[0, 0] == pytest.approx(40 / 60)
     caches.readers[0] = 1
-    keeper, kept = caches.keep(0, 2, 0.5)
+    keeper, kept = caches.store_part(0, 2, 0.5)
     assert (keeper, kept) == (1, 0.5)
 
 
 def test_jobs_as_in_traces_have_a_long_tail_and_the_load_that_was_asked_for():
-    load = workload(replace(TRACES, jobs=20_000), 1)
+    load = make_workload(replace(TRACES, jobs=20_000), 1)
     busy = np.array([int(load.sizes[job.dataset]) * job.epochs / job.rate for job in load.jobs])
     ranks = np.array([job.ranks for job in load.jobs])
     assert np.median(busy / ranks) < 0.5 * (busy / ranks).mean()
@@ -104,18 +104,18 @@ def test_what_is_given_counts_before_the_workload():
 def test_a_node_with_news_is_seen_and_others_are_not_asked_again():
     """What hints see is what the caches hold, also where only some nodes have changed since the last look."""
     zones = np.zeros(SMALL.nodes, np.int64)
-    caches = Caches(SMALL, np.array([60, 60, 60]) * GB, zones)
-    world = World(SMALL, caches, Reading(SMALL, caches, zones, zones), zones, zones)
-    hints = ByHints(world, 1)
-    hints.look(0.0)
-    caches.keep(2, 1, 0.5)
-    hints.look(1.0)
+    caches = SimulatedCaches(SMALL, np.array([60, 60, 60]) * GB, zones)
+    world = PolicyInput(SMALL, caches, SimulatedReads(SMALL, caches, zones, zones), zones, zones)
+    hints = HintPolicy(world, 1)
+    hints.update_reports(0.0)
+    caches.store_part(2, 1, 0.5)
+    hints.update_reports(1.0)
     assert {name: copy.ssd for name, copy in hints.cluster.holders("1").items()} == {"2": 30 * GB}
     caches.held[2, 1] = 0.0
-    hints.look(2.0)
+    hints.update_reports(2.0)
     assert not hints.cluster.holders("1")
-    hints.look(500.0)
-    assert all(facts.age == 0 for facts in (hints.cluster.facts(name) for name in hints.cluster) if facts)
+    hints.update_reports(500.0)
+    assert all(facts.age == 0 for facts in (hints.cluster.current_facts(name) for name in hints.cluster) if facts)
 
 
 def test_the_command_prints_figures_and_draws(tmp_path):
@@ -133,11 +133,11 @@ def test_with_all_local_jobs_compute_and_wait_for_accelerators(runs):
     found = runs["all local"]
     assert found.origin_bytes == 0
     for one in found.outcomes:
-        assert one.completion == pytest.approx(one.waited + one.ideal, rel=ALIKE)
+        assert one.completion == pytest.approx(one.waited + one.ideal, rel=TOLERANCE)
 
 
 def test_a_sweep_changes_one_thing_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeping, "VARIED", {"origin": (0.5,), "seconds": (0.1,)})
+    monkeypatch.setattr(sweeping, "FACTORS", {"origin": (0.5,), "seconds": (0.1,)})
     picture = tmp_path / "out.png"
     options = ["--nodes", "2", "--jobs", "2", "--datasets", "1", "--seeds", "1", "--processes", "1"]
     answer = CliRunner().invoke(

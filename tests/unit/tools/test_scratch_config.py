@@ -4,11 +4,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from cachefs_tools.scratch_config import NodeSettings, TierSettings, configuration
+from cachefs_tools.scratch_config import NodeSettings, TierSettings, configuration_text
 
 
 def written(settings: NodeSettings, work: str = "/w") -> dict[str, Any]:
-    return tomllib.loads(configuration(Path(work), Path("/dev/shm/m"), settings))
+    return tomllib.loads(configuration_text(Path(work), Path("/dev/shm/m"), settings))
 
 
 def test_every_setting_is_written() -> None:

@@ -14,7 +14,7 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(monkeypatch: pyte
         (left / "00000000.seg").touch()
         with memory_directory(PREFIX):
             assert left.exists()  # its owner may be about to lock it
-        monkeypatch.setattr(scratch_node, "LOCKED_WITHIN", -1.0)
+        monkeypatch.setattr(scratch_node, "LOCK_SECONDS", -1.0)
         with memory_directory(PREFIX) as other:
             assert not left.exists()
             assert used.exists()

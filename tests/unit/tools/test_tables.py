@@ -3,8 +3,8 @@
 import io
 
 import pytest
-from cachefs_tools.cachectl.display import compact, facts, table
-from cachefs_tools.cachectl.tables import Column, Kind, fit, shortened, wrapped
+from cachefs_tools.cachectl.display import compact, labelled_lines, table
+from cachefs_tools.cachectl.tables import ColumnKind, TableColumn, fit_columns, shorten_middle, wrap_text
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
@@ -29,10 +29,10 @@ def printed(what: RenderableType, width: int) -> list[str]:
 
 
 def test_a_heading_says_what_its_column_holds() -> None:
-    assert Column.parse(">RATE??") == Column("RATE", Kind.NUMBER, 2)
-    assert Column.parse("=STATE") == Column("STATE", Kind.WORD)
-    assert Column.parse("~MESSAGE?") == Column("MESSAGE", Kind.PROSE, 1)
-    assert Column.parse("TO/FROM") == Column("TO/FROM", Kind.NAME)
+    assert TableColumn.parse_heading(">RATE??") == TableColumn("RATE", ColumnKind.NUMBER, 2)
+    assert TableColumn.parse_heading("=STATE") == TableColumn("STATE", ColumnKind.WORD)
+    assert TableColumn.parse_heading("~MESSAGE?") == TableColumn("MESSAGE", ColumnKind.PROSE, 1)
+    assert TableColumn.parse_heading("TO/FROM") == TableColumn("TO/FROM", ColumnKind.NAME)
 
 
 def test_with_room_all_columns_are_shown_and_a_row_is_a_line() -> None:
@@ -57,31 +57,33 @@ def test_lines_are_no_wider_and_no_number_is_cut(width: int) -> None:
 
 
 def test_names_go_on_behind_a_seam_and_text_at_a_blank() -> None:
-    assert wrapped("/dev/shm/cachefs-demo/mount", 12) == ["/dev/shm/", "cachefs-", "demo/mount"]
-    assert wrapped("clairvoyant", 8) == ["clairvoy", "ant"]  # there is no seam
-    assert wrapped("no space left on /var/lib/x, so", 16) == ["no space left on", "/var/lib/x, so"]
-    assert wrapped("the file /var/lib/cachefs/ssd is", 12) == ["the file", "/var/lib/", "cachefs/ssd", "is"]
-    assert wrapped("", 5) == [""]
-    assert wrapped("数据集数据集", 5) == ["数据", "集数", "据集"]  # two columns each
+    assert wrap_text("/dev/shm/cachefs-demo/mount", 12) == ["/dev/shm/", "cachefs-", "demo/mount"]
+    assert wrap_text("clairvoyant", 8) == ["clairvoy", "ant"]  # there is no seam
+    assert wrap_text("no space left on /var/lib/x, so", 16) == ["no space left on", "/var/lib/x, so"]
+    assert wrap_text("the file /var/lib/cachefs/ssd is", 12) == ["the file", "/var/lib/", "cachefs/ssd", "is"]
+    assert wrap_text("", 5) == [""]
+    assert wrap_text("数据集数据集", 5) == ["数据", "集数", "据集"]  # two columns each
 
 
 def test_in_one_line_the_middle_is_left_out() -> None:
-    assert shortened("train-20261126-large", 9) == "trai…arge"
-    assert shortened("short", 9) == "short"
-    assert [shortened("abc", width) for width in (0, 1, 2)] == ["", "…", "a…"]
-    assert cell_len(shortened("数据集" * 9, 10)) <= 10
+    assert shorten_middle("train-20261126-large", 9) == "trai…arge"
+    assert shorten_middle("short", 9) == "short"
+    assert [shorten_middle("abc", width) for width in (0, 1, 2)] == ["", "…", "a…"]
+    assert cell_len(shorten_middle("数据集" * 9, 10)) <= 10
 
 
 def test_names_that_need_more_than_there_is_give_way_to_each_other() -> None:
-    columns = [Column.parse(text) for text in ("NAME", "SPEC", ">RATE")]
-    shown = fit(columns, [100, 10, 6], 60)
+    columns = [TableColumn.parse_heading(text) for text in ("NAME", "SPEC", ">RATE")]
+    shown = fit_columns(columns, [100, 10, 6], 60)
     assert shown == {0: 42, 1: 10, 2: 6}
-    assert fit(columns, [5, 5, 6], 60) == {0: 5, 1: 5, 2: 6}
-    assert fit(columns, [100, 100, 6], 20) == {0: 10, 1: 10, 2: 6}  # as narrow as can be
+    assert fit_columns(columns, [5, 5, 6], 60) == {0: 5, 1: 5, 2: 6}
+    assert fit_columns(columns, [100, 100, 6], 20) == {0: 10, 1: 10, 2: 6}  # as narrow as can be
 
 
 def test_a_long_fact_goes_on_below_itself() -> None:
-    lines = printed(facts([("memory", "in /dev/shm/cachefs"), ("", "only 3 GiB of its budget can be used now")]), 40)
+    lines = printed(
+        labelled_lines([("memory", "in /dev/shm/cachefs"), ("", "only 3 GiB of its budget can be used now")]), 40
+    )
     assert lines == [
         "memory     in /dev/shm/cachefs",
         "           only 3 GiB of its budget can",

@@ -3,11 +3,11 @@
 from typing import Any, cast
 
 import pytest
-from cachefs_tools.cachectl.top.asking import Asker
+from cachefs_tools.cachectl.top.picture_source import PictureSource
 
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobList
-from cachefs.messages import DatasetCached, DatasetList, DatasetNames, DatasetsCached
+from cachefs.messages import CachedDataset, CachedDatasets, DatasetList, DatasetNames
 from cachefs.rpc import DATASET_CACHED, DATASET_LIST, JOB_LIST, STATUS, DaemonClient
 from tests.unit.tools.pictures import dataset, job, status
 
@@ -38,25 +38,25 @@ class Daemon:
             raise CachefsError("the daemon failed: Method not found!")
         names = cast(DatasetNames, request).names
         self.names += names
-        return DatasetsCached(
-            datasets=[DatasetCached(name=name, bytes=9, memory=4, ssd=1, is_estimate=True) for name in names]
+        return CachedDatasets(
+            datasets=[CachedDataset(name=name, bytes=9, memory=4, ssd=1, is_estimate=True) for name in names]
         )
 
 
-def asker_of(daemon: Daemon, interval: float = 0.01) -> Asker:
-    return Asker(cast(DaemonClient, daemon), interval)
+def asker_of(daemon: Daemon, interval: float = 0.01) -> PictureSource:
+    return PictureSource(cast(DaemonClient, daemon), interval)
 
 
 def test_a_picture_of_a_thousand_datasets_costs_no_more_than_of_ten() -> None:
     daemon = Daemon(1000)
     asker = asker_of(daemon)
-    asker.looked_at = lambda: [f"set-{number:04}" for number in range(500, 510)]
-    pictures = [asker.ask() for _ in range(9)]
+    asker.visible_datasets = lambda: [f"set-{number:04}" for number in range(500, 510)]
+    pictures = [asker.fetch_picture() for _ in range(9)]
     assert daemon.asked.count(DATASET_LIST) == 1
     assert daemon.asked.count(DATASET_CACHED) == len(pictures)
     assert len(daemon.names) <= 6 * len(pictures)
     # Those that somebody looks at are known soon, and asked for again and again; the others in turn.
-    assert set(asker.looked_at()) <= set(pictures[2].cached)
+    assert set(asker.visible_datasets()) <= set(pictures[2].cached)
     assert daemon.names.count("set-0500") >= 3
     assert len(set(daemon.names)) == 10 + 2 * len(pictures)
 
@@ -64,21 +64,21 @@ def test_a_picture_of_a_thousand_datasets_costs_no_more_than_of_ten() -> None:
 def test_the_list_is_asked_for_anew_where_it_may_be_another() -> None:
     daemon = Daemon(3)
     asker = asker_of(daemon)
-    asker.ask()
+    asker.fetch_picture()
     daemon.views = daemon.views[:2]
-    assert [view.name for view in asker.ask().datasets] == ["set-0000", "set-0001"]
-    assert set(asker.ask().cached) == {"set-0000", "set-0001"}
+    assert [view.name for view in asker.fetch_picture().datasets] == ["set-0000", "set-0001"]
+    assert set(asker.fetch_picture().cached) == {"set-0000", "set-0001"}
     daemon.instance, daemon.views = "b", [dataset(7), dataset(8)]
-    assert [view.name for view in asker.ask().datasets] == ["set-0007", "set-0008"]
+    assert [view.name for view in asker.fetch_picture().datasets] == ["set-0007", "set-0008"]
     for _ in range(12):
-        asker.ask()
+        asker.fetch_picture()
     assert daemon.asked.count(DATASET_LIST) == 4  # once in a while all the same
 
 
 def test_an_older_daemon_does_not_know_what_is_cached() -> None:
     daemon = Daemon(3)
     daemon.knows_cached = False
-    assert asker_of(daemon).ask().cached == {}
+    assert asker_of(daemon).fetch_picture().cached == {}
 
 
 def test_while_the_daemon_is_away_the_last_picture_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,17 +86,17 @@ def test_while_the_daemon_is_away_the_last_picture_stays(monkeypatch: pytest.Mon
     asker = asker_of(daemon)
     daemon.failure = DaemonUnavailable("gone")
     with pytest.raises(DaemonUnavailable):
-        asker.begin()
+        asker.fetch_first()
     daemon.failure = None
-    first = asker.begin()
+    first = asker.fetch_first()
     daemon.failure = DaemonUnavailable("gone")
 
     def after_the_first() -> None:
-        assert (asker.answer.problem, asker.answer.picture is first) == ("gone", True)
+        assert (asker.result.problem, asker.result.picture is first) == ("gone", True)
         daemon.failure = None
 
     def after_the_second() -> None:
-        assert (asker.answer.problem, asker.answer.picture is first) == ("", False)
+        assert (asker.result.problem, asker.result.picture is first) == ("", False)
         asker.stop()
 
     steps = iter((after_the_first, after_the_second))

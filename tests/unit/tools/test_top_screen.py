@@ -4,10 +4,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from cachefs_tools.cachectl.top.asking import Answer, Asker
-from cachefs_tools.cachectl.top.pen import BLOCKS
+from cachefs_tools.cachectl.top.glyphs import BLOCK_GLYPHS
 from cachefs_tools.cachectl.top.picture import Picture
-from cachefs_tools.cachectl.top.screen import Canvas, Top
+from cachefs_tools.cachectl.top.picture_source import PictureResult, PictureSource
+from cachefs_tools.cachectl.top.screen import Canvas, TopApp
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -16,24 +16,24 @@ from tests import virtual_time
 from tests.unit.tools.pictures import history_of, picture
 from tests.waiting import until_async
 
-Keys = Callable[[Top, Pilot[None]], Awaitable[None]]
+Keys = Callable[[TopApp, Pilot[None]], Awaitable[None]]
 
 
-def screen(top: Top) -> str:
+def screen(top: TopApp) -> str:
     canvas = top.query_one(Canvas)
     return "\n".join(canvas.render_line(y).text.rstrip() for y in range(canvas.size.height))
 
 
-def cursor(top: Top) -> str:
+def cursor(top: TopApp) -> str:
     return next((line for line in screen(top).splitlines() if line.startswith(">")), "")
 
 
-def tried(keys: Keys, what: Picture | None = None, size: tuple[int, int] = (80, 24)) -> Top:
+def tried(keys: Keys, what: Picture | None = None, size: tuple[int, int] = (80, 24)) -> TopApp:
     """A screen on which these keys were pressed. Its daemon says nothing more."""
     what = what or picture(time.monotonic(), jobs=20, datasets=30)
-    asker = Asker(cast(DaemonClient, None), 1.0)
-    asker.answer = Answer(1, what, "")
-    top = Top(asker, history_of(what), BLOCKS)
+    asker = PictureSource(cast(DaemonClient, None), 1.0)
+    asker.result = PictureResult(1, what, "")
+    top = TopApp(asker, history_of(what), BLOCK_GLYPHS)
 
     async def run() -> None:
         async with top.run_test(size=size) as pilot:
@@ -45,7 +45,7 @@ def tried(keys: Keys, what: Picture | None = None, size: tuple[int, int] = (80, 
 
 
 def test_moving_sorting_and_opening() -> None:
-    async def keys(top: Top, pilot: Pilot[None]) -> None:
+    async def keys(top: TopApp, pilot: Pilot[None]) -> None:
         assert "> train-00" in cursor(top)
         await pilot.press("down", "j")
         assert "> train-02" in cursor(top)
@@ -72,7 +72,7 @@ def test_moving_sorting_and_opening() -> None:
 
 
 def test_the_filter_takes_letters_that_are_keys_elsewhere() -> None:
-    async def keys(top: Top, pilot: Pilot[None]) -> None:
+    async def keys(top: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("slash")
         assert top.query_one(Input).has_focus
         await pilot.press(*"rain-07q")
@@ -92,7 +92,7 @@ def test_the_filter_takes_letters_that_are_keys_elsewhere() -> None:
 
 
 def test_help_is_shown_and_left() -> None:
-    async def keys(top: Top, pilot: Pilot[None]) -> None:
+    async def keys(top: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("question_mark")
         assert "sort the list by its next column" in screen(top)
         await pilot.press("question_mark")
@@ -104,7 +104,7 @@ def test_help_is_shown_and_left() -> None:
 
 
 def test_another_size_is_another_frame() -> None:
-    async def keys(top: Top, pilot: Pilot[None]) -> None:
+    async def keys(top: TopApp, pilot: Pilot[None]) -> None:
         assert "s3://bucket/0" not in screen(top)
         await pilot.resize_terminal(150, 50)
         await until_async(lambda: "s3://bucket/0" in screen(top))
@@ -118,23 +118,23 @@ def test_another_size_is_another_frame() -> None:
 
 
 def test_new_pictures_are_shown_and_their_absence_too() -> None:
-    async def keys(top: Top, pilot: Pilot[None]) -> None:
-        asker, old = top.asker, top.asker.answer.picture
+    async def keys(top: TopApp, pilot: Pilot[None]) -> None:
+        asker, old = top.source, top.source.result.picture
         assert old is not None
-        asker.answer = Answer(2, picture(old.when + 1, jobs=1, fetched_bytes=3 << 20), "")
+        asker.result = PictureResult(2, picture(old.when + 1, jobs=1, fetched_bytes=3 << 20), "")
         await until_async(lambda: "3 MiB/s" in screen(top))
         assert "train-01" not in screen(top)
-        asker.answer = Answer(3, asker.answer.picture, "no daemon answers at /s")
+        asker.result = PictureResult(3, asker.result.picture, "no daemon answers at /s")
         await until_async(lambda: "no daemon answers at /s" in screen(top))
         await pilot.press("down", "question_mark", "escape")  # keys work all the same
-        asker.answer = Answer(4, picture(old.when + 9, jobs=1, instance="another"), "")
+        asker.result = PictureResult(4, picture(old.when + 9, jobs=1, instance="another"), "")
         await until_async(lambda: "no daemon" not in screen(top))
 
     tried(keys)
 
 
 def test_a_daemon_that_says_nothing_is_told() -> None:
-    async def keys(top: Top, pilot: Pilot[None]) -> None:
+    async def keys(top: TopApp, pilot: Pilot[None]) -> None:
         await until_async(lambda: "the daemon has not answered for" in screen(top))
 
     tried(keys, picture(-1e9))
@@ -143,7 +143,7 @@ def test_a_daemon_that_says_nothing_is_told() -> None:
 def test_q_and_ctrl_c_quit() -> None:
     for key in ("q", "ctrl+c"):
 
-        async def keys(_: Top, pilot: Pilot[None], key: str = key) -> None:
+        async def keys(_: TopApp, pilot: Pilot[None], key: str = key) -> None:
             await pilot.press(key)
 
         assert tried(keys).return_code == 0

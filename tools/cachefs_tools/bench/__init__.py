@@ -15,11 +15,11 @@ from typing import Any
 import click
 
 from cachefs.errors import ConfigError
-from cachefs.extras import needs_extra
+from cachefs.extras import require_extra
 from cachefs_tools.orderly_exit import orderly_exit
-from cachefs_tools.quiet_loading import quiet_loading
+from cachefs_tools.quiet_imports import quiet_imports
 
-with quiet_loading(), needs_extra("bench", "cachefs-bench"):
+with quiet_imports(), require_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench import first_epoch, growth, metadata, origin_get, origin_limits, planning, reads
     from cachefs_tools.bench.block_command import block_command
     from cachefs_tools.bench.cluster.command import cluster_command
@@ -32,7 +32,7 @@ with quiet_loading(), needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench.programs.command import programs_command
     from cachefs_tools.bench.push_command import push_command
     from cachefs_tools.bench.refetch_command import refetch_command
-    from cachefs_tools.bench.scenario import Shape
+    from cachefs_tools.bench.scenario import DatasetShape
     from cachefs_tools.bench.scheduling.command import scheduling_command
     from cachefs_tools.bench.slurm_command import slurm_command
     from cachefs_tools.bench.train_command import train_command
@@ -69,7 +69,7 @@ def reads_command(files: int, size: int, rounds: int, pythons: tuple[str, ...], 
 
     The same files are in both, and all of them are cached.
     """
-    load = reads.WarmReads(files, size, rounds, pythons or (sys.executable,))
+    load = reads.WarmReadLoad(files, size, rounds, pythons or (sys.executable,))
     _print(lambda work: reads.measure(work, load), directory)
 
 
@@ -141,7 +141,11 @@ def growth_command(blocks: int, sizes: tuple[int, ...], epochs: int) -> None:
     "--gets", default=4000, show_default=True, type=click.IntRange(min=1), help="GETs of each client in each turn."
 )
 @click.option(
-    "--size", default=origin_get.SMALL, show_default=True, type=click.IntRange(min=8), help="Bytes of each object."
+    "--size",
+    default=origin_get.SMALL_OBJECT,
+    show_default=True,
+    type=click.IntRange(min=8),
+    help="Bytes of each object.",
 )
 @click.option("--parallel", default=32, show_default=True, type=click.IntRange(min=1), help="GETs under way at once.")
 @click.option("--turns", default=3, show_default=True, type=click.IntRange(min=1), help="How often each client runs.")
@@ -165,7 +169,7 @@ def origin_command(directory: Path | None, throttle: float | None, slow: str | N
     """
     if throttle is not None or slow is not None:
         try:
-            limits = origin_limits.limits_of(throttle or 0.0, slow)
+            limits = origin_limits.proxy_limits(throttle or 0.0, slow)
         except ConfigError as error:
             raise click.UsageError(str(error)) from None
         _print(lambda work: origin_limits.measure(work, limits=limits, **load), directory)
@@ -198,7 +202,7 @@ def first_epoch_command(
     A published job reads through a mount of an empty node as fast as it can; `rclone copy` gets the same files into a
     directory. Both keep them in memory, which must have room for them.
     """
-    shape = Shape(files=files, size=size, epochs=1, workers=workers, demand=1e6)
+    shape = DatasetShape(files=files, size=size, epochs=1, workers=workers, demand=1e6)
     _print(lambda work: first_epoch.measure(work, endpoint, shape, turns), directory)
 
 

@@ -16,14 +16,14 @@ from typing import Any, Final
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, OriginOptions, Status
 from cachefs.rpc import STATUS, DaemonClient
-from cachefs_tools.bench.block_stages import Stage, by_stage
+from cachefs_tools.bench.block_stages import BlockStage, seconds_by_stage
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
+from cachefs_tools.bench.job_process import run_job_process
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer
-from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, TrainingJob
-from cachefs_tools.bench.started_job import started_job
+from cachefs_tools.bench.scenario import DatasetShape, JobLoader, Publishing, Scenario, TrainingJob
 from cachefs_tools.bench.training_node import SEGMENT_SIZE, budget_for
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import daemon, memory_directory, mounted, running, wait
+from cachefs_tools.scratch_node import memory_directory, mount_dataset, run_daemon, run_program, wait_or_kill
 
 # Samples of the daemon's stacks per second.
 SAMPLING_RATE: Final = 200
@@ -36,19 +36,19 @@ _POLL_SECONDS: Final = 0.1
 _START_SECONDS: Final = 60.0
 _EPOCHS: Final = 1000
 # With fewer blocks or seconds, a stage has too few samples for a figure per block.
-_FEW_BLOCKS: Final = 1000
-_FEW_SECONDS: Final = 2.0
+_MIN_BLOCKS: Final = 1000
+_MIN_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BlockCase:
     """A destination of the blocks, and how many are measured."""
 
     name: str
     # Settings of the daemon.
     settings: NodeSettings
     # Blocks that are fetched before the measurement.
-    before: int
+    blocks_before: int
     # Most blocks that are measured.
     blocks: int
 
@@ -62,33 +62,38 @@ class FetchingNode:
     mountpoint: Path
 
 
-def cases(shape: Shape) -> list[Case]:
+def cases(shape: DatasetShape) -> list[BlockCase]:
     """Return the cases: into memory, with room for all blocks; and onto the SSD, where each block evicts another."""
     record = shape.size + (8 << 10)
     held = round(SSD_SHARE * shape.files)
     everything = NodeSettings(TierSettings(budget_for(2 * shape.files * record) + SPARE), TierSettings(0))
     evicting = NodeSettings(TierSettings(SMALL_TIER), TierSettings(budget_for(held * record), SEGMENT_SIZE))
     return [
-        Case("memory", everything, 0, shape.files),
+        BlockCase("memory", everything, 0, shape.files),
         # The first blocks are fetched anyway; evictions begin when the tier is full.
-        Case("ssd, evicting", evicting, held + held // 4, _EPOCHS * shape.files),
+        BlockCase("ssd, evicting", evicting, held + held // 4, _EPOCHS * shape.files),
     ]
 
 
-def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds: float) -> dict[str, Any]:
+def measure_case(
+    work: Path, server: OriginServer, shape: DatasetShape, case: BlockCase, seconds: float
+) -> dict[str, Any]:
     """Measure one case for at most *seconds*; *work* is an empty directory.
 
     The first half runs without py-spy and gives the total and the rate. In the second half py-spy, which takes most of
     a core and slows the daemon down, tells how the total divides among the stages.
     """
-    with node_of(work, server, case) as node, started_job(_busy(shape), TrainingJob(), node, work / "job"):
-        _wait_for(node, case.before)
-        alone = _used(node, seconds / 2, case.before + case.blocks // 2)
-        with _sampled(_status(node).pid, work / "stacks") as stacks:
-            seen = _used(node, seconds / 2, case.before + case.blocks)
+    with (
+        run_fetching_node(work, server, case) as node,
+        run_job_process(_busy_scenario(shape), TrainingJob(), node, work / "job"),
+    ):
+        _wait_for(node, case.blocks_before)
+        alone = _measure_use(node, seconds / 2, case.blocks_before + case.blocks // 2)
+        with _sample_stacks(_status(node).pid, work / "stacks") as stacks:
+            seen = _measure_use(node, seconds / 2, case.blocks_before + case.blocks)
     if not alone.blocks or not seen.total:
         raise CachefsError(f"{case.name}: nothing was fetched in {seconds:.0f} s")
-    stages = by_stage(stacks.read_text().splitlines(), seen.threads) | {Stage.FETCH_PROCESS: seen.outside}
+    stages = seconds_by_stage(stacks.read_text().splitlines(), seen.threads) | {BlockStage.FETCH_PROCESS: seen.outside}
     cost = 1e3 * alone.total / alone.blocks
     return {
         "case": case.name,
@@ -96,12 +101,12 @@ def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds:
         "seconds": round(alone.seconds, 2),
         "blocks_per_s": round(alone.blocks / alone.seconds, 1),
         "cpu_ms_per_block": round(cost, 3),
-        "by_stage_ms": {stage.value: round(cost * stages[stage] / seen.total, 3) for stage in Stage},
+        "by_stage_ms": {stage.value: round(cost * stages[stage] / seen.total, 3) for stage in BlockStage},
     }
 
 
 @dataclass(frozen=True, slots=True)
-class _Used:
+class _ProcessorUse:
     """Blocks and processor time of a period."""
 
     blocks: int
@@ -117,14 +122,14 @@ class _Used:
         return sum(self.threads.values()) + self.outside
 
 
-def _used(node: FetchingNode, seconds: float, until: int) -> _Used:
+def _measure_use(node: FetchingNode, seconds: float, until: int) -> _ProcessorUse:
     """Wait for *seconds*, or until *until* blocks have been fetched since the start."""
     status = _status(node)
     pid, before, began = status.pid, status.fetched_blocks, time.monotonic()
     threads, processes = _thread_seconds(pid), _process_seconds(node)
     while time.monotonic() - began < seconds and _status(node).fetched_blocks < until:
         time.sleep(_POLL_SECONDS)
-    return _Used(
+    return _ProcessorUse(
         _status(node).fetched_blocks - before,
         time.monotonic() - began,
         {number: after - threads.get(number, 0.0) for number, after in _thread_seconds(pid).items()},
@@ -132,46 +137,46 @@ def _used(node: FetchingNode, seconds: float, until: int) -> _Used:
     )
 
 
-def remark(case: str, blocks: int, seconds: float) -> str:
+def sample_warning(case: str, blocks: int, seconds: float) -> str:
     """Return a warning if the figures rest on too few blocks or seconds; else ""."""
-    if blocks >= _FEW_BLOCKS and seconds >= _FEW_SECONDS:
+    if blocks >= _MIN_BLOCKS and seconds >= _MIN_SECONDS:
         return ""
     return (
-        f"warning: {case}: only {blocks:,} blocks in {seconds:.0f} s; figures take {_FEW_BLOCKS:,} blocks and "
-        f"{_FEW_SECONDS:.0f} s at least: use more --seconds or --files"
+        f"warning: {case}: only {blocks:,} blocks in {seconds:.0f} s; figures take {_MIN_BLOCKS:,} blocks and "
+        f"{_MIN_SECONDS:.0f} s at least: use more --seconds or --files"
     )
 
 
 @contextmanager
-def node_of(work: Path, server: OriginServer, case: Case) -> Iterator[FetchingNode]:
+def run_fetching_node(work: Path, server: OriginServer, case: BlockCase) -> Iterator[FetchingNode]:
     """Run a new, empty node with the dataset listed and mounted."""
     mountpoint = work / "mnt"
     with (
         memory_directory("cachefs-bench-") as memory,
-        daemon(work, memory, case.settings, server.account) as node,
+        run_daemon(work, memory, case.settings, server.credentials) as node,
     ):
         options = OriginOptions(endpoint_url=server.endpoint, region="us-east-1", addressing_style="path")
         list_dataset(node.client, f"s3://{BUCKET}", options)
-        with mounted(DATASET, mountpoint, node.socket, work / "mount.log"):
+        with mount_dataset(DATASET, mountpoint, node.socket, work / "mount.log"):
             yield FetchingNode(node.client, node.socket, mountpoint)
 
 
-def _busy(shape: Shape) -> Scenario:
+def _busy_scenario(shape: DatasetShape) -> Scenario:
     """Return a published job that reads without a pause."""
-    return Scenario("block", Loader.PLAIN, Publishing.SPEC, shape=replace(shape, epochs=_EPOCHS), keep_pages=True)
+    return Scenario("block", JobLoader.PLAIN, Publishing.SPEC, shape=replace(shape, epochs=_EPOCHS), keep_pages=True)
 
 
 @contextmanager
-def _sampled(pid: int, stacks: Path) -> Iterator[Path]:
+def _sample_stacks(pid: int, stacks: Path) -> Iterator[Path]:
     """Sample a process meanwhile; its stacks are written to *stacks* at the end, in py-spy's raw format."""
     command = [
         "py-spy", "record", "--pid", str(pid), "--rate", str(SAMPLING_RATE), "--format", "raw", "--nonblocking",
         "--threads", "--duration", "unlimited", "--output", str(stacks), "--full-filenames",
     ]  # fmt: skip
-    with running(command, stacks.with_suffix(".log")) as process:
+    with run_program(command, stacks.with_suffix(".log")) as process:
         yield stacks
         process.send_signal(signal.SIGINT)
-        wait(process)
+        wait_or_kill(process)
     if not stacks.exists():
         said = stacks.with_suffix(".log").read_text(errors="replace").strip()[-500:]
         why = f": {said}" if said else ", and says nothing; a longer --seconds may help"

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cachefs_tools.bench import block_budget
-from cachefs_tools.bench.block_stages import Stage
-from cachefs_tools.bench.origin_server import filled_server
-from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.bench.block_stages import BlockStage
+from cachefs_tools.bench.origin_server import run_filled_server
+from cachefs_tools.bench.scenario import DatasetShape
 
 
 @click.command("block")
@@ -42,17 +42,17 @@ def block_command(
     A published job reads as fast as it can through a mount that pushes. Blocks go into memory, and then onto an SSD
     tier where another block is evicted for each. py-spy tells the stages apart; it takes root.
     """
-    shape = Shape(files=files, size=size, epochs=1, workers=workers, demand=1e6)
+    shape = DatasetShape(files=files, size=size, epochs=1, workers=workers, demand=1e6)
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
         work = Path(name)
         documents = []
-        with filled_server(work, shape, endpoint) as server:
+        with run_filled_server(work, shape, endpoint) as server:
             for number, case in enumerate(block_budget.cases(shape)):
                 place = work / f"case{number}"
                 place.mkdir()
                 click.echo(f"{case.name} ...", err=True)
-                documents.append(found := block_budget.measure(place, server, shape, case, seconds))
-                if said := block_budget.remark(case.name, found["blocks"], found["seconds"]):
+                documents.append(found := block_budget.measure_case(place, server, shape, case, seconds))
+                if said := block_budget.sample_warning(case.name, found["blocks"], found["seconds"]):
                     click.echo(said, err=True)
         _show(documents)
         click.echo(json.dumps(documents, indent=2))
@@ -63,7 +63,7 @@ def _show(documents: list[dict[str, object]]) -> None:
     table.add_column("ms of processor time per block")
     for document in documents:
         table.add_column(str(document["case"]), justify="right")
-    for stage in Stage:
+    for stage in BlockStage:
         table.add_row(stage.value, *(f"{one['by_stage_ms'][stage.value]:.3f}" for one in documents))  # type: ignore[index]
     table.add_row("all", *(f"{one['cpu_ms_per_block']:.3f}" for one in documents))
     table.add_row("blocks/s", *(f"{one['blocks_per_s']:.0f}" for one in documents))

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 
-class Stage(StrEnum):
+class BlockStage(StrEnum):
     """A stage of a block's way from the origin to its reader."""
 
     GET = "GET"
@@ -33,44 +33,44 @@ class Stage(StrEnum):
 # py-spy writes a frame as "function (file:line)". A stack with a frame of this function in this file belongs to the
 # stage.
 _WHOLE_STACK: Final = (
-    ("evict", "store/transfers.py", Stage.EVICTION),
-    ("shrink", "store/maintenance.py", Stage.EVICTION),
-    ("promote", "store/block_store.py", Stage.EVICTION),
+    ("evict_blocks", "store/transfers.py", BlockStage.EVICTION),
+    ("shrink", "store/maintenance.py", BlockStage.EVICTION),
+    ("promote", "store/block_store.py", BlockStage.EVICTION),
 )
 # Otherwise the innermost frame with one of these parts decides.
 _INNERMOST: Final = (
-    ("piece_checksums (", Stage.CHECKSUM),
-    ("cachefs_daemon/origin/", Stage.GET),
-    ("botocore/", Stage.GET),
-    ("aiohttp/", Stage.GET),
-    ("store/index_writer.py", Stage.INDEX),
-    ("store/segment_writer.py", Stage.TIER_WRITE),
-    ("store/batch_io.py", Stage.TIER_WRITE),
-    ("store/tier.py", Stage.TIER_WRITE),
-    ("store/tier_directory.py", Stage.TIER_WRITE),
-    ("planning/eviction/", Stage.POLICY),
-    ("planning/pagecache/", Stage.PUSH),
-    ("cachefs_daemon/mounts/", Stage.PUSH),
-    ("cachefs_daemon/jobs/attribution.py", Stage.ACCOUNTING),
-    ("cachefs_daemon/jobs/", Stage.PLAN),
-    ("planning/sequences/follower.py", Stage.ACCOUNTING),
-    ("planning/", Stage.PLAN),
-    ("fetch/prefetcher.py", Stage.PLAN),
-    ("fetch/promoter.py", Stage.PLAN),
-    ("cachefs_daemon/exchange.py", Stage.ACCOUNTING),
-    ("cachefs_daemon/fetch/", Stage.FETCH),
-    ("cachefs_daemon/datasets/", Stage.FETCH),
-    ("cachefs_daemon/store/", Stage.TIER_WRITE),
-    ("cachefs_daemon/api/", Stage.REPLIES),
-    ("grpc/", Stage.REPLIES),
-    ("cachefs_daemon/runtime/", Stage.LOOP),
-    ("asyncio/", Stage.LOOP),
-    ("concurrent/futures/", Stage.LOOP),
+    ("piece_checksums (", BlockStage.CHECKSUM),
+    ("cachefs_daemon/origin/", BlockStage.GET),
+    ("botocore/", BlockStage.GET),
+    ("aiohttp/", BlockStage.GET),
+    ("store/index_writer.py", BlockStage.INDEX),
+    ("store/segment_writer.py", BlockStage.TIER_WRITE),
+    ("store/batch_io.py", BlockStage.TIER_WRITE),
+    ("store/tier.py", BlockStage.TIER_WRITE),
+    ("store/tier_directory.py", BlockStage.TIER_WRITE),
+    ("planning/eviction/", BlockStage.POLICY),
+    ("planning/pagecache/", BlockStage.PUSH),
+    ("cachefs_daemon/mounts/", BlockStage.PUSH),
+    ("cachefs_daemon/jobs/attribution.py", BlockStage.ACCOUNTING),
+    ("cachefs_daemon/jobs/", BlockStage.PLAN),
+    ("planning/sequences/follower.py", BlockStage.ACCOUNTING),
+    ("planning/", BlockStage.PLAN),
+    ("fetch/prefetcher.py", BlockStage.PLAN),
+    ("fetch/promoter.py", BlockStage.PLAN),
+    ("cachefs_daemon/report_dispatcher.py", BlockStage.ACCOUNTING),
+    ("cachefs_daemon/fetch/", BlockStage.FETCH),
+    ("cachefs_daemon/datasets/", BlockStage.FETCH),
+    ("cachefs_daemon/store/", BlockStage.TIER_WRITE),
+    ("cachefs_daemon/api/", BlockStage.REPLIES),
+    ("grpc/", BlockStage.REPLIES),
+    ("cachefs_daemon/runtime/", BlockStage.LOOP),
+    ("asyncio/", BlockStage.LOOP),
+    ("concurrent/futures/", BlockStage.LOOP),
 )
 
 
 # A thread waits if its innermost frame is one of these functions.
-_WAITS: Final = frozenset(
+_WAITING_FUNCTIONS: Final = frozenset(
     (
         "Condition.wait",
         "Event.wait",
@@ -83,7 +83,7 @@ _WAITS: Final = frozenset(
 )
 
 
-def stage_of(frames: Sequence[str]) -> Stage:
+def stack_stage(frames: Sequence[str]) -> BlockStage:
     """Return the stage of a stack. frames: outermost first."""
     for function, file, stage in _WHOLE_STACK:
         if any(_function(frame) == function and file in frame for frame in frames):
@@ -92,27 +92,27 @@ def stage_of(frames: Sequence[str]) -> Stage:
         for part, stage in _INNERMOST:
             if part in frame:
                 return stage
-    return Stage.OTHER
+    return BlockStage.OTHER
 
 
-def by_stage(stacks: Iterable[str], seconds: Mapping[int, float]) -> dict[Stage, float]:
+def seconds_by_stage(stacks: Iterable[str], seconds: Mapping[int, float]) -> dict[BlockStage, float]:
     """Return the processor seconds of each stage.
 
     stacks: lines as `py-spy record --threads --format raw` writes them: a thread, its stack, and a sample count;
     seconds: processor time by thread id. Raises ValueError for any other line.
     """
-    seen: defaultdict[int, Counter[Stage]] = defaultdict(Counter)
+    seen: defaultdict[int, Counter[BlockStage]] = defaultdict(Counter)
     for line in stacks:
         stack, _, count = line.strip().rpartition(" ")
         thread, *frames = stack.split(";")
         number = int(thread.partition("(")[2].partition(")")[0])
-        if frames and frames[-1].partition(" (")[0] not in _WAITS:
-            seen[number][stage_of(frames)] += int(count)
-    found = dict.fromkeys(Stage, 0.0)
+        if frames and frames[-1].partition(" (")[0] not in _WAITING_FUNCTIONS:
+            seen[number][stack_stage(frames)] += int(count)
+    found = dict.fromkeys(BlockStage, 0.0)
     for number, used in seconds.items():
         samples = seen[number]
         if not samples:
-            found[Stage.GRPC] += used  # never seen in Python code
+            found[BlockStage.GRPC] += used  # never seen in Python code
         for stage, times in samples.items():
             found[stage] += used * times / samples.total()
     return found

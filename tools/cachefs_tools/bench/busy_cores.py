@@ -5,17 +5,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cachefs_tools.scratch_node import WITH_PARENT, wait
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, wait_or_kill
 
 
 @contextmanager
-def busy_cores(count: int) -> Iterator[None]:
+def keep_cores_busy(count: int) -> Iterator[None]:
     """Run *count* processes that only compute, for as long as the context lasts."""
-    command = [*WITH_PARENT, sys.executable, "-c", "while True: pass"]
+    command = [*KILL_WITH_PARENT, sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
         for process in processes:
             process.terminate()
-            wait(process)
+            wait_or_kill(process)

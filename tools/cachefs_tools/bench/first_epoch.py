@@ -13,31 +13,31 @@ import click
 
 from cachefs.errors import CachefsError
 from cachefs_tools.bench import block_budget
-from cachefs_tools.bench.block_budget import Case
-from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
-from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, TrainingJob
-from cachefs_tools.bench.started_job import started_job
+from cachefs_tools.bench.block_budget import BlockCase
+from cachefs_tools.bench.job_process import run_job_process
+from cachefs_tools.bench.origin_server import BUCKET, OriginServer, run_filled_server
+from cachefs_tools.bench.scenario import DatasetShape, JobLoader, Publishing, Scenario, TrainingJob
 from cachefs_tools.scratch_node import memory_directory
 from cachefs_tools.training_loop import read_report
 
 # Concurrent downloads: as many as the daemon has connections for reading ahead.
 PARALLEL: Final = 48
 # Seconds after which a reader or a download counts as hung.
-_LONGEST: Final = 900.0
+_TIMEOUT_SECONDS: Final = 900.0
 
 
-def measure(work: Path, endpoint: str | None, shape: Shape, turns: int) -> dict[str, Any]:
+def measure(work: Path, endpoint: str | None, shape: DatasetShape, turns: int) -> dict[str, Any]:
     """Measure in turns an epoch through a new mount of an empty node, and a download into an empty directory, both in
     memory. endpoint: of a running S3 server; None: rclone's is started."""
     found: list[dict[str, float]] = []
     (case, *_) = block_budget.cases(shape)
     click.echo(f"writing {shape.files:,} files of {shape.size:,} bytes ...", err=True)
-    with filled_server(work, shape, endpoint) as server:
+    with run_filled_server(work, shape, endpoint) as server:
         for turn in range(turns):
             click.echo(f"turn {turn + 1} of {turns}: an epoch through a mount ...", err=True)
             place = work / f"turn{turn}"
             place.mkdir()
-            read = _read(place, server, shape, case)
+            read = _run_epoch(place, server, shape, case)
             click.echo(f"turn {turn + 1} of {turns}: a download ...", err=True)
             got = _download(server, shape)
             found.append({"samples_per_s": round(read, 1), "download_per_s": round(got, 1)})
@@ -45,15 +45,18 @@ def measure(work: Path, endpoint: str | None, shape: Shape, turns: int) -> dict[
     return {"files": shape.files, "bytes": shape.size, "turns": found, "to_download": round(ratio, 3)}
 
 
-def _read(work: Path, server: OriginServer, shape: Shape, case: Case) -> float:
+def _run_epoch(work: Path, server: OriginServer, shape: DatasetShape, case: BlockCase) -> float:
     """Return the samples per second of the epoch. Raises CachefsError if some are wrong."""
-    scenario = Scenario("first epoch", Loader.PLAIN, Publishing.SPEC, shape=shape, keep_pages=True)
+    scenario = Scenario("first epoch", JobLoader.PLAIN, Publishing.SPEC, shape=shape, keep_pages=True)
     name = work / "job"
-    with block_budget.node_of(work, server, case) as node, started_job(scenario, TrainingJob(), node, name) as job:
+    with (
+        block_budget.run_fetching_node(work, server, case) as node,
+        run_job_process(scenario, TrainingJob(), node, name) as job,
+    ):
         try:
-            failed = job.wait(_LONGEST)
+            failed = job.wait(_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise CachefsError(f"the reader did not end within {_LONGEST:.0f} s") from None
+            raise CachefsError(f"the reader did not end within {_TIMEOUT_SECONDS:.0f} s") from None
     if failed:
         raise CachefsError(f"the reader failed: {name.with_suffix('.log').read_text(errors='replace')[-500:].strip()}")
     (epoch,) = read_report(name.with_suffix(".jsonl"))
@@ -62,23 +65,26 @@ def _read(work: Path, server: OriginServer, shape: Shape, case: Case) -> float:
     return epoch.samples / (epoch.end - epoch.begin)
 
 
-def _download(server: OriginServer, shape: Shape) -> float:
+def _download(server: OriginServer, shape: DatasetShape) -> float:
     """Return the files per second of `rclone copy`. Raises CachefsError if it fails."""
     command = [
         str(Path(sys.executable).with_name("rclone")), "copy", f":s3:{BUCKET}",
         "--config", "/dev/null", "--transfers", str(PARALLEL), "--checkers", "8",
         "--s3-provider", "Other", "--s3-endpoint", server.endpoint, "--s3-env-auth",
     ]  # fmt: skip
-    credentials = {"AWS_ACCESS_KEY_ID": server.account.access_key, "AWS_SECRET_ACCESS_KEY": server.account.secret_key}
+    credentials = {
+        "AWS_ACCESS_KEY_ID": server.credentials.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.credentials.secret_key,
+    }
     with memory_directory("cachefs-bench-") as directory:
         began = time.monotonic()
         try:
             done = subprocess.run(
-                [*command, str(directory)], capture_output=True, text=True, timeout=_LONGEST,
+                [*command, str(directory)], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS,
                 env={**os.environ, **credentials},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise CachefsError(f"rclone copy did not end within {_LONGEST:.0f} s") from None
+            raise CachefsError(f"rclone copy did not end within {_TIMEOUT_SECONDS:.0f} s") from None
         took = time.monotonic() - began
         if done.returncode:
             raise CachefsError(f"rclone copy failed: {done.stderr.strip()[-500:]}")

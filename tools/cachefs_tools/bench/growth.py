@@ -14,26 +14,26 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
-from cachefs_daemon.cluster.ring import Ring, Roster, decode_ring
+from cachefs_daemon.cluster.ring import Ring, RingPlanner, decode_ring
 from cachefs_daemon.cluster.store import RECORD_SECONDS
 from cachefs_daemon.cluster.view import NodeRecord
-from cachefs_daemon.sharing.state import MOST_FOLLOWED
+from cachefs_daemon.sharing.state import MAX_FOLLOWED
 from cachefs_daemon.sharing.wire import PROGRESS_SECONDS, poll_seconds
 from xxhash import xxh3_64_intdigest
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.copies import epochs_ahead, next_holders, rooms
-from cachefs.planning.cluster.duties import Duty
-from cachefs.planning.cluster.homes import Homes
-from cachefs.planning.cluster.reads import Reads
-from cachefs.planning.cluster.rendezvous import Member, mix
+from cachefs.planning.cluster.copies import capacity_by_node, epochs_ahead, next_holders
+from cachefs.planning.cluster.first_reads import FirstReads
+from cachefs.planning.cluster.homes import BlockHomes
+from cachefs.planning.cluster.ownership import owned_now
+from cachefs.planning.cluster.remote_reads import RemoteEpochReads
+from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 from cachefs.planning.cluster.scale import local_share
-from cachefs.planning.cluster.standing import mine_now
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 
 BLOCK_BYTES: Final = 110_000
 # Room of all nodes together, in datasets.
-ROOM: Final = 1.05
+CAPACITY_DATASETS: Final = 1.05
 ME: Final = 1
 
 Seconds = dict[str, list[float]]
@@ -43,17 +43,17 @@ def measure(blocks: int, nodes: int, epochs: int) -> dict[str, Any]:
     """Return the figures of one run, by name. Processor time is that of one node."""
     before = _peak()
     seconds: Seconds = defaultdict(list)
-    homes = Homes(mix(np.arange(1, blocks + 1, dtype=np.uint64)))
+    homes = BlockHomes(mix_bits(np.arange(1, blocks + 1, dtype=np.uint64)))
     members = [_member(number) for number in range(nodes)]
-    with _timed(seconds, "first look"):
+    with _time_block(seconds, "first look"):
         homes.set_members(members)
-    with _timed(seconds, "leave"):
+    with _time_block(seconds, "leave"):
         left = len(homes.set_members(members[:-1]))
-    with _timed(seconds, "join"):
+    with _time_block(seconds, "join"):
         joined = len(homes.set_members(members))
     counts = np.bincount(homes.first, minlength=nodes)
     placed = _peak()
-    local = _decide(homes, epochs, seconds)
+    local = _run_decisions(homes, epochs, seconds)
     ahead = epochs_ahead(nodes)
     each = {what: _ms(times) for what, times in seconds.items() if what not in ("first look", "leave", "join")}
     return {
@@ -73,48 +73,51 @@ def measure(blocks: int, nodes: int, epochs: int) -> dict[str, Any]:
         "local_reads_in_last_epoch": round(local, 4),
         "local_reads_in_theory": round(local_share(nodes), 4),
         "peak_mb": {"placement": placed - before, "all": _peak() - before},
-        "ring": _ring(nodes),
-        "messages_per_second_and_node": _messages(nodes),
+        "ring": _ring_figures(nodes),
+        "messages_per_second_and_node": _message_rates(nodes),
     }
 
 
-def _decide(homes: Homes, epochs: int, seconds: Seconds) -> float:
+def _run_decisions(homes: BlockHomes, epochs: int, seconds: Seconds) -> float:
     """Decide *epochs* epochs. Returns the share of local reads in the last one."""
     blocks, nodes = len(homes.first), len(homes.members)
     sizes = np.full(blocks, BLOCK_BYTES, np.uint32)
-    room = rooms(np.full(nodes, int(ROOM * blocks * BLOCK_BYTES / nodes), np.int64), sizes)
+    room = capacity_by_node(np.full(nodes, int(CAPACITY_DATASETS * blocks * BLOCK_BYTES / nodes), np.int64), sizes)
     holders, local = homes.first, 0.0
-    known = [Reads.of(blocks, _dealt(blocks, nodes, epoch)).without_places() for epoch in range(epochs_ahead(nodes))]
+    known = [
+        FirstReads.of(blocks, _node_orders(blocks, nodes, epoch)).without_positions()
+        for epoch in range(epochs_ahead(nodes))
+    ]
     for epoch in range(epochs):
-        with _timed(seconds, "order"):
-            orders = _dealt(blocks, nodes, epoch + len(known))
-        with _timed(seconds, "reads"):
-            known.append(Reads.of(blocks, orders).without_places())
-        now = Reads.of(blocks, _dealt(blocks, nodes, epoch))
+        with _time_block(seconds, "order"):
+            orders = _node_orders(blocks, nodes, epoch + len(known))
+        with _time_block(seconds, "reads"):
+            known.append(FirstReads.of(blocks, orders).without_positions())
+        now = FirstReads.of(blocks, _node_orders(blocks, nodes, epoch))
         local = float((holders == now.reader).mean())
-        with _timed(seconds, "copies"):
+        with _time_block(seconds, "copies"):
             following = next_holders(holders, [now, *known[1:]], room, sizes)
-        orders = _dealt(blocks, nodes, epoch)
-        with _timed(seconds, "duty"):
-            Duty.of(orders, holders == ME, ME)
-        with _timed(seconds, "what is mine"):
-            mine_now(holders, following, now, np.full(nodes, 0.5), ME)
+        orders = _node_orders(blocks, nodes, epoch)
+        with _time_block(seconds, "duty"):
+            RemoteEpochReads.of(orders, holders == ME, ME)
+        with _time_block(seconds, "what is mine"):
+            owned_now(holders, following, now, np.full(nodes, 0.5), ME)
         holders, known = following, known[1:]
     return local
 
 
-def _dealt(blocks: int, nodes: int, epoch: int) -> list[tuple[int, Ids]]:
+def _node_orders(blocks: int, nodes: int, epoch: int) -> list[tuple[int, Ids]]:
     """Return the reads of each node in an epoch, in order. All ranks share one permutation, which is computed once."""
     order = epoch_order(SamplerSpec(kind="torch-distributed", size=blocks, epochs=epoch + 1), epoch).astype(np.int32)
     return [(node, np.ascontiguousarray(order[node::nodes])) for node in range(nodes)]
 
 
-def _member(number: int) -> Member:
+def _member(number: int) -> RingMember:
     name = f"{xxh3_64_intdigest(number.to_bytes(8, 'big')):016x}"
-    return Member(name, xxh3_64_intdigest(name.encode()), 1.0)
+    return RingMember(name, xxh3_64_intdigest(name.encode()), 1.0)
 
 
-def _ring(nodes: int) -> dict[str, float]:
+def _ring_figures(nodes: int) -> dict[str, float]:
     """Measure how a node learns of a change of the members, from a ring kept in etcd."""
     records = tuple(
         NodeRecord(
@@ -123,24 +126,24 @@ def _ring(nodes: int) -> dict[str, float]:
         )
         for number in range(nodes)
     )  # fmt: skip
-    text = Ring(1, records).encoded()
+    text = Ring(1, records).encode()
     seconds: Seconds = defaultdict(list)
-    with _timed(seconds, "read"):
+    with _time_block(seconds, "read"):
         ring = decode_ring(text, 1)
     active = {record.id: dataclasses.replace(record, state="active") for record in records}
-    with _timed(seconds, "view"):
-        roster = Roster(records[ME].id, grace=30.0)
+    with _time_block(seconds, "view"):
+        roster = RingPlanner(records[ME].id, grace=30.0)
         roster.update(active, ring, now=0.0)
-        roster.wanted(now=0.0)
-        roster.view("etcd", "")
+        roster.wanted_nodes(now=0.0)
+        roster.make_view("etcd", "")
     return {"kilobytes": round(len(text) / 1000, 1), "read_ms": _ms(seconds["read"]), "view_ms": _ms(seconds["view"])}
 
 
-def _messages(nodes: int) -> dict[str, float]:
+def _message_rates(nodes: int) -> dict[str, float]:
     """Return the requests per second that a node sends and answers: while idle, and in addition while all nodes read a
     job."""
     others = nodes - 1
-    followed = min(others, MOST_FOLLOWED)
+    followed = min(others, MAX_FOLLOWED)
     return {
         "nothing_happens": round(2 * others / poll_seconds(nodes), 2),
         "to_etcd": round(2 / (RECORD_SECONDS / 3), 2),  # lease renewals and the watch
@@ -149,7 +152,7 @@ def _messages(nodes: int) -> dict[str, float]:
 
 
 @contextmanager
-def _timed(seconds: Seconds, what: str) -> Iterator[None]:
+def _time_block(seconds: Seconds, what: str) -> Iterator[None]:
     begin = time.process_time()
     yield
     seconds[what].append(time.process_time() - begin)

@@ -22,45 +22,45 @@ import numpy as np
 
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, OriginOptions
-from cachefs.observe_messages import OBSERVER, ORDER_PATH, Order, OrderKind
+from cachefs.observe_messages import COMMAND_PATH, OBSERVER_HEADER, CommandKind, NodeCommand
 from cachefs.rpc import DATASET_LIST
 from cachefs.scheduling_messages import (
-    ADMIT,
-    ENDED,
-    EXPLAIN,
-    NODES,
-    RANK,
-    Admission,
-    Ask,
-    Ended,
-    Explanation,
+    ADMIT_PATH,
+    ENDED_PATH,
+    EXPLAIN_PATH,
+    NODES_PATH,
+    RANK_PATH,
+    JobAdmission,
+    JobEndReport,
+    JobExplanation,
     NodesStatus,
-    RankAsk,
+    PlacementRequest,
     Ranking,
+    RankRequest,
 )
 from cachefs_tools.bench.cluster.run import READ_DEADLINE
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
-from cachefs_tools.bench.origin_server import BUCKET, filled_server
-from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.bench.origin_server import BUCKET, run_filled_server
+from cachefs_tools.bench.scenario import DatasetShape
 from cachefs_tools.cachectl.scheduler_client import SchedulerClient
 from cachefs_tools.lab.bridge import bridge_network
-from cachefs_tools.lab.cluster import PORT, Cluster, ClusterSettings, made_cluster
-from cachefs_tools.lab.host import Host, until
-from cachefs_tools.lab.job import JobSettings, started_job
-from cachefs_tools.lab.node import Node
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import throttled
+from cachefs_tools.lab.cluster import PORT, ClusterSettings, LabCluster, create_cluster
+from cachefs_tools.lab.host import LabHost, wait_for
+from cachefs_tools.lab.job import JobSettings, start_job
+from cachefs_tools.lab.node import LabNode
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import run_throttle
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import WITH_PARENT, program
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, program_path
 
 NAME: Final = "bench-scheduler"
 SHARDS: Final = 256
 SECONDS: Final = 60.0
 # Seconds for which daemons are suspended, and the pause between requests meanwhile.
-SILENT: Final = 5.0
+SILENT_SECONDS: Final = 5.0
 _PAUSE: Final = 0.05
 # Tolerance, as a share of the dataset.
-_NEAR: Final = 0.03
+_TOLERANCE: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class HintsLoad:
     megabits: float = 500.0  # per second, of the link to each node
 
 
-class Service:
+class SchedulerProcess:
     """A cachefs-scheduler on a host, which can be killed and restarted."""
 
-    def __init__(self, host: Host, work: Path, seeds: Sequence[str]) -> None:
+    def __init__(self, host: LabHost, work: Path, seeds: Sequence[str]) -> None:
         work.mkdir()
         self._host = host
         self._work = work
@@ -93,9 +93,9 @@ class Service:
 
     def start(self) -> None:
         with (self._work / "log").open("ab") as log:
-            command = [program("cachefs-scheduler"), "--config", f"{self._work}/config.toml"]
+            command = [program_path("cachefs-scheduler"), "--config", f"{self._work}/config.toml"]
             self._process = subprocess.Popen(
-                [*WITH_PARENT, *self._host.enter, *command],
+                [*KILL_WITH_PARENT, *self._host.enter_command, *command],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -104,17 +104,19 @@ class Service:
             self._process.kill()
             self._process.wait()
 
-    def rank(self, nodes: Sequence[str] | None = None) -> Ranking | None:
+    def request_ranking(self, nodes: Sequence[str] | None = None) -> Ranking | None:
         """Return a ranking; None if the service does not answer."""
-        ask = RankAsk(ask=Ask(job="bench", dataset=DATASET), candidates=list(nodes) if nodes is not None else None)
+        ask = RankRequest(
+            ask=PlacementRequest(job="bench", dataset=DATASET), candidates=list(nodes) if nodes is not None else None
+        )
         with suppress(CachefsError):
-            return self.client.post(RANK, ask, Ranking)
+            return self.client.post(RANK_PATH, ask, Ranking)
         return None
 
-    def held(self) -> dict[str, float]:
+    def held_shares(self) -> dict[str, float]:
         """Return by node the share of the dataset that the service believes it holds."""
         with suppress(CachefsError):
-            found = self.client.get(NODES, NodesStatus).nodes
+            found = self.client.get(NODES_PATH, NodesStatus).nodes
             return {
                 node.name: sum(one.bytes / one.total for one in node.datasets if one.dataset == DATASET)
                 for node in found
@@ -125,9 +127,9 @@ class Service:
 
 def measure(load: HintsLoad, work: Path) -> dict[str, Any]:
     """Measure everything. *work* is an empty directory."""
-    with _running(load, work) as (cluster, hub, service):
-        rounds = [_round(load, cluster, hub, service, turn) for turn in range(load.rounds)]
-        without = _without(cluster, service)
+    with _run_cluster(load, work) as (cluster, hub, service):
+        rounds = [_run_round(load, cluster, hub, service, turn) for turn in range(load.rounds)]
+        without = _measure_outages(cluster, service)
     return {
         "files": load.files,
         "size": load.size,
@@ -141,54 +143,58 @@ def measure(load: HintsLoad, work: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _running(load: HintsLoad, work: Path) -> Iterator[tuple[Cluster, Host, Service]]:
+def _run_cluster(load: HintsLoad, work: Path) -> Iterator[tuple[LabCluster, LabHost, SchedulerProcess]]:
     with ExitStack() as stack:
-        server = stack.enter_context(filled_server(work, Shape(files=load.files, size=load.size), None))
+        server = stack.enter_context(run_filled_server(work, DatasetShape(files=load.files, size=load.size), None))
         nodes = len(load.parts) + 1
         network = stack.enter_context(bridge_network(nodes))
         for number in range(nodes):
-            network.limit(number, load.megabits)
+            network.limit_bandwidth(number, load.megabits)
         listener = stack.enter_context(network.hub.listen())
-        throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log", listener))
+        throttle = stack.enter_context(run_throttle(server.endpoint, LinkLimits(), work / "throttle.log", listener))
         room = 2 * load.files * load.size
         settings = ClusterSettings(
             NodeSettings(TierSettings(room), TierSettings(room), read_deadline=READ_DEADLINE),
             keys={"schedulers": [NAME]},
             weights={f"node{number}": 1e-6 for number in range(1, nodes)},
         )
-        cluster = stack.enter_context(made_cluster(work, settings, network.hosts, network.hub, server.account))
+        cluster = stack.enter_context(create_cluster(work, settings, network.hosts, network.hub, server.credentials))
         options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
-        cluster.start()
+        cluster.start_nodes()
         list_dataset(cluster.nodes[0].client, f"s3://{BUCKET}", options)
-        throttle.limit(Limits(bandwidth=load.bandwidth))
-        service = Service(network.hub, work / "scheduler", [f"{node.host.address}:{PORT}" for node in cluster.nodes])
+        throttle.set_limits(LinkLimits(bandwidth=load.bandwidth))
+        service = SchedulerProcess(
+            network.hub, work / "scheduler", [f"{node.host.address}:{PORT}" for node in cluster.nodes]
+        )
         stack.callback(service.kill)
         service.start()
-        until(lambda: len(service.held()) == nodes, SECONDS, "the service has heard all daemons")
+        wait_for(lambda: len(service.held_shares()) == nodes, SECONDS, "the service has heard all daemons")
         for node in cluster.nodes:
             _wait_for_dataset(node)
             node.mount(DATASET)
         yield cluster, network.hub, service
 
 
-def _round(load: HintsLoad, cluster: Cluster, hub: Host, service: Service, turn: int) -> dict[str, Any]:
+def _run_round(
+    load: HintsLoad, cluster: LabCluster, hub: LabHost, service: SchedulerProcess, turn: int
+) -> dict[str, Any]:
     """Place the parts on other nodes than in the round before, get scores, and run the job on each node."""
     *others, home = cluster.nodes
     parts = {node.name: load.parts[(number + turn) % len(load.parts)] for number, node in enumerate(others)}
     parts[home.name] = 1.0
     for node in (home, *others):
-        _hold(node, hub, parts[node.name], turn)
-        until(
-            lambda name=node.name: abs(service.held().get(name, -1) - parts[name]) < _NEAR,  # type: ignore[misc]
+        _fill_node(node, hub, parts[node.name], turn)
+        wait_for(
+            lambda name=node.name: abs(service.held_shares().get(name, -1) - parts[name]) < _TOLERANCE,  # type: ignore[misc]
             2 * SECONDS, f"{node.name} holds what it is to",
         )  # fmt: skip
-    until(
-        lambda: all(abs(service.held().get(name, -1) - part) < _NEAR for name, part in parts.items()),
+    wait_for(
+        lambda: all(abs(service.held_shares().get(name, -1) - part) < _TOLERANCE for name, part in parts.items()),
         SECONDS, "the service knows what each node holds",
     )  # fmt: skip
-    ranking = service.rank()
+    ranking = service.request_ranking()
     assert ranking is not None
-    estimated = _estimated(service, list(parts))
+    estimated = _estimated_waits(service, list(parts))
     seconds = {node.name: _first_epoch(load, node, turn) for node in cluster.nodes}
     names = list(parts)
     return {
@@ -204,59 +210,61 @@ def _round(load: HintsLoad, cluster: Cluster, hub: Host, service: Service, turn:
     }  # fmt: skip
 
 
-def _wait_for_dataset(node: Node) -> None:
-    until(
+def _wait_for_dataset(node: LabNode) -> None:
+    wait_for(
         lambda: any(one.name == DATASET for one in node.client.call(DATASET_LIST, Empty()).datasets),
         SECONDS, f"{node.name} knows the dataset",
     )  # fmt: skip
 
 
-def _estimated(service: Service, nodes: Sequence[str]) -> dict[str, float]:
+def _estimated_waits(service: SchedulerProcess, nodes: Sequence[str]) -> dict[str, float]:
     """Return by node the seconds that a job would wait in its first epoch."""
     job = f"bench:{uuid.uuid4().hex[:8]}"
-    service.client.post(ADMIT, Ask(job=job, dataset=DATASET), Admission)
-    found = service.client.get(EXPLAIN, Explanation, job=job)
-    service.client.post(ENDED, Ended(job=job), Told)
+    service.client.post(ADMIT_PATH, PlacementRequest(job=job, dataset=DATASET), JobAdmission)
+    found = service.client.get(EXPLAIN_PATH, JobExplanation, job=job)
+    service.client.post(ENDED_PATH, JobEndReport(job=job), EmptyResponse)
     return {one.node: one.first for one in found.nodes if one.node in nodes}
 
 
-class Told(msgspec.Struct):
+class EmptyResponse(msgspec.Struct):
     """An empty response."""
 
 
-def _hold(node: Node, hub: Host, part: float, turn: int) -> None:
+def _fill_node(node: LabNode, hub: LabHost, part: float, turn: int) -> None:
     """Make a node hold a share of the dataset, in random shards."""
-    _order(node, hub, Order(kind=OrderKind.EVICT, dataset=DATASET))
+    _send_command(node, hub, NodeCommand(kind=CommandKind.EVICT, dataset=DATASET))
     chosen = np.zeros(SHARDS, np.bool_)
     chosen[np.random.default_rng(turn).permutation(SHARDS)[: round(part * SHARDS)]] = True
     if part:
         shards = np.packbits(chosen, bitorder="little").tobytes()
-        _order(node, hub, Order(kind=OrderKind.WARM, id=uuid.uuid4().hex, dataset=DATASET, shards=shards))
+        _send_command(
+            node, hub, NodeCommand(kind=CommandKind.WARM, id=uuid.uuid4().hex, dataset=DATASET, shards=shards)
+        )
 
 
-def _order(node: Node, hub: Host, order: Order) -> None:
+def _send_command(node: LabNode, hub: LabHost, order: NodeCommand) -> None:
     def send() -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(node.host.address, PORT + 1, timeout=SECONDS)
         try:
-            connection.request("POST", ORDER_PATH, msgspec.msgpack.encode(order), {OBSERVER: NAME})
+            connection.request("POST", COMMAND_PATH, msgspec.msgpack.encode(order), {OBSERVER_HEADER: NAME})
             answer = connection.getresponse()
             return answer.status, answer.read()
         finally:
             connection.close()
 
-    status, said = hub.within(send)
+    status, said = hub.run_in_network(send)
     if status != 200:
         raise CachefsError(f"{node.name} does not {order.kind}: {said.decode(errors='replace')[:200]}")
 
 
-def _first_epoch(load: HintsLoad, node: Node, turn: int) -> float:
+def _first_epoch(load: HintsLoad, node: LabNode, turn: int) -> float:
     """Return the seconds from the job's start to the end of its first epoch."""
     settings = JobSettings(
         name=f"job{turn}", dataset=DATASET, files=load.files, epochs=1, seed=turn, rate=load.rate, threads=8
     )
     began = time.monotonic()
-    with started_job(settings, [node]) as job:
-        job.epoch(0, 10 * SECONDS)
+    with start_job(settings, [node]) as job:
+        job.run_epoch(0, 10 * SECONDS)
         seconds = time.monotonic() - began
         wrong = sum(result.errors + result.wrong for result in job.results())
     if wrong:
@@ -264,26 +272,30 @@ def _first_epoch(load: HintsLoad, node: Node, turn: int) -> float:
     return seconds
 
 
-def _without(cluster: Cluster, service: Service) -> dict[str, Any]:
+def _measure_outages(cluster: LabCluster, service: SchedulerProcess) -> dict[str, Any]:
     """Record answers while half of the daemons are suspended, then without the service, then after its restart with
     suspended daemons."""
     silent = cluster.nodes[: len(cluster.nodes) // 2]
     for node in silent:
         node.suspend()
     try:
-        while_silent = _asked(service, SILENT)
+        while_silent = _poll_rankings(service, SILENT_SECONDS)
         service.kill()
-        dead = _asked(service, 0.5)
+        dead = _poll_rankings(service, 0.5)
         began = time.monotonic()
         service.start()
-        until(lambda: (found := service.rank()) is not None and bool(found.scores), SECONDS, "the service ranks again")
+        wait_for(
+            lambda: (found := service.request_ranking()) is not None and bool(found.scores),
+            SECONDS,
+            "the service ranks again",
+        )
         again = time.monotonic() - began
-        after = service.rank()
+        after = service.request_ranking()
     finally:
         for node in silent:
             node.resume()
     began = time.monotonic()
-    until(lambda: len(service.held()) == len(cluster.nodes), SECONDS, "the service hears all daemons again")
+    wait_for(lambda: len(service.held_shares()) == len(cluster.nodes), SECONDS, "the service hears all daemons again")
     return {
         "silent_daemons": len(silent),
         "while_silent": while_silent,
@@ -294,14 +306,14 @@ def _without(cluster: Cluster, service: Service) -> dict[str, Any]:
     }
 
 
-def _asked(service: Service, seconds: float) -> dict[str, Any]:
+def _poll_rankings(service: SchedulerProcess, seconds: float) -> dict[str, Any]:
     took, ages, failed = [], [], 0
     end = time.monotonic() + seconds
     for _ in itertools.count():
         began = time.monotonic()
         if began > end:
             break
-        found = service.rank()
+        found = service.request_ranking()
         took.append(time.monotonic() - began)
         if found is None or not found.scores:
             failed += 1

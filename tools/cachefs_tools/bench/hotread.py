@@ -44,7 +44,7 @@ def compile_hotread(work: Path, names: list[str]) -> HotRead:
     return HotRead(program, listing)
 
 
-def first_round(files: int, seed: int) -> list[int]:
+def first_round_order(files: int, seed: int) -> list[int]:
     """Return the order in which hotread reads the lines of its list in its first round.
 
     With N processes, process k reads the positions k, k+N, k+2N and so on of this order.

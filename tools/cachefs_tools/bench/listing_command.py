@@ -10,7 +10,7 @@ import click
 from cachefs_tools.bench import listing_speed
 from cachefs_tools.bench.listing_server import Layout
 from cachefs_tools.bench.listing_speed import DEFAULT_URL, ListingLoad
-from cachefs_tools.bench.origin_server import account_of_environment
+from cachefs_tools.bench.origin_server import environment_credentials
 
 
 @click.command("listing")
@@ -42,6 +42,6 @@ def listing_command(endpoint: str | None, url: str, directory: Path | None, **sh
     load = ListingLoad(Layout(shape["layout"]), shape["keys"], shape["delay"] / 1e3, shape["turns"])
     account = None
     if endpoint is not None:
-        account = account_of_environment()
+        account = environment_credentials()
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
         click.echo(json.dumps(listing_speed.measure(Path(work), load, url, endpoint, account), indent=2))

@@ -54,7 +54,7 @@ class ListingServer:
         self._delay = delay
         self.requests = 0
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
@@ -62,7 +62,7 @@ class ListingServer:
                 self.requests += 1
                 if self._delay:
                     await asyncio.sleep(self._delay)
-                body = self.answer(target.decode()) if method == b"GET" else b""
+                body = self.response_body(target.decode()) if method == b"GET" else b""
                 if body is None:
                     await reader.read()  # until the client disconnects
                     return
@@ -76,7 +76,7 @@ class ListingServer:
         finally:
             writer.close()
 
-    def answer(self, target: str) -> bytes | None:
+    def response_body(self, target: str) -> bytes | None:
         """Return the body of a response; None for a request that stays unanswered."""
         query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
         if "location" in target:
@@ -110,7 +110,7 @@ class ListingServer:
 
 async def _run(layout: Layout, count: int, delay: float) -> None:
     server = ListingServer(keys(layout, count), delay)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(server.serve_connection, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     print(f"http://127.0.0.1:{port}", flush=True)
     await listening.serve_forever()

@@ -19,12 +19,20 @@ import click
 import psutil
 
 from cachefs.errors import CachefsError
-from cachefs.messages import DatasetAdd, DatasetName, Empty, ListingPhase, OriginOptions
+from cachefs.messages import DatasetAddRequest, DatasetName, Empty, ListingPhase, OriginOptions
 from cachefs.rpc import DATASET_ADD, DATASET_REMOVE, STATUS
 from cachefs_tools.bench import listing_server
 from cachefs_tools.bench.listing_server import BUCKET, Layout
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import SCRATCH, WITH_PARENT, Account, ScratchNode, daemon, memory_directory, wait
+from cachefs_tools.scratch_node import (
+    KILL_WITH_PARENT,
+    SCRATCH_CREDENTIALS,
+    S3Credentials,
+    ScratchNode,
+    memory_directory,
+    run_daemon,
+    wait_or_kill,
+)
 
 _DATASET: Final = "bench"
 _TIER: Final = TierSettings(64 << 20)
@@ -42,20 +50,22 @@ class ListingLoad:
     turns: int
 
 
-def measure(work: Path, load: ListingLoad, url: str, endpoint: str | None, account: Account | None) -> dict[str, Any]:
+def measure(
+    work: Path, load: ListingLoad, url: str, endpoint: str | None, account: S3Credentials | None
+) -> dict[str, Any]:
     """Measure listings of *url* at a running server *endpoint*; None: of a server started as *load* says."""
     turns = []
     with (
         _server(load, endpoint) as server,
         memory_directory("cachefs-bench-") as memory,
-        daemon(work, memory, NodeSettings(_TIER, TierSettings(0)), account or SCRATCH) as node,
+        run_daemon(work, memory, NodeSettings(_TIER, TierSettings(0)), account or SCRATCH_CREDENTIALS) as node,
     ):
         for number in range(load.turns):
             click.echo(f"turn {number + 1} of {load.turns}: a daemon lists {url} ...", err=True)
-            turn = {"cachefs": _through_daemon(node, url, server)}
+            turn = {"cachefs": _list_with_daemon(node, url, server)}
             if _rclone() is not None:
                 click.echo(f"turn {number + 1} of {load.turns}: rclone lists it ...", err=True)
-                turn["rclone"] = _through_rclone(work, url, server, account or SCRATCH)
+                turn["rclone"] = _list_with_rclone(work, url, server, account or SCRATCH_CREDENTIALS)
             turns.append(turn)
     return {
         "server": endpoint or "our own, which only lists",
@@ -72,22 +82,24 @@ def _server(load: ListingLoad, endpoint: str | None) -> Iterator[str]:
         return
     command = [sys.executable, "-c", f"from {listing_server.__name__} import main; main()"]
     command += [load.layout, str(load.keys), str(load.delay)]
-    process = subprocess.Popen([*WITH_PARENT, *command], stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen([*KILL_WITH_PARENT, *command], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().decode().strip()
     finally:
         process.terminate()
-        wait(process)
+        wait_or_kill(process)
 
 
-def _through_daemon(node: ScratchNode, url: str, server: str) -> dict[str, Any]:
+def _list_with_daemon(node: ScratchNode, url: str, server: str) -> dict[str, Any]:
     options = OriginOptions(endpoint_url=server, region="us-east-1", addressing_style="path")
     process = psutil.Process(node.client.call(STATUS, Empty()).pid)
     listed = 0.0
     began = time.monotonic()
-    with _watched(process) as peaks:
-        for update in node.client.stream(DATASET_ADD, DatasetAdd(name=_DATASET, url=url, options=options)):
+    with _watch_memory(process) as peaks:
+        for update in node.client.stream_responses(
+            DATASET_ADD, DatasetAddRequest(name=_DATASET, url=url, options=options)
+        ):
             if update.phase == ListingPhase.BUILDING and not listed:
                 listed = time.monotonic() - began
             objects = update.objects
@@ -99,7 +111,7 @@ def _through_daemon(node: ScratchNode, url: str, server: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _through_rclone(work: Path, url: str, server: str, account: Account) -> dict[str, Any]:
+def _list_with_rclone(work: Path, url: str, server: str, account: S3Credentials) -> dict[str, Any]:
     """List like a user would. Keys are counted by lines; directories end with a slash."""
     settings = f"provider=Other,env_auth=true,list_version=2,force_path_style=true,endpoint='{server}'"
     command = [
@@ -115,7 +127,7 @@ def _through_rclone(work: Path, url: str, server: str, account: Account) -> dict
     output = work / "lsf"
     began = time.monotonic()
     with output.open("wb") as file:
-        process = subprocess.Popen([*WITH_PARENT, *command], stdout=file, env=own, start_new_session=True)
+        process = subprocess.Popen([*KILL_WITH_PARENT, *command], stdout=file, env=own, start_new_session=True)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except KeyboardInterrupt:
@@ -136,14 +148,14 @@ def _rclone() -> Path | None:
 
 
 @dataclass(slots=True)
-class _Peaks:
+class _MemoryPeaks:
     parent: int = 0
     child: int = 0
 
 
 @contextmanager
-def _watched(process: psutil.Process) -> Iterator[_Peaks]:
-    peaks = _Peaks()
+def _watch_memory(process: psutil.Process) -> Iterator[_MemoryPeaks]:
+    peaks = _MemoryPeaks()
     ended = threading.Event()
 
     def watch() -> None:
@@ -151,7 +163,7 @@ def _watched(process: psutil.Process) -> Iterator[_Peaks]:
             with suppress(psutil.Error, OSError):
                 peaks.parent = max(peaks.parent, process.memory_info().rss)
                 for child in process.children():
-                    peaks.child = max(peaks.child, _high_water(child.pid))
+                    peaks.child = max(peaks.child, _peak_memory(child.pid))
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
@@ -162,7 +174,7 @@ def _watched(process: psutil.Process) -> Iterator[_Peaks]:
         watching.join()
 
 
-def _high_water(pid: int) -> int:
+def _peak_memory(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     # Empty if the process has just ended.
     return int((status.partition("VmHWM:")[2].split() or ["0"])[0]) << 10

@@ -12,11 +12,11 @@ import psutil
 
 from cachefs.messages import Empty
 from cachefs.rpc import STATUS
-from cachefs_tools.bench.directory_node import DATASET, directory_node
+from cachefs_tools.bench.directory_node import DATASET, run_directory_node
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import mounted
+from cachefs_tools.scratch_node import mount_dataset
 
-PER_DIRECTORY = 1000
+FILES_PER_DIRECTORY = 1000
 TURNS = 5
 SETTINGS = NodeSettings(memory=TierSettings(256 << 20), ssd=TierSettings(0))
 
@@ -30,10 +30,13 @@ def measure_find(work: Path, files: int) -> dict[str, Any]:
     """Measure find(1) over a mounted tree of *files* files, and over the same tree on the local disk, in turns."""
     source, mount = work / "native", work / "mount"
     write_empty_files(source, files)
-    with directory_node(work, source, SETTINGS) as node, mounted(DATASET, mount, node.socket, work / "mount.log"):
-        first = seconds_of_find(mount)
-        seconds_of_find(source)
-        native, ours = zip(*((seconds_of_find(source), seconds_of_find(mount)) for _ in range(TURNS)), strict=True)
+    with (
+        run_directory_node(work, source, SETTINGS) as node,
+        mount_dataset(DATASET, mount, node.socket, work / "mount.log"),
+    ):
+        first = time_find(mount)
+        time_find(source)
+        native, ours = zip(*((time_find(source), time_find(mount)) for _ in range(TURNS)), strict=True)
     return {"files": files, "first_seconds": first, "native_seconds": statistics.median(native),
             "mount_seconds": statistics.median(ours),
             "ratio": round(statistics.median(ours) / statistics.median(native), 3)}  # fmt: skip
@@ -47,7 +50,7 @@ def measure_mount(work: Path, entries: int) -> dict[str, Any]:
     place.mkdir()
     mount.mkdir()
     write_empty_files(source, entries)
-    with directory_node(place, source, SETTINGS) as node:
+    with run_directory_node(place, source, SETTINGS) as node:
         command = Path(sysconfig.get_path("scripts"), "mount.cachefs")
         start = time.perf_counter()
         subprocess.run([command, DATASET, mount, "-o", f"socket={node.socket}"], check=True)
@@ -63,16 +66,16 @@ def measure_mount(work: Path, entries: int) -> dict[str, Any]:
 
 def write_empty_files(directory: Path, files: int) -> None:
     """Write sparse files of up to 3 KB. find(1) sees their sizes, and the disk holds no data."""
-    for start in range(0, files, PER_DIRECTORY):
-        parent = directory / f"{start // PER_DIRECTORY:04}"
+    for start in range(0, files, FILES_PER_DIRECTORY):
+        parent = directory / f"{start // FILES_PER_DIRECTORY:04}"
         parent.mkdir(parents=True)
-        for number in range(min(PER_DIRECTORY, files - start)):
+        for number in range(min(FILES_PER_DIRECTORY, files - start)):
             fd = os.open(parent / f"{number:04}.bin", os.O_CREAT | os.O_WRONLY)
             os.ftruncate(fd, 3 * number)
             os.close(fd)
 
 
-def seconds_of_find(top: Path) -> float:
+def time_find(top: Path) -> float:
     """Return the seconds that find(1) takes to check the size of every file below *top*."""
     start = time.perf_counter()
     subprocess.run(["find", top, "-type", "f", "-size", "+1"], check=True, stdout=subprocess.DEVNULL)

@@ -22,21 +22,21 @@ from aiobotocore.session import get_session
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
-from cachefs_tools.bench.origin_server import OriginServer, filled_server
-from cachefs_tools.bench.other_mounts import installed, other_mount
+from cachefs_tools.bench.origin_server import OriginServer, run_filled_server
+from cachefs_tools.bench.other_mounts import installed_programs, mount_bucket
 from cachefs_tools.bench.raw_client import RawClient
-from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.bench.scenario import DatasetShape
 from cachefs_tools.bench.training_node import budget_for
 from cachefs_tools.sample_data import PER_CLASS, is_sample, sample_name
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import daemon, memory_directory, mounted
+from cachefs_tools.scratch_node import memory_directory, mount_dataset, run_daemon
 
 _SPARE: Final = 64 << 20
 READERS: Final = {"shuffled, 1 reader": 1, "shuffled, 4 readers": 4}
 COPY: Final = "cp -r"
 PATTERNS: Final = (*READERS, COPY)
-RAW: Final = "raw client"
-OURS: Final = "cachefs"
+RAW_CLIENT: Final = "raw client"
+CACHEFS: Final = "cachefs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +61,35 @@ class MissLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ReadPass:
     """The result of reading some files."""
 
     seconds: float
     # Seconds of each read; empty if reads were not measured one by one.
-    waits: list[float]
+    read_seconds: list[float]
 
 
 def measure(work: Path, load: MissLoad, endpoint: str | None = None, bucket: str | None = None) -> dict[str, Any]:
     """Measure all ways to read. *endpoint*: a running server, or None for one of rclone; *bucket*: see
-    `filled_server`."""
-    shape = Shape(files=load.files * len(PATTERNS) * load.turns, size=load.size)
+    `run_filled_server`."""
+    shape = DatasetShape(files=load.files * len(PATTERNS) * load.turns, size=load.size)
     with ExitStack() as stack:
-        server = stack.enter_context(filled_server(work, shape, endpoint, bucket))
-        mounts = {OURS: stack.enter_context(_our_mount(work / "node", server, shape))}
-        for name, program in installed().items():
-            mounts[name] = stack.enter_context(other_mount(name, program, server, work / name))
+        server = stack.enter_context(run_filled_server(work, shape, endpoint, bucket))
+        mounts = {CACHEFS: stack.enter_context(_mount_cachefs(work / "node", server, shape))}
+        for name, program in installed_programs().items():
+            mounts[name] = stack.enter_context(mount_bucket(name, program, server, work / name))
         for mount in mounts.values():
-            _walk(mount)
-        passes: dict[str, dict[str, list[Pass]]] = {pattern: {} for pattern in PATTERNS}
+            _stat_all(mount)
+        passes: dict[str, dict[str, list[ReadPass]]] = {pattern: {} for pattern in PATTERNS}
         for turn in range(load.turns):
             for pattern in PATTERNS:
                 click.echo(f"turn {turn + 1} of {load.turns}: {pattern}, {load.files:,} files ...", err=True)
                 numbers = load.numbers(pattern, turn)
                 for name, mount in mounts.items():
-                    passes[pattern].setdefault(name, []).append(_pass(pattern, mount, numbers, work))
+                    passes[pattern].setdefault(name, []).append(_read_pattern(pattern, mount, numbers, work))
                 if pattern in READERS:
-                    raw = asyncio.run(_raw(server, numbers, load.size, READERS[pattern]))
-                    passes[pattern].setdefault(RAW, []).append(raw)
+                    raw = asyncio.run(_read_raw(server, numbers, load.size, READERS[pattern]))
+                    passes[pattern].setdefault(RAW_CLIENT, []).append(raw)
     return {
         "server": endpoint or "rclone",
         "files": load.files,
@@ -104,32 +104,32 @@ def measure(work: Path, load: MissLoad, endpoint: str | None = None, bucket: str
 
 
 @contextmanager
-def _our_mount(work: Path, server: OriginServer, shape: Shape) -> Iterator[Path]:
+def _mount_cachefs(work: Path, server: OriginServer, shape: DatasetShape) -> Iterator[Path]:
     work.mkdir()
     tier = TierSettings(budget_for(2 * shape.files * (shape.size + (8 << 10))) + _SPARE)
     with (
         memory_directory("cachefs-bench-") as memory,
-        daemon(work, memory, NodeSettings(tier, TierSettings(0)), server.account) as node,
+        run_daemon(work, memory, NodeSettings(tier, TierSettings(0)), server.credentials) as node,
     ):
         options = OriginOptions(endpoint_url=server.endpoint, region="us-east-1", addressing_style="path")
         list_dataset(node.client, f"s3://{server.bucket}", options)
-        with mounted(DATASET, work / "mnt", node.socket, work / "mount.log"):
+        with mount_dataset(DATASET, work / "mnt", node.socket, work / "mount.log"):
             yield work / "mnt"
 
 
-def _walk(mount: Path) -> None:
+def _stat_all(mount: Path) -> None:
     """Learn names and sizes before the reads, like a job that has listed its files."""
     for path in mount.rglob("*"):
         path.stat()
 
 
-def _pass(pattern: str, mount: Path, numbers: Sequence[int], work: Path) -> Pass:
+def _read_pattern(pattern: str, mount: Path, numbers: Sequence[int], work: Path) -> ReadPass:
     if pattern == COPY:
         return _copy(mount, numbers, work)
     began = time.perf_counter()
     with ThreadPoolExecutor(READERS[pattern]) as pool:
         waits = list(pool.map(lambda number: _read(mount / sample_name(number), number), numbers))
-    return Pass(time.perf_counter() - began, waits)
+    return ReadPass(time.perf_counter() - began, waits)
 
 
 def _read(path: Path, number: int) -> float:
@@ -141,7 +141,7 @@ def _read(path: Path, number: int) -> float:
     return took
 
 
-def _copy(mount: Path, numbers: Sequence[int], work: Path) -> Pass:
+def _copy(mount: Path, numbers: Sequence[int], work: Path) -> ReadPass:
     classes = sorted({sample_name(number).partition("/")[0] for number in numbers})
     copies = work / "copies"
     copies.mkdir()
@@ -151,13 +151,13 @@ def _copy(mount: Path, numbers: Sequence[int], work: Path) -> Pass:
     if sum(path.is_file() for path in copies.rglob("*")) != len(numbers):
         raise CachefsError(f"cp did not find {len(numbers)} files in {mount}")
     subprocess.run(["rm", "-r", str(copies)], check=True)
-    return Pass(seconds, [])
+    return ReadPass(seconds, [])
 
 
-async def _raw(server: OriginServer, numbers: Sequence[int], size: int, readers: int) -> Pass:
+async def _read_raw(server: OriginServer, numbers: Sequence[int], size: int, readers: int) -> ReadPass:
     """Read with a client that neither signs nor checks: the limit."""
     config = AioConfig(signature_version="s3v4", s3={"addressing_style": "path"})
-    account = server.account
+    account = server.credentials
     async with get_session().create_client(
         "s3", endpoint_url=server.endpoint, region_name="us-east-1", aws_access_key_id=account.access_key,
         aws_secret_access_key=account.secret_key, config=config,
@@ -169,29 +169,29 @@ async def _raw(server: OriginServer, numbers: Sequence[int], size: int, readers:
     async def reader() -> None:
         for url in rest:
             began = time.perf_counter()
-            await client.get(url, size)
+            await client.get_url(url, size)
             waits.append(time.perf_counter() - began)
 
     began = time.perf_counter()
     await asyncio.gather(*(reader() for _ in range(readers)))
-    return Pass(time.perf_counter() - began, waits)
+    return ReadPass(time.perf_counter() - began, waits)
 
 
-def _figures(passes: list[Pass], files: int) -> dict[str, float]:
+def _figures(passes: list[ReadPass], files: int) -> dict[str, float]:
     found = {"files_per_second": round(statistics.median(files / one.seconds for one in passes), 1)}
-    waits = sorted(wait for one in passes for wait in one.waits)
+    waits = sorted(wait for one in passes for wait in one.read_seconds)
     if waits:
         found["p50_ms"] = round(1e3 * waits[len(waits) // 2], 2)
         found["p99_ms"] = round(1e3 * waits[len(waits) * 99 // 100], 2)
     return found
 
 
-def _ratio(ways: dict[str, list[Pass]]) -> dict[str, float]:
+def _ratio(ways: dict[str, list[ReadPass]]) -> dict[str, float]:
     """Return the ratio of our files per second to the others', per turn."""
-    ours = ways[OURS]
-    ratio: Callable[[Pass, Pass], float] = lambda mine, theirs: theirs.seconds / mine.seconds  # noqa: E731
+    ours = ways[CACHEFS]
+    ratio: Callable[[ReadPass, ReadPass], float] = lambda mine, theirs: theirs.seconds / mine.seconds  # noqa: E731
     return {
-        name: round(statistics.median(map(ratio, ours, theirs)), 2) for name, theirs in ways.items() if name != OURS
+        name: round(statistics.median(map(ratio, ours, theirs)), 2) for name, theirs in ways.items() if name != CACHEFS
     }
 
 

@@ -17,30 +17,30 @@ import click
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
-from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
+from cachefs_tools.bench.origin_server import BUCKET, OriginServer, run_filled_server
 from cachefs_tools.bench.own_process import in_own_process
 from cachefs_tools.bench.raw_client import RawClient
-from cachefs_tools.bench.scenario import Shape
-from cachefs_tools.bench.static_server import find_nginx, static_server
+from cachefs_tools.bench.scenario import DatasetShape
+from cachefs_tools.bench.static_server import find_nginx, run_static_server
 from cachefs_tools.sample_data import sample_name, write_samples
-from cachefs_tools.scratch_node import SCRATCH
+from cachefs_tools.scratch_node import SCRATCH_CREDENTIALS
 
-SMALL: Final = 110 << 10
+SMALL_OBJECT: Final = 110 << 10
 RANGE: Final = 4 << 20
 # Bytes of the object that is read in ranges.
-LARGE: Final = 64 << 20
+LARGE_OBJECT: Final = 64 << 20
 # GETs through aiobotocore are fewer by this factor, since each takes much longer.
-_FEWER: Final = 5
+_AIOBOTOCORE_DIVISOR: Final = 5
 _DEADLINE: Final = 60.0
 CLIENTS: Final = ("raw", "cachefs", "aiobotocore")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class GetLoad:
     """The objects to read."""
 
     server: OriginServer
@@ -48,15 +48,15 @@ class Load:
     size: int
     # Objects of the server, and bytes of each. Objects larger than a GET are read in ranges.
     files: int
-    whole: int
+    object_size: int
     # GETs of each client in each turn.
     count: int
     # Concurrent GETs.
-    parallel: int
+    concurrency: int
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class GetCost:
     """The cost of one client in one turn."""
 
     # Processor seconds per GET.
@@ -73,45 +73,45 @@ Get = Callable[[ObjectRange], Awaitable[int]]
 def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: int, turns: int) -> dict[str, Any]:
     """Return the figures. endpoint: of a running S3 server; None: one is started. size: bytes of an object."""
     found: dict[str, Any] = {"parallel": parallel, "turns": turns}
-    shapes = {"objects": Shape(files=256, size=size), "ranges": Shape(files=1, size=LARGE)}
+    shapes = {"objects": DatasetShape(files=256, size=size), "ranges": DatasetShape(files=1, size=LARGE_OBJECT)}
     for name, shape in shapes.items():
         directory = work / name
         directory.mkdir()
-        with filled(directory, shape, endpoint) as (kind, server):
+        with run_bench_server(directory, shape, endpoint) as (kind, server):
             bytes_each = min(shape.size, RANGE)
-            count = max(2 * parallel, gets // max(1, bytes_each // SMALL // 2))
-            load = Load(server, bytes_each, shape.files, shape.size, count, parallel)
+            count = max(2 * parallel, gets // max(1, bytes_each // SMALL_OBJECT // 2))
+            load = GetLoad(server, bytes_each, shape.files, shape.size, count, parallel)
             found["server"] = kind
             found[name] = {"bytes": bytes_each, "gets": count, **_compare(load, turns)}
     return found
 
 
 @contextmanager
-def filled(work: Path, shape: Shape, endpoint: str | None) -> Iterator[tuple[str, OriginServer]]:
+def run_bench_server(work: Path, shape: DatasetShape, endpoint: str | None) -> Iterator[tuple[str, OriginServer]]:
     """Yield the kind of server, and the server filled with the dataset. endpoint: of a running server."""
     nginx = find_nginx()
     if endpoint is None and nginx is not None:
         write_samples(work / "buckets" / BUCKET, shape.files, shape.size)
-        with static_server(nginx, work / "buckets", work / "nginx") as own:
-            yield "nginx", OriginServer(own, SCRATCH)
+        with run_static_server(nginx, work / "buckets", work / "nginx") as own:
+            yield "nginx", OriginServer(own, SCRATCH_CREDENTIALS)
     else:
-        with filled_server(work, shape, endpoint) as server:
+        with run_filled_server(work, shape, endpoint) as server:
             yield endpoint or "rclone", server
 
 
-def _compare(load: Load, turns: int) -> dict[str, Any]:
-    costs: dict[str, list[Cost]] = {client: [] for client in CLIENTS}
+def _compare(load: GetLoad, turns: int) -> dict[str, Any]:
+    costs: dict[str, list[GetCost]] = {client: [] for client in CLIENTS}
     for turn in range(turns):
         for client in CLIENTS:
             click.echo(
                 f"turn {turn + 1} of {turns}: {load.count:,} GETs of {load.size:,} bytes by {client} ...", err=True
             )
-            costs[client].append(in_own_process(_turn, client, load))
+            costs[client].append(in_own_process(_run_turn, client, load))
     figures = {client: _figures(of_client, load.size) for client, of_client in costs.items()}
     return {**figures, **_ratios(costs, "aiobotocore"), **_ratios(costs, "raw")}
 
 
-def _ratios(costs: dict[str, list[Cost]], other: str) -> dict[str, float]:
+def _ratios(costs: dict[str, list[GetCost]], other: str) -> dict[str, float]:
     """Return the medians of our figures relative to another client's, per turn, since a machine's load varies between
     turns."""
     turns = list(zip(costs["cachefs"], costs[other], strict=True))
@@ -121,7 +121,7 @@ def _ratios(costs: dict[str, list[Cost]], other: str) -> dict[str, float]:
     }
 
 
-def _figures(costs: list[Cost], size: int) -> dict[str, Any]:
+def _figures(costs: list[GetCost], size: int) -> dict[str, Any]:
     rate = statistics.median(cost.rate for cost in costs)
     return {
         "cpu_us": round(1e6 * statistics.median(cost.cpu for cost in costs), 1),
@@ -131,47 +131,49 @@ def _figures(costs: list[Cost], size: int) -> dict[str, Any]:
     }
 
 
-def _turn(client: str, load: Load) -> Cost:
+def _run_turn(client: str, load: GetLoad) -> GetCost:
     return asyncio.run(_run(client, load))
 
 
-async def _run(client: str, load: Load) -> Cost:
+async def _run(client: str, load: GetLoad) -> GetCost:
     # aiobotocore and the daemon read them from there.
     os.environ.update(
-        AWS_ACCESS_KEY_ID=load.server.account.access_key, AWS_SECRET_ACCESS_KEY=load.server.account.secret_key
+        AWS_ACCESS_KEY_ID=load.server.credentials.access_key, AWS_SECRET_ACCESS_KEY=load.server.credentials.secret_key
     )
     async with _botocore(load) as full:
-        wanted = await _gets_of(load, full)
-        async with _CONNECTED[client](load, full, wanted) as get:
-            return await _cost(load, get, wanted[: load.count // _FEWER] if client == "aiobotocore" else wanted)
+        wanted = await _list_ranges(load, full)
+        async with _OPENERS[client](load, full, wanted) as get:
+            return await _measure_cost(
+                load, get, wanted[: load.count // _AIOBOTOCORE_DIVISOR] if client == "aiobotocore" else wanted
+            )
 
 
-async def gets_of(load: Load) -> list[ObjectRange]:
+async def list_ranges(load: GetLoad) -> list[ObjectRange]:
     """Return all ranges to read. Asks the server for ETags."""
     async with _botocore(load) as full:
-        return await _gets_of(load, full)
+        return await _list_ranges(load, full)
 
 
-async def _gets_of(load: Load, full: Any) -> list[ObjectRange]:
+async def _list_ranges(load: GetLoad, full: Any) -> list[ObjectRange]:
     listed = [await full.head_object(Bucket=BUCKET, Key=sample_name(number)) for number in range(load.files)]
-    return list(_wanted(load, [answer["ETag"].strip('"') for answer in listed]))
+    return list(_ranges(load, [answer["ETag"].strip('"') for answer in listed]))
 
 
-def _wanted(load: Load, etags: list[str]) -> Iterator[ObjectRange]:
+def _ranges(load: GetLoad, etags: list[str]) -> Iterator[ObjectRange]:
     for number in range(load.count):
         turn, which = divmod(number, load.files)
-        offset = turn * load.size % load.whole
+        offset = turn * load.size % load.object_size
         key = sample_name(which).encode()
-        yield ObjectRange(key, etags[which].encode(), load.whole, offset, load.size)
+        yield ObjectRange(key, etags[which].encode(), load.object_size, offset, load.size)
 
 
-async def _cost(load: Load, get: Get, wanted: list[ObjectRange]) -> Cost:
+async def _measure_cost(load: GetLoad, get: Get, wanted: list[ObjectRange]) -> GetCost:
     before = _peak()
-    await _all(get, wanted[: 2 * load.parallel], load)
+    await _get_all(get, wanted[: 2 * load.concurrency], load)
     wall, cpu = time.perf_counter(), time.process_time()
-    await _all(get, wanted, load)
+    await _get_all(get, wanted, load)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    return Cost(cpu / len(wanted), len(wanted) / wall, _peak() - before)
+    return GetCost(cpu / len(wanted), len(wanted) / wall, _peak() - before)
 
 
 def _peak() -> int:
@@ -180,27 +182,27 @@ def _peak() -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
-async def _all(get: Get, wanted: list[ObjectRange], load: Load) -> None:
+async def _get_all(get: Get, wanted: list[ObjectRange], load: GetLoad) -> None:
     rest = iter(wanted)
 
     async def worker() -> None:
         for one in rest:
             assert await get(one) >= load.size
 
-    await asyncio.gather(*(worker() for _ in range(load.parallel)))
+    await asyncio.gather(*(worker() for _ in range(load.concurrency)))
 
 
-def _botocore(load: Load) -> Any:
+def _botocore(load: GetLoad) -> Any:
     config = AioConfig(
         signature_version="s3v4",
-        s3={"addressing_style": "path"}, max_pool_connections=load.parallel, retries={"total_max_attempts": 1},
+        s3={"addressing_style": "path"}, max_pool_connections=load.concurrency, retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required", response_checksum_validation="when_required",
     )  # fmt: skip
     return get_session().create_client("s3", endpoint_url=load.server.endpoint, region_name="us-east-1", config=config)
 
 
 @asynccontextmanager
-async def _through_aiobotocore(load: Load, full: Any, wanted: list[ObjectRange]) -> AsyncIterator[Get]:
+async def _through_aiobotocore(load: GetLoad, full: Any, wanted: list[ObjectRange]) -> AsyncIterator[Get]:
     async def get(one: ObjectRange) -> int:
         part = {"Range": f"bytes={_span(one)}"} if one.length < one.size else {}
         answer = await full.get_object(Bucket=BUCKET, Key=one.key.decode(), IfMatch=f'"{one.version.decode()}"', **part)
@@ -211,24 +213,24 @@ async def _through_aiobotocore(load: Load, full: Any, wanted: list[ObjectRange])
 
 
 @asynccontextmanager
-async def _through_origin(load: Load, full: Any, wanted: list[ObjectRange]) -> AsyncIterator[Get]:
+async def _through_origin(load: GetLoad, full: Any, wanted: list[ObjectRange]) -> AsyncIterator[Get]:
     """Read through the daemon's origin, with checks, retries and deadlines."""
     options = OriginOptions(endpoint_url=load.server.endpoint, region="us-east-1")
-    origin = open_origin(f"s3://{BUCKET}", options, OriginSettings(max_connections=load.parallel))
+    origin = open_origin(f"s3://{BUCKET}", options, OriginSettings(max_connections=load.concurrency))
 
     async def get(one: ObjectRange) -> int:
-        return len(await origin.read(one, Patience.of(_DEADLINE)))
+        return len(await origin.read(one, Deadline.after(_DEADLINE)))
 
     try:
         yield get
-        if origin.detours:
-            raise CachefsError(f"{origin.detours} of the GETs went through aiobotocore after all; see the log")
+        if origin.fallback_reads:
+            raise CachefsError(f"{origin.fallback_reads} of the GETs went through aiobotocore after all; see the log")
     finally:
         await origin.close()
 
 
 @asynccontextmanager
-async def _through_raw(load: Load, full: Any, wanted: list[ObjectRange]) -> AsyncIterator[Get]:
+async def _through_raw(load: GetLoad, full: Any, wanted: list[ObjectRange]) -> AsyncIterator[Get]:
     """Read with the raw client; URLs are signed before the measurement."""
     urls = {
         key: await full.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key.decode()})
@@ -237,7 +239,7 @@ async def _through_raw(load: Load, full: Any, wanted: list[ObjectRange]) -> Asyn
     client = RawClient()
 
     async def get(one: ObjectRange) -> int:
-        return await client.get(urls[one.key], one.length, _span(one) if one.length < one.size else "")
+        return await client.get_url(urls[one.key], one.length, _span(one) if one.length < one.size else "")
 
     yield get
 
@@ -246,4 +248,4 @@ def _span(one: ObjectRange) -> str:
     return f"{one.offset}-{one.offset + one.length - 1}"
 
 
-_CONNECTED: Final = {"raw": _through_raw, "cachefs": _through_origin, "aiobotocore": _through_aiobotocore}
+_OPENERS: Final = {"raw": _through_raw, "cachefs": _through_origin, "aiobotocore": _through_aiobotocore}

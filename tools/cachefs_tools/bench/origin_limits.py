@@ -12,18 +12,18 @@ from typing import Any, Final
 
 import click
 import numpy as np
-from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.messages import OriginOptions
-from cachefs_tools.bench.origin_get import Load, filled, gets_of
+from cachefs_tools.bench.origin_get import GetLoad, list_ranges, run_bench_server
 from cachefs_tools.bench.origin_server import BUCKET
 from cachefs_tools.bench.own_process import in_own_process
-from cachefs_tools.bench.scenario import Shape
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import throttled
+from cachefs_tools.bench.scenario import DatasetShape
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import run_throttle
 
 FILES: Final = 256
 # Seconds of a normal request if some are slow; and the deadline of a read.
@@ -32,19 +32,21 @@ _DEADLINE: Final = 60.0
 _SLOW: Final = re.compile(r"(0?\.\d+)x(\d+)")
 
 
-def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: int, limits: Limits) -> dict[str, Any]:
+def measure(
+    work: Path, endpoint: str | None, gets: int, size: int, parallel: int, limits: LinkLimits
+) -> dict[str, Any]:
     """Return the figures. endpoint: of a running S3 server; None: one is started. size: bytes of an object."""
     work = work / "limits"
     work.mkdir()
-    with filled(work, Shape(files=FILES, size=size), endpoint) as (kind, server):
+    with run_bench_server(work, DatasetShape(files=FILES, size=size), endpoint) as (kind, server):
         found: dict[str, Any] = {"server": kind, "gets": gets, "bytes": size, "parallel": parallel}
-        load = Load(server, size, FILES, size, gets, parallel)
+        load = GetLoad(server, size, FILES, size, gets, parallel)
         ways = {"hedged": 0.02, "unhedged": 0.0} if limits.slow_share else {"reads": 0.02}
         for way, share in ways.items():
             click.echo(f"{way}: {gets:,} GETs of {size:,} bytes ...", err=True)
-            with throttled(server.endpoint, limits, work / "proxy.log") as proxy:
-                found[way] = in_own_process(read_in_turn, load, proxy.endpoint, share)
-                counted = proxy.counters()
+            with run_throttle(server.endpoint, limits, work / "proxy.log") as proxy:
+                found[way] = in_own_process(run_reads, load, proxy.endpoint, share)
+                counted = proxy.read_counters()
                 found[way]["extra_requests"] = round(counted.requests / gets - 1, 4)
             if limits.request_rate:
                 found[way]["goodput_to_limit"] = round(found[way]["per_second"] / limits.request_rate, 3)
@@ -59,27 +61,27 @@ def parse_slow(text: str) -> tuple[float, float]:
     return float(match[1]), float(match[2])
 
 
-def limits_of(throttle: float, slow: str | None) -> Limits:
+def proxy_limits(throttle: float, slow: str | None) -> LinkLimits:
     """Return the limits of the proxy. Raises ConfigError."""
     if slow is None:
-        return Limits(request_rate=throttle)
+        return LinkLimits(request_rate=throttle)
     share, factor = parse_slow(slow)
-    return Limits(latency=_LATENCY, request_rate=throttle, slow_share=share, slow_factor=factor)
+    return LinkLimits(latency=_LATENCY, request_rate=throttle, slow_share=share, slow_factor=factor)
 
 
-def read_in_turn(load: Load, endpoint: str, hedge_share: float) -> dict[str, Any]:
+def run_reads(load: GetLoad, endpoint: str, hedge_share: float) -> dict[str, Any]:
     """Make all reads of *load* through the proxy at *endpoint*."""
     os.environ.update(
-        AWS_ACCESS_KEY_ID=load.server.account.access_key, AWS_SECRET_ACCESS_KEY=load.server.account.secret_key
+        AWS_ACCESS_KEY_ID=load.server.credentials.access_key, AWS_SECRET_ACCESS_KEY=load.server.credentials.secret_key
     )
     return asyncio.run(_read_all(load, endpoint, hedge_share))
 
 
-async def _read_all(load: Load, endpoint: str, hedge_share: float) -> dict[str, Any]:
-    wanted = await gets_of(load)
+async def _read_all(load: GetLoad, endpoint: str, hedge_share: float) -> dict[str, Any]:
+    wanted = await list_ranges(load)
     options = OriginOptions(endpoint_url=endpoint, region="us-east-1")
     origin = open_origin(f"s3://{BUCKET}", options, OriginSettings(hedge_share=hedge_share))
-    slots = FetchSlots(load.parallel, 1 << 30)
+    slots = ConcurrencyLimiter(load.concurrency, 1 << 30)
     rest = iter(range(load.count))
     seconds: list[float] = []
     errors: list[str] = []
@@ -94,7 +96,7 @@ async def _read_all(load: Load, endpoint: str, hedge_share: float) -> dict[str, 
             seconds.append(time.perf_counter() - began)
 
     began = time.perf_counter()
-    await asyncio.gather(*(worker() for _ in range(load.parallel)))
+    await asyncio.gather(*(worker() for _ in range(load.concurrency)))
     wall = time.perf_counter() - began
     status = origin.endpoint.status()
     await origin.close()
@@ -114,16 +116,16 @@ async def _read_all(load: Load, endpoint: str, hedge_share: float) -> dict[str, 
     }
 
 
-async def _read(origin: Origin, slots: FetchSlots, wanted: ObjectRange, number: int) -> None:
+async def _read(origin: Origin, slots: ConcurrencyLimiter, wanted: ObjectRange, number: int) -> None:
     """Read like the daemon's Fetcher."""
-    async with slots.slot(number.to_bytes(8, "big"), wanted.length, origin.endpoint, ahead=False) as slot:
+    async with slots.new_permit(number.to_bytes(8, "big"), wanted.length, origin.endpoint, ahead=False) as slot:
 
         async def rest(seconds: float) -> None:
-            slot.give_back()
+            slot.release()
             await asyncio.sleep(seconds)
-            await slot.take(ahead=False)
+            await slot.acquire(ahead=False)
 
-        patience = Patience.of(_DEADLINE)
-        patience.rest = rest
+        patience = Deadline.after(_DEADLINE)
+        patience.pause = rest
         data = await origin.read(wanted, patience)
         assert len(data) == wanted.length

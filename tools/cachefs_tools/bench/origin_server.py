@@ -13,9 +13,9 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cachefs.errors import CachefsError, ConfigError
-from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.bench.scenario import DatasetShape
 from cachefs_tools.sample_data import write_samples
-from cachefs_tools.scratch_node import SCRATCH, Account, s3_server
+from cachefs_tools.scratch_node import SCRATCH_CREDENTIALS, S3Credentials, run_s3_server
 
 BUCKET: Final = "cachefs-bench"
 PARALLEL: Final = 32
@@ -26,44 +26,46 @@ class OriginServer:
     """An S3 server with a bucket that holds the dataset."""
 
     endpoint: str  # its URL
-    account: Account
+    credentials: S3Credentials
     bucket: str = BUCKET
 
 
 @contextmanager
-def filled_server(work: Path, shape: Shape, endpoint: str | None, bucket: str | None = None) -> Iterator[OriginServer]:
+def run_filled_server(
+    work: Path, shape: DatasetShape, endpoint: str | None, bucket: str | None = None
+) -> Iterator[OriginServer]:
     """Run a server with the dataset in it.
 
     *endpoint* is the URL of a running server, in which a bucket is created, and removed at the end; None starts a new
     server. *bucket*: an empty bucket of the running server to use instead, which is emptied at the end.
     """
-    account = SCRATCH if endpoint is None else account_of_environment()
+    account = SCRATCH_CREDENTIALS if endpoint is None else environment_credentials()
     directory = work / "buckets" / BUCKET
     write_samples(directory, shape.files, shape.size)
     if endpoint is None:
-        with s3_server(directory.parent, work / "s3.log") as own:
+        with run_s3_server(directory.parent, work / "s3.log") as own:
             yield OriginServer(own, account)
         return
     server = OriginServer(endpoint, account, bucket or BUCKET)
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     keys = [str(path.relative_to(directory)) for path in files]
     if bucket is None:
-        _talk(server, lambda client: client.create_bucket(Bucket=BUCKET))
+        _run_with_client(server, lambda client: client.create_bucket(Bucket=BUCKET))
     else:
-        _talk(server, lambda client: _require_empty(client, bucket))
+        _run_with_client(server, lambda client: _require_empty(client, bucket))
     try:
-        _talk(server, lambda client: _put(client, server.bucket, keys, files))
+        _run_with_client(server, lambda client: _upload(client, server.bucket, keys, files))
         yield server
     finally:
-        _talk(server, lambda client: _remove(client, server.bucket, keys))
+        _run_with_client(server, lambda client: _delete(client, server.bucket, keys))
         if bucket is None:
-            _talk(server, lambda client: client.delete_bucket(Bucket=BUCKET))
+            _run_with_client(server, lambda client: client.delete_bucket(Bucket=BUCKET))
 
 
-def account_of_environment() -> Account:
+def environment_credentials() -> S3Credentials:
     """Return the credentials of a running server. Raises ConfigError."""
     try:
-        return Account(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+        return S3Credentials(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
     except KeyError:
         names = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise ConfigError(f"set {names} to the credentials of the S3 server at --endpoint") from None
@@ -76,7 +78,7 @@ async def _require_empty(client: Any, bucket: str) -> None:
         raise ConfigError(f"bucket {bucket} is not empty; give an empty one, whose objects may be made and removed")
 
 
-async def _put(client: Any, bucket: str, keys: Sequence[str], files: Sequence[Path]) -> None:
+async def _upload(client: Any, bucket: str, keys: Sequence[str], files: Sequence[Path]) -> None:
     rest = iter(zip(keys, files, strict=True))
 
     async def worker() -> None:
@@ -86,7 +88,7 @@ async def _put(client: Any, bucket: str, keys: Sequence[str], files: Sequence[Pa
     await asyncio.gather(*(worker() for _ in range(PARALLEL)))
 
 
-async def _remove(client: Any, bucket: str, keys: Sequence[str]) -> None:
+async def _delete(client: Any, bucket: str, keys: Sequence[str]) -> None:
     rest = iter(keys)
 
     async def worker() -> None:
@@ -96,7 +98,7 @@ async def _remove(client: Any, bucket: str, keys: Sequence[str]) -> None:
     await asyncio.gather(*(worker() for _ in range(PARALLEL)))
 
 
-def _talk(server: OriginServer, work: Any) -> None:
+def _run_with_client(server: OriginServer, work: Any) -> None:
     """Await *work*(client) with a client of the server. Raises CachefsError if the server fails."""
 
     async def connected() -> None:
@@ -106,7 +108,8 @@ def _talk(server: OriginServer, work: Any) -> None:
         )  # fmt: skip
         async with get_session().create_client(
             "s3", endpoint_url=server.endpoint, region_name="us-east-1",
-            aws_access_key_id=server.account.access_key, aws_secret_access_key=server.account.secret_key, config=config,
+            aws_access_key_id=server.credentials.access_key, aws_secret_access_key=server.credentials.secret_key,
+            config=config,
         ) as client:  # fmt: skip
             await work(client)
 

@@ -9,13 +9,13 @@ from typing import Final
 
 from cachefs.mount import kernel
 from cachefs_tools.bench.origin_server import OriginServer
-from cachefs_tools.scratch_node import running, wait_until
+from cachefs_tools.scratch_node import run_program, wait_until
 
 RCLONE: Final = "rclone"
 S3FS: Final = "s3fs"
 
 
-def installed() -> dict[str, str]:
+def installed_programs() -> dict[str, str]:
     """Return the installed programs, by name."""
     paths = {RCLONE: f"{sysconfig.get_path('scripts')}:/usr/local/bin:/usr/bin", S3FS: "/usr/local/bin:/usr/bin"}
     found = {name: shutil.which(name, path=path) for name, path in paths.items()}
@@ -23,13 +23,13 @@ def installed() -> dict[str, str]:
 
 
 @contextmanager
-def other_mount(name: str, program: str, server: OriginServer, work: Path) -> Iterator[Path]:
+def mount_bucket(name: str, program: str, server: OriginServer, work: Path) -> Iterator[Path]:
     """Mount the server's bucket with a program in the new directory *work*, with its cache there."""
     directory, log = work / "mnt", work / f"{name}.log"
     directory.mkdir(parents=True)
     command = {RCLONE: _rclone, S3FS: _s3fs}[name](program, server, work, directory)
     try:
-        with running(command, log) as process:
+        with run_program(command, log) as process:
             wait_until(directory.is_mount, process, log)
             yield directory
     finally:
@@ -38,7 +38,7 @@ def other_mount(name: str, program: str, server: OriginServer, work: Path) -> It
 
 
 def _rclone(program: str, server: OriginServer, work: Path, directory: Path) -> list[str]:
-    account = server.account
+    account = server.credentials
     remote = (
         f":s3,provider=Other,force_path_style=true,region=us-east-1,endpoint='{server.endpoint}',"
         f"access_key_id='{account.access_key}',secret_access_key='{account.secret_key}':{server.bucket}"
@@ -50,6 +50,6 @@ def _rclone(program: str, server: OriginServer, work: Path, directory: Path) -> 
 def _s3fs(program: str, server: OriginServer, work: Path, directory: Path) -> list[str]:
     secret = work / "passwd"
     secret.touch(0o600)
-    secret.write_text(f"{server.account.access_key}:{server.account.secret_key}\n")
+    secret.write_text(f"{server.credentials.access_key}:{server.credentials.secret_key}\n")
     options = f"url={server.endpoint},use_path_request_style,passwd_file={secret},endpoint=us-east-1,sigv4,ro"
     return [program, server.bucket, str(directory), "-f", "-o", options]

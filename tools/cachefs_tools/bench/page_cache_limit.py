@@ -10,7 +10,7 @@ from typing import Final
 from cachefs.errors import CachefsError
 
 # Seconds between adjustments of the limit.
-_LOOK_SECONDS: Final = 0.05
+_ADJUST_SECONDS: Final = 0.05
 # Bytes for the kernel's memory per process, which its statistics omit.
 _KERNEL: Final = 16 << 20
 _ROOT: Final = Path("/sys/fs/cgroup")
@@ -23,19 +23,19 @@ class PageCacheLimit:
     def __init__(self, size: int) -> None:
         """size: bytes. Raises CachefsError if no control group can be created."""
         self._size = size
-        self._group, self._is_v1 = _make(f"cachefs-bench-{os.getpid()}-{id(self)}")
+        self._group, self._is_v1 = _create_group(f"cachefs-bench-{os.getpid()}-{id(self)}")
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread = threading.Thread(target=self._adjust_forever, daemon=True)
 
     @property
     def prefix(self) -> tuple[str, ...]:
         """Words before a command that run it in the group."""
         return "sh", "-c", f'echo $$ > {self._group}/cgroup.procs; exec "$@"', "sh"
 
-    def _follow(self) -> None:
+    def _adjust_forever(self) -> None:
         names = ("total_rss", "total_shmem") if self._is_v1 else ("anon", "shmem", "kernel")
         limit = self._group / ("memory.limit_in_bytes" if self._is_v1 else "memory.max")
-        while not self._ended.wait(_LOOK_SECONDS):
+        while not self._ended.wait(_ADJUST_SECONDS):
             pairs = (line.split() for line in (self._group / "memory.stat").read_text().splitlines())
             needed = sum(int(value) for name, value in pairs if name in names)
             try:
@@ -44,7 +44,7 @@ class PageCacheLimit:
                 continue
 
     @contextmanager
-    def kept(self) -> Iterator["PageCacheLimit"]:
+    def hold_limit(self) -> Iterator["PageCacheLimit"]:
         """Keep the limit meanwhile. The group is removed at the end, after its processes."""
         self._thread.start()
         try:
@@ -58,7 +58,7 @@ class PageCacheLimit:
                 raise CachefsError(f"{self._group} cannot be removed: {error.strerror}") from None
 
 
-def _make(name: str) -> tuple[Path, bool]:
+def _create_group(name: str) -> tuple[Path, bool]:
     """Create a group below this process's group. Returns its directory, and whether it is of version 1."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -20,37 +20,37 @@ from typing import Any, Final
 
 from cachefs_daemon.cluster.membership import NoMembership
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord
-from cachefs_daemon.peers.answers import How, PeerAnswer, PeerBlock, Wanted
 from cachefs_daemon.peers.client import PeerClient
-from cachefs_daemon.peers.server_process import PeerServers, ServerPlaces
+from cachefs_daemon.peers.peer_requests import BlockRequest, PeerBlock, PeerResponse, RequestOptions
+from cachefs_daemon.peers.server_process import PeerServers, ServerSettings
 from cachefs_daemon.peers.tls import Certificates, TlsFiles
-from cachefs_daemon.runtime.errorlog import ErrorLog
-from cachefs_daemon.store.block_store import Put
-from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
+from cachefs_daemon.runtime.error_log import ErrorLog
+from cachefs_daemon.store.block_store import BlockToStore
+from cachefs_daemon.store.storage import PlanningParts, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import block_key, content_id
 from cachefs.messages import BlockRef
 
 CLUSTER: Final = "bench"
-ASKER: Final = "a" * 16
+REQUESTER: Final = "a" * 16
 # Bytes of different blocks on a side: more than a processor's cache.
-_HELD: Final = 256 << 20
-_AT_ONCE: Final = 256 << 10
+_HELD_BYTES: Final = 256 << 20
+_CHUNK: Final = 256 << 10
 # Seconds at the begin of each turn that do not count, while the requests in flight grow.
-RAMP: Final = 0.2
+RAMP_SECONDS: Final = 0.2
 
 
-class _Members(NoMembership):
+class _ConstantMembership(NoMembership):
     """A constant view."""
 
     def __init__(self, view: ClusterView) -> None:
         self.view = view
 
 
-def node(number: int, host: str, port: int) -> NodeRecord:
+def side_record(number: int, host: str, port: int) -> NodeRecord:
     """Return the record of a side; 0 is the requesting one."""
-    node_id = f"{number:016x}" if number else ASKER
+    node_id = f"{number:016x}" if number else REQUESTER
     return NodeRecord(node_id, node_id, f"node-{number}", host, port, port + 1, state="active")
 
 
@@ -64,29 +64,29 @@ def _key(number: int, size: int) -> bytes:
 
 
 def _count(size: int) -> int:
-    return max(8, _HELD // size)
+    return max(8, _HELD_BYTES // size)
 
 
 def _tls(given: dict[str, Any]) -> TlsFiles | None:
     return TlsFiles(*map(Path, given["tls"])) if given["tls"] else None
 
 
-async def _give(given: dict[str, Any]) -> None:
+async def _serve_blocks(given: dict[str, Any]) -> None:
     root, size = Path(given["root"]), given["size"]
-    memory = TierConfig(root / "memory", 2 * _HELD + (64 << 20), 64 << 20, "minio")
-    storage = Storage(StoreConfig(root / "state", 4 << 20, memory, None), Foresight.empty())
+    memory = TierConfig(root / "memory", 2 * _HELD_BYTES + (64 << 20), 64 << 20, "minio")
+    storage = Storage(StoreConfig(root / "state", 4 << 20, memory, None), PlanningParts.empty())
     data = os.urandom(size)
     for number in range(_count(size)):
-        storage.blocks.put_many([Put(_key(number, size), data)])
+        storage.blocks.put_many([BlockToStore(_key(number, size), data)])
     storage.index.commit()
     links: list[socket.socket] = []
 
     async def adopt(link: socket.socket) -> None:
         links.append(link)  # no block is fetched
 
-    me = node(given["number"], given["host"], 1)
-    members = _Members(_view(me, node(0, given["asker"], 1)))
-    places = ServerPlaces((given["host"], 0), storage.index.path, {"memory": root / "memory"}, _tls(given), 0)
+    me = side_record(given["number"], given["host"], 1)
+    members = _ConstantMembership(_view(me, side_record(0, given["asker"], 1)))
+    places = ServerSettings((given["host"], 0), storage.index.path, {"memory": root / "memory"}, _tls(given), 0)
     servers = PeerServers(CLUSTER, members, places, adopt, ErrorLog())
     await servers.start()
     _print({"port": servers.port, "pids": servers.pids})
@@ -95,45 +95,45 @@ async def _give(given: dict[str, Any]) -> None:
     storage.close()
 
 
-class _Asker:
+class _BlockRequester:
     def __init__(self, given: dict[str, Any]) -> None:
         self._loop, self._size = asyncio.get_running_loop(), given["size"]
-        self._givers = [node(number, host, port) for number, host, port in given["givers"]]
+        self._givers = [side_record(number, host, port) for number, host, port in given["givers"]]
         files = _tls(given)
-        members = _Members(_view(node(0, given["asker"], 1), *self._givers))
+        members = _ConstantMembership(_view(side_record(0, given["asker"], 1), *self._givers))
         certificates = Certificates(files) if files else None
         self.client = PeerClient(CLUSTER, members, ErrorLog(), certificates, given["window"])
         self._keys = [_key(number, self._size) for number in range(_count(self._size))]
         self._refs = [BlockRef("0" * 32, number, 0) for number in range(len(self._keys))]
         self._outstanding: int = given["outstanding"]
-        self._came = self._asked = self._left = 0
+        self._received = self._requested = self._left = 0
         self._until = 0.0
         self._done = asyncio.Event()
         self._failed: list[str] = []
 
-    async def many(self, seconds: float) -> dict[str, float]:
+    async def request_for_seconds(self, seconds: float) -> dict[str, float]:
         """Request blocks for *seconds*, with a constant number in flight."""
-        self._until = self._loop.time() + RAMP + seconds
+        self._until = self._loop.time() + RAMP_SECONDS + seconds
         self._left = self._outstanding
         self._done.clear()
         for number in range(self._outstanding):
-            self._ask_again(self._givers[number % len(self._givers)])
-        await asyncio.sleep(RAMP)
-        began, before, cpu = self._loop.time(), self._came, time.process_time()
+            self._request_next(self._givers[number % len(self._givers)])
+        await asyncio.sleep(RAMP_SECONDS)
+        began, before, cpu = self._loop.time(), self._received, time.process_time()
         await asyncio.sleep(seconds)
-        took, size = self._loop.time() - began, (self._came - before) * self._size
+        took, size = self._loop.time() - began, (self._received - before) * self._size
         cpu, window = time.process_time() - cpu, self.client.window
         await self._done.wait()
         self._check()
         return {"bytes_per_s": size / took, "cpu_s_per_gb": cpu / max(1, size) * 1e9, "window": window}
 
-    async def one_by_one(self, count: int) -> dict[str, list[float]]:
+    async def request_one_by_one(self, count: int) -> dict[str, list[float]]:
         """Request *count* blocks one at a time. Returns the seconds of each."""
         times: list[float] = []
         for _ in range(count):
-            one: asyncio.Future[PeerAnswer] = self._loop.create_future()
+            one: asyncio.Future[PeerResponse] = self._loop.create_future()
             start = time.perf_counter()
-            self._ask(self._givers[0], one.set_result)
+            self._request(self._givers[0], one.set_result)
             answer = await one
             times.append(time.perf_counter() - start)
             if not isinstance(answer, PeerBlock):
@@ -141,21 +141,26 @@ class _Asker:
         self._check()
         return {"seconds": times}
 
-    def _ask(self, giver: NodeRecord, answer: Callable[[PeerAnswer], None]) -> None:
-        at = self._asked * 7 % len(self._keys)
-        self._asked += 1
-        self.client.ask(giver, Wanted(self._refs[at], self._keys[at], self._size), How(self._loop.time() + 30), answer)
+    def _request(self, giver: NodeRecord, answer: Callable[[PeerResponse], None]) -> None:
+        at = self._requested * 7 % len(self._keys)
+        self._requested += 1
+        self.client.request_block(
+            giver,
+            BlockRequest(self._refs[at], self._keys[at], self._size),
+            RequestOptions(self._loop.time() + 30),
+            answer,
+        )
 
-    def _ask_again(self, giver: NodeRecord) -> None:
-        self._ask(giver, lambda answer: self._go_on(giver, answer))
+    def _request_next(self, giver: NodeRecord) -> None:
+        self._request(giver, lambda answer: self._handle_response(giver, answer))
 
-    def _go_on(self, giver: NodeRecord, answer: PeerAnswer) -> None:
+    def _handle_response(self, giver: NodeRecord, answer: PeerResponse) -> None:
         if isinstance(answer, PeerBlock):
-            self._came += 1
+            self._received += 1
         else:
             self._failed.append(str(answer))
         if self._loop.time() < self._until and len(self._failed) < 10:
-            self._ask_again(giver)
+            self._request_next(giver)
             return
         self._left -= 1
         if not self._left:
@@ -166,30 +171,30 @@ class _Asker:
             sys.exit(f"{len(self._failed)} blocks did not come: {self._failed[0]}")
 
 
-async def _ask(given: dict[str, Any]) -> None:
-    asker = _Asker(given)
+async def _request_blocks(given: dict[str, Any]) -> None:
+    asker = _BlockRequester(given)
     while (told := await asyncio.to_thread(sys.stdin.readline)).strip():
         what, amount = json.loads(told)
-        _print(await (asker.many(amount) if what == "many" else asker.one_by_one(amount)))
+        _print(await (asker.request_for_seconds(amount) if what == "many" else asker.request_one_by_one(amount)))
     await asker.client.close()
 
 
-def _copy_give(given: dict[str, Any]) -> None:
+def _serve_copy(given: dict[str, Any]) -> None:
     """Send the bytes of a file over TLS, on each connection."""
     files = _tls(given)
     assert files is not None
-    context = Certificates(files).server
+    context = Certificates(files).server_context
     path = Path(given["root"]) / "copied"
     path.write_bytes(os.urandom(64 << 20))
     listening = socket.create_server((given["host"], 0))
     _print({"port": listening.getsockname()[1], "pids": []})
 
     def serve(link: socket.socket) -> None:
-        room, offset = memoryview(bytearray(_AT_ONCE)), 0
+        room, offset = memoryview(bytearray(_CHUNK)), 0
         with path.open("rb") as file, context.wrap_socket(link, server_side=True) as tls:
             while True:
                 os.preadv(file.fileno(), [room], offset)
-                offset = (offset + _AT_ONCE) % (64 << 20)
+                offset = (offset + _CHUNK) % (64 << 20)
                 try:
                     tls.sendall(room)
                 except OSError:
@@ -201,12 +206,12 @@ def _copy_give(given: dict[str, Any]) -> None:
         threading.Thread(target=serve, args=(link,), daemon=True).start()
 
 
-def _copy_ask(given: dict[str, Any]) -> None:
+def _request_copy(given: dict[str, Any]) -> None:
     """Receive on request, with a thread for each connection."""
     files = _tls(given)
     assert files is not None
     [(_, host, port)] = given["givers"]
-    context = Certificates(files).client()
+    context = Certificates(files).client_context()
     counts = [0] * given["connections"]
     going = threading.Event()
 
@@ -214,7 +219,7 @@ def _copy_ask(given: dict[str, Any]) -> None:
         link = socket.create_connection((host, port))
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         session: Any = context.wrap_bio(incoming, outgoing)
-        raw, room = memoryview(bytearray(_AT_ONCE)), memoryview(bytearray(_AT_ONCE))
+        raw, room = memoryview(bytearray(_CHUNK)), memoryview(bytearray(_CHUNK))
         shaken = False
         while True:
             try:
@@ -238,7 +243,7 @@ def _copy_ask(given: dict[str, Any]) -> None:
     while (told := sys.stdin.readline()).strip():
         _, seconds = json.loads(told)
         going.set()
-        time.sleep(RAMP)
+        time.sleep(RAMP_SECONDS)
         began, before, cpu = time.monotonic(), sum(counts), time.process_time()
         time.sleep(seconds)
         size, took = sum(counts) - before, time.monotonic() - began
@@ -255,13 +260,13 @@ def _print(document: dict[str, Any]) -> None:
 def main() -> None:
     role, given = sys.argv[1], json.loads(sys.argv[2])
     if role == "give":
-        asyncio.run(_give(given))
+        asyncio.run(_serve_blocks(given))
     elif role == "ask":
-        asyncio.run(_ask(given))
+        asyncio.run(_request_blocks(given))
     elif role == "copy-give":
-        _copy_give(given)
+        _serve_copy(given)
     else:
-        _copy_ask(given)
+        _request_copy(given)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 import click
-from cachefs_daemon.peers.peer import MOST_CONNECTIONS
+from cachefs_daemon.peers.peer import MAX_CONNECTIONS
 
 from cachefs.errors import CachefsError
 from cachefs_tools.lab.bridge import Bridge, bridge_network
-from cachefs_tools.lab.host import LOOPBACK, Host, run
-from cachefs_tools.scratch_node import WITH_PARENT, Child, memory_directory, wait
+from cachefs_tools.lab.host import LOOPBACK, LabHost, run_command
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, Child, memory_directory, wait_or_kill
 
 SMALL: Final = 110_000
 LARGE: Final = 4 << 20
@@ -31,15 +31,15 @@ _PAIRS: Final[Mapping[str, tuple[int, bool]]] = {
     "110 KB, TLS": (SMALL, True),
     "4 MiB, TLS": (LARGE, True),
 }
-THREE: Final = "three to one"
-PARTS: Final = (*_PAIRS, THREE)
+THREE_TO_ONE: Final = "three to one"
+PARTS: Final = (*_PAIRS, THREE_TO_ONE)
 # Seconds before the first turn, in which the window adapts.
-_WARM: Final = 2.0
+_WARM_UP_SECONDS: Final = 2.0
 _SIDE: Final = "cachefs_tools.bench.peer_side"
 _SECONDS: Final = 120.0
 _DROPPED: Final = re.compile(r"dropped (\d+)")
 
-Turn = dict[str, float]
+TurnFigures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def measure(load: PeerLoad, parts: Sequence[str] = PARTS) -> dict[str, Any]:
     """Return the document. Raises CachefsError."""
     with ExitStack() as stack:
         if load.loopback:
-            hosts: Sequence[Host] = (LOOPBACK, LOOPBACK)
+            hosts: Sequence[LabHost] = (LOOPBACK, LOOPBACK)
             network = None
         else:
             network = stack.enter_context(bridge_network(4))
@@ -77,72 +77,72 @@ def measure(load: PeerLoad, parts: Sequence[str] = PARTS) -> dict[str, Any]:
             click.echo(f"cachefs-bench: {document['missing']}", err=True)
         for part, (_, is_tls) in _PAIRS.items():
             if part in parts and (certificates is not None or not is_tls):
-                document["pairs"][part] = _pair(load, hosts, part, certificates if is_tls else None)
-        if network is not None and load.megabits and THREE in parts:
-            document["three_to_one"] = _incast(load, network)
+                document["pairs"][part] = _measure_pair(load, hosts, part, certificates if is_tls else None)
+        if network is not None and load.megabits and THREE_TO_ONE in parts:
+            document["three_to_one"] = _measure_incast(load, network)
     return document
 
 
-def _pair(load: PeerLoad, hosts: Sequence[Host], part: str, tls: Sequence[str] | None) -> dict[str, Any]:
+def _measure_pair(load: PeerLoad, hosts: Sequence[LabHost], part: str, tls: Sequence[str] | None) -> dict[str, Any]:
     """Measure one pair of hosts and its comparison, in turns: a machine is slow for seconds at a time."""
     giver, asker, size = hosts[1], hosts[0], _PAIRS[part][0]
-    turns: list[Turn] = []
+    turns: list[TurnFigures] = []
     times: list[float] = []
-    given = _given(load, size, giver, asker, tls)
+    given = _side_parameters(load, size, giver, asker, tls)
     with ExitStack() as stack:
-        ours = _asking(stack, given, giver, asker, "")
-        beside: Callable[[], Turn] | None = None
+        ours = _start_pair(stack, given, giver, asker, "")
+        beside: Callable[[], TurnFigures] | None = None
         if tls is not None:
-            copy = _asking(stack, given, giver, asker, "copy-")
-            beside = partial(copy.ask, "many", load.seconds)
+            copy = _start_pair(stack, given, giver, asker, "copy-")
+            beside = partial(copy.send_request, "many", load.seconds)
         elif shutil.which("iperf3") is not None:
             beside = partial(_iperf, giver, asker, load.seconds)
-        ours.ask("many", _WARM)
+        ours.send_request("many", _WARM_UP_SECONDS)
         for number in range(load.turns):
             click.echo(f"  {part}, turn {number + 1} of {load.turns}", err=True)
             # The order alternates.
             before = beside() if beside is not None and number % 2 else None
-            turn = ours.ask("many", load.seconds)
+            turn = ours.send_request("many", load.seconds)
             other = before or (beside() if beside is not None else None)
             if other is not None:
                 turn["beside_bytes_per_s"], turn["beside_cpu_s_per_gb"] = other["bytes_per_s"], other["cpu_s_per_gb"]
                 turn["ratio"] = turn["bytes_per_s"] / other["bytes_per_s"]
             turns.append(turn)
             if size == SMALL:
-                times += ours.ask("one by one", max(1, load.singles // load.turns))["seconds"]
+                times += ours.send_request("one by one", max(1, load.singles // load.turns))["seconds"]
     return _summary(turns, times, "a plain TLS copy" if tls else "iperf3")
 
 
-def _incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
+def _measure_incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
     """Measure three nodes that serve one over a slow link, in turns with one connection of iperf3."""
     asker, givers = network.hosts[0], network.hosts[1:4]
-    network.limit(0, load.megabits, load.queue)
-    network.offload(on=False)
-    turns: list[Turn] = []
+    network.limit_bandwidth(0, load.megabits, load.queue)
+    network.set_offload(on=False)
+    turns: list[TurnFigures] = []
     try:
         with ExitStack() as stack:
-            given = _given(load, SMALL, givers[0], asker, None)
+            given = _side_parameters(load, SMALL, givers[0], asker, None)
             places = []
             for number, giver in enumerate(givers, 1):
                 root = stack.enter_context(memory_directory("cachefs-bench-"))
                 role = {**given, "root": str(root), "number": number, "host": giver.address}
-                said = stack.enter_context(_side(giver, "give", role)).said()
+                said = stack.enter_context(_run_side(giver, "give", role)).read_line()
                 places.append([number, giver.address, said["port"]])
-            side = stack.enter_context(_side(asker, "ask", {**given, "givers": places}))
-            side.ask("many", _WARM)
+            side = stack.enter_context(_run_side(asker, "ask", {**given, "givers": places}))
+            side.send_request("many", _WARM_UP_SECONDS)
             for number in range(load.turns):
                 click.echo(f"  three to one over {load.megabits} Mbit/s, turn {number + 1} of {load.turns}", err=True)
                 before = _drops(network)
-                turn = side.ask("many", load.seconds)
+                turn = side.send_request("many", load.seconds)
                 turn["dropped_packets"] = _drops(network) - before
-                turn["of_link"] = _of_link(turn, load)
+                turn["of_link"] = _link_share(turn, load)
                 if shutil.which("iperf3") is not None:
-                    turn["iperf3_of_link"] = _of_link(_iperf(givers[0], asker, load.seconds), load)
+                    turn["iperf3_of_link"] = _link_share(_iperf(givers[0], asker, load.seconds), load)
                     turn["ratio"] = turn["of_link"] / turn["iperf3_of_link"]
                 turns.append(turn)
     finally:
-        network.offload(on=True)
-        network.unlimit(0)
+        network.set_offload(on=True)
+        network.remove_limit(0)
     found = {
         "of_link": round(median(turn["of_link"] for turn in turns), 3),
         "dropped_packets": sum(turn["dropped_packets"] for turn in turns),
@@ -154,11 +154,13 @@ def _incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
     return {**found, "turns": _rounded(turns)}
 
 
-def _of_link(turn: Turn, load: PeerLoad) -> float:
+def _link_share(turn: TurnFigures, load: PeerLoad) -> float:
     return turn["bytes_per_s"] * 8 / 1e6 / load.megabits
 
 
-def _given(load: PeerLoad, size: int, giver: Host, asker: Host, tls: Sequence[str] | None) -> dict[str, Any]:
+def _side_parameters(
+    load: PeerLoad, size: int, giver: LabHost, asker: LabHost, tls: Sequence[str] | None
+) -> dict[str, Any]:
     return {
         "size": size,
         "number": 1,
@@ -167,17 +169,17 @@ def _given(load: PeerLoad, size: int, giver: Host, asker: Host, tls: Sequence[st
         "tls": tls,
         "outstanding": max(3, load.outstanding // size),
         "window": load.window,
-        "connections": MOST_CONNECTIONS[0],
+        "connections": MAX_CONNECTIONS[0],
     }
 
 
-class _Side:
+class _SideProcess:
     def __init__(self, process: Child) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._to, self._from = process, process.stdin, process.stdout
 
-    def said(self) -> dict[str, Any]:
+    def read_line(self) -> dict[str, Any]:
         """Return the side's next line. Raises CachefsError if the side has ended."""
         line = self._from.readline()
         if not line:
@@ -185,40 +187,41 @@ class _Side:
         document: dict[str, Any] = json.loads(line)
         return document
 
-    def ask(self, what: str, amount: float) -> dict[str, Any]:
+    def send_request(self, what: str, amount: float) -> dict[str, Any]:
         """Send a request, and return the answer."""
-        with suppress(BrokenPipeError):  # the side has ended, which `said` reports
+        with suppress(BrokenPipeError):  # the side has ended, which `read_line` reports
             self._to.write(json.dumps([what, amount]).encode() + b"\n")
             self._to.flush()
-        return self.said()
+        return self.read_line()
 
 
-def _asking(stack: ExitStack, given: dict[str, Any], giver: Host, asker: Host, kind: str) -> _Side:
+def _start_pair(stack: ExitStack, given: dict[str, Any], giver: LabHost, asker: LabHost, kind: str) -> _SideProcess:
     """Start both sides, and return the requesting one."""
     root = stack.enter_context(memory_directory("cachefs-bench-"))
-    said = stack.enter_context(_side(giver, f"{kind}give", {**given, "root": str(root)})).said()
+    said = stack.enter_context(_run_side(giver, f"{kind}give", {**given, "root": str(root)})).read_line()
     places = [[given["number"], giver.address, said["port"]]]
-    return stack.enter_context(_side(asker, f"{kind}ask", {**given, "givers": places}))
+    return stack.enter_context(_run_side(asker, f"{kind}ask", {**given, "givers": places}))
 
 
 @contextmanager
-def _side(host: Host, role: str, given: dict[str, Any]) -> Iterator[_Side]:
-    command = [*WITH_PARENT, *host.enter, sys.executable, "-m", _SIDE, role, json.dumps(given)]
+def _run_side(host: LabHost, role: str, given: dict[str, Any]) -> Iterator[_SideProcess]:
+    command = [*KILL_WITH_PARENT, *host.enter_command, sys.executable, "-m", _SIDE, role, json.dumps(given)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        yield _Side(process)
+        yield _SideProcess(process)
     finally:
         if process.stdin is not None:
             with suppress(BrokenPipeError):
                 process.stdin.close()
-        wait(process)
+        wait_or_kill(process)
 
 
-def _iperf(giver: Host, asker: Host, seconds: float) -> Turn:
+def _iperf(giver: LabHost, asker: LabHost, seconds: float) -> TurnFigures:
     whole = max(1, round(seconds))  # iperf3 takes whole seconds
     port = str(asker.free_ports(1)[0])
     server = subprocess.Popen(
-        [*WITH_PARENT, *asker.enter, "iperf3", "-s", "-1", "--forceflush", "-p", port, "-B", asker.address],
+        [*KILL_WITH_PARENT, *asker.enter_command, "iperf3", "-s", "-1", "--forceflush", "-p", port, "-B",
+         asker.address],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -226,7 +229,7 @@ def _iperf(giver: Host, asker: Host, seconds: float) -> Turn:
         while "listening" not in (line := server.stdout.readline()):
             if not line:
                 raise CachefsError("iperf3 does not start")
-        text = run([*giver.enter, "iperf3", "-c", asker.address, "-p", port, "-t", str(whole), "-J"])
+        text = run_command([*giver.enter_command, "iperf3", "-c", asker.address, "-p", port, "-t", str(whole), "-J"])
         end = json.loads(text)["end"]
         rate = float(end["sum_received"]["bits_per_second"]) / 8
         busy = float(end["cpu_utilization_percent"]["remote_total"]) / 100
@@ -238,7 +241,7 @@ def _iperf(giver: Host, asker: Host, seconds: float) -> Turn:
 
 def _drops(network: Bridge) -> int:
     """Return the number of packets towards the requesting side that its queue dropped."""
-    return sum(map(int, _DROPPED.findall(network.hub.run("tc", "-s", "qdisc", "show", "dev", "port1"))))
+    return sum(map(int, _DROPPED.findall(network.hub.run_command("tc", "-s", "qdisc", "show", "dev", "port1"))))
 
 
 def _certificates(work: Path) -> list[str] | None:
@@ -249,11 +252,11 @@ def _certificates(work: Path) -> list[str] | None:
     new = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30")
     cert, key = str(work / "cert.pem"), str(work / "key.pem")
     names = ",".join(f"DNS:node-{number}" for number in range(4))
-    run([*new, "-subj", "/CN=bench", "-addext", f"subjectAltName={names}", "-keyout", key, "-out", cert])
+    run_command([*new, "-subj", "/CN=bench", "-addext", f"subjectAltName={names}", "-keyout", key, "-out", cert])
     return [cert, cert, key]
 
 
-def _summary(turns: Sequence[Turn], times: Sequence[float], beside: str) -> dict[str, Any]:
+def _summary(turns: Sequence[TurnFigures], times: Sequence[float], beside: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "MB_per_s": round(median(turn["bytes_per_s"] for turn in turns) / 1e6),
         "receiver_s_per_GB": round(median(turn["cpu_s_per_gb"] for turn in turns), 2),
@@ -270,5 +273,5 @@ def _summary(turns: Sequence[Turn], times: Sequence[float], beside: str) -> dict
     return {**found, "turns": _rounded(turns)}
 
 
-def _rounded(turns: Sequence[Turn]) -> list[Turn]:
+def _rounded(turns: Sequence[TurnFigures]) -> list[TurnFigures]:
     return [{key: round(value, 3) if value < 100 else round(value) for key, value in turn.items()} for turn in turns]

@@ -11,22 +11,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy
 
-from cachefs_tools.training_loop import Batch, arguments, list_samples, read_sample, train
+from cachefs_tools.training_loop import TrainingBatch, list_samples, parse_arguments, read_sample, train
 
 
 def main() -> None:
-    options = arguments()
+    options = parse_arguments()
     paths = [path for path, _ in list_samples(options.data)]
     pool = ThreadPoolExecutor(max(1, options.workers))
 
-    def read_batch(numbers: list[int]) -> Batch:
+    def read_batch(numbers: list[int]) -> TrainingBatch:
         reads = [read_sample(paths[number], number, options.keep_pages) for number in numbers]
         begins, seconds, right = zip(*reads, strict=True)
-        return Batch(begins, seconds, len(right) - sum(right))
+        return TrainingBatch(begins, seconds, len(right) - sum(right))
 
-    def load(epoch: int) -> Iterator[Batch]:
+    def load(epoch: int) -> Iterator[TrainingBatch]:
         order = numpy.random.RandomState(options.seed + epoch).permutation(len(paths)).tolist()
-        ahead: deque[Future[Batch]] = deque()
+        ahead: deque[Future[TrainingBatch]] = deque()
         for start in range(0, len(order), options.batch_size):
             ahead.append(pool.submit(read_batch, order[start : start + options.batch_size]))
             if len(ahead) == max(1, options.workers * options.prefetch):

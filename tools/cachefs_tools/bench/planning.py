@@ -21,29 +21,29 @@ from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.simulated_tiers import SimulatedTier
 from cachefs.planning.prefetch.lookahead import Lookahead
-from cachefs.planning.sequences.follower import Follower, observe
+from cachefs.planning.sequences.follower import SequenceFollower, observe_reads
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 
 SAMPLE_BYTES: Final = 110_000
 BATCH: Final = 64
 # Reads per report of a mount, and most blocks fetched per report.
-REPORT: Final = 64
+READS_PER_REPORT: Final = 64
 WINDOW_SECONDS: Final = 1.0
 # Share of the dataset that fits: so little that most fetches evict.
 CAPACITY: Final = 0.02
 # Bytes evicted together: the daemon's tiers evict more than a block at a time.
-STEP: Final = 64 * SAMPLE_BYTES
+EVICTION_BYTES: Final = 64 * SAMPLE_BYTES
 
 
 @dataclass(slots=True)
-class Costs:
+class PlanningCosts:
     """Processor time by purpose."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by purpose
 
     @contextmanager
-    def of(self, what: str) -> Iterator[None]:
+    def count_time(self, what: str) -> Iterator[None]:
         """Count the time of the block under *what*."""
         begin = time.process_time()
         yield
@@ -56,9 +56,9 @@ def measure(samples: int, consumers: int, reads: int, *, share: bool) -> dict[st
     share: the consumers are ranks of one job and share the dataset; else each reads all of it, in its own order. reads:
     number of reads followed, of all consumers together.
     """
-    costs = Costs()
+    costs = PlanningCosts()
     before = _peak()
-    with costs.of("block space"):
+    with costs.count_time("block space"):
         space = BlockSpace("bench", 4 << 20, np.full(samples, SAMPLE_BYTES, np.int64), _contents(samples))
         mapped = Samples(space, *space.blocks_of(np.arange(samples)))
     plan = Plan()
@@ -70,14 +70,14 @@ def measure(samples: int, consumers: int, reads: int, *, share: bool) -> dict[st
         for epoch in (0, 1):
             order = epoch_order(spec, epoch)
             begin = time.process_time()
-            blocks = mapped.reads(order).blocks
+            blocks = mapped.reads_in_order(order).blocks
             plan.set_epoch(f"consumer{number}", space.snapshot, epoch, blocks)
             publishing.append(time.process_time() - begin)
             orders += [blocks] if epoch == 0 else []
     published = _peak()
     each = reads // consumers
     mixed = np.stack([order[:each] for order in orders], 1).ravel()
-    fetched = _consume(plan, space, consumers, mixed, costs)
+    fetched = _run_reads(plan, space, consumers, mixed, costs)
     per_100k = {what: round(seconds * 100_000 / len(mixed), 3) for what, seconds in costs.seconds.items()}
     del per_100k["block space"]
     return {
@@ -96,26 +96,26 @@ def measure(samples: int, consumers: int, reads: int, *, share: bool) -> dict[st
     }
 
 
-def _consume(plan: Plan, space: BlockSpace, consumers: int, mixed: Ids, costs: Costs) -> int:
+def _run_reads(plan: Plan, space: BlockSpace, consumers: int, mixed: Ids, costs: PlanningCosts) -> int:
     """Return the number of fetched blocks. mixed: block numbers in the interleaved order of all consumers, int32."""
-    followers = [Follower(plan, f"consumer{number}", 8 * BATCH, BATCH) for number in range(consumers)]
+    followers = [SequenceFollower(plan, f"consumer{number}", 8 * BATCH, BATCH) for number in range(consumers)]
     state = np.zeros(space.count, np.uint8)
     tier = SimulatedTier(Clairvoyant(plan), int(CAPACITY * space.bytes))
     lookahead = Lookahead(plan, ABSENT)
     fetched = 0
-    for start in range(0, len(mixed), REPORT):
-        keys = space.keys(mixed[start : start + REPORT])
-        with costs.of("follow"):
-            observe(followers, space.ids(keys))
-        with costs.of("look ahead"):
+    for start in range(0, len(mixed), READS_PER_REPORT):
+        keys = space.keys(mixed[start : start + READS_PER_REPORT])
+        with costs.count_time("follow"):
+            observe_reads(followers, space.ids(keys))
+        with costs.count_time("look ahead"):
             lookahead.rewind()
-            found = lookahead.take({space.snapshot: state}, WINDOW_SECONDS, 2 * REPORT, 1 << 30)
-        with costs.of("evict"):
+            found = lookahead.take_blocks({space.snapshot: state}, WINDOW_SECONDS, 2 * READS_PER_REPORT, 1 << 30)
+        with costs.count_time("evict"):
             for one in found:
                 key = space.key(one.number)
-                for evicted in tier.make_room(key, one.size, STEP):
+                for evicted in tier.make_room(key, one.size, EVICTION_BYTES):
                     state[space.find(evicted.key)] = ABSENT
-                if tier.add(key, one.size):
+                if tier.add_block(key, one.size):
                     state[one.number] = IN_MEMORY
                     fetched += 1
     return fetched

@@ -17,7 +17,7 @@ Seconds = dict[str, dict[str, float]]
 
 
 @contextmanager
-def accounted(daemon: int, mount: int) -> Iterator[Seconds]:
+def measure_processor_time(daemon: int, mount: int) -> Iterator[Seconds]:
     """Account for the block. The dictionary is filled when the block has ended.
 
     *daemon* and *mount* are process ids. The names are `daemon`, `mount` (all processes of the mount but its pusher),

@@ -22,8 +22,8 @@ Options = dict[str, Any]
 Runs = list[dict[str, Any]]
 
 
-def _paced(work: Path, options: Options, watch_pages: bool = False) -> Runs:
-    load = push_paced.Paced(
+def _run_paced(work: Path, options: Options, watch_pages: bool = False) -> Runs:
+    load = push_paced.PacedLoad(
         files=options["files"], size=options["size"], tier=options["tier"], epochs=options["epochs"],
         compute=options["compute"] / 1e3, head_start=options["head_start"], budget=options["budget"],
         watch_pages=watch_pages,
@@ -31,29 +31,29 @@ def _paced(work: Path, options: Options, watch_pages: bool = False) -> Runs:
     return push_paced.measure(work, load)
 
 
-def _small_budget(work: Path, options: Options) -> Runs:
-    return _paced(work, options, watch_pages=True)
+def _run_small_budget(work: Path, options: Options) -> Runs:
+    return _run_paced(work, options, watch_pages=True)
 
 
-def _full_speed(work: Path, options: Options) -> Runs:
-    load = push_speed.FullSpeed(
+def _run_full_speed(work: Path, options: Options) -> Runs:
+    load = push_speed.FullSpeedLoad(
         files=options["files"], size=options["size"], tier=options["tier"], turns=options["turns"],
         head_start=options["head_start"], budget=options["budget"],
     )  # fmt: skip
     return push_speed.measure(work, load)
 
 
-def _large(work: Path, options: Options) -> Runs:
-    load = push_large.Large(size=options["size"], head_start=options["head_start"], budget=options["budget"])
+def _run_large(work: Path, options: Options) -> Runs:
+    load = push_large.LargeFileLoad(size=options["size"], head_start=options["head_start"], budget=options["budget"])
     return push_large.measure(work, load)
 
 
 # Preset -> its function, and defaults of its options.
 PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
-    "m1": (_paced, {"size": SIZE, "tier": "ssd", "budget": "", "head_start": HEAD_START}),
-    "m2": (_full_speed, {"size": SIZE, "tier": "memory", "budget": "", "head_start": 0.0}),
-    "m3": (_small_budget, {"size": SIZE, "tier": "ssd", "budget": SMALL_BUDGET, "head_start": HEAD_START}),
-    "m5": (_large, {"size": LARGE, "budget": "", "head_start": 0.0}),
+    "m1": (_run_paced, {"size": SIZE, "tier": "ssd", "budget": "", "head_start": HEAD_START}),
+    "m2": (_run_full_speed, {"size": SIZE, "tier": "memory", "budget": "", "head_start": 0.0}),
+    "m3": (_run_small_budget, {"size": SIZE, "tier": "ssd", "budget": SMALL_BUDGET, "head_start": HEAD_START}),
+    "m5": (_run_large, {"size": LARGE, "budget": "", "head_start": 0.0}),
 }
 
 

@@ -16,17 +16,25 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachefs.errors import CachefsError, NotFound
-from cachefs.job_messages import JobProgress, JobPublish, SampleMap
+from cachefs.job_messages import JobProgress, JobPublication, SampleMap
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS
 from cachefs_tools.bench.directory_node import DATASET
-from cachefs_tools.bench.processor_time import accounted
-from cachefs_tools.bench.push_node import Way, cold_mount, mount_options, published, push_node, pushed, room_for
+from cachefs_tools.bench.processor_time import measure_processor_time
+from cachefs_tools.bench.push_node import (
+    PushMode,
+    mount_cold,
+    mount_options,
+    publish_job,
+    push_figures,
+    run_push_node,
+    tier_budget,
+)
 from cachefs_tools.bench.push_reader import PROGRESS
-from cachefs_tools.bench.resident_pages import watched
-from cachefs_tools.kernel_pages import load_pages_alike
+from cachefs_tools.bench.resident_pages import watch_pages
+from cachefs_tools.kernel_pages import load_pages_interleaved
 from cachefs_tools.sample_data import sample_name, write_samples
-from cachefs_tools.scratch_node import WITH_PARENT, ScratchNode, wait
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, ScratchNode, wait_or_kill
 
 SEED: Final = 1
 HEARTBEATS_PER_SECOND: Final = 10
@@ -35,7 +43,7 @@ TIMEOUT_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Paced:
+class PacedLoad:
     """The dataset, and how the job reads it."""
 
     files: int
@@ -48,44 +56,45 @@ class Paced:
     watch_pages: bool = False  # measure once a second how much of the mount is in the page cache
 
 
-def measure(work: Path, load: Paced) -> list[dict[str, Any]]:
+def measure(work: Path, load: PacedLoad) -> list[dict[str, Any]]:
     """Run once without heartbeats and once with them, each on a new mount of one node that holds the dataset."""
     source = work / "native"
     write_samples(source, load.files, load.size)
-    with push_node(work, source, load.tier, room_for(load.files, load.size)) as node:
+    with run_push_node(work, source, load.tier, tier_budget(load.files, load.size)) as node:
         return [_run(node, source, load, heartbeats) for heartbeats in (False, True)]
 
 
-def _run(node: ScratchNode, source: Path, load: Paced, heartbeats: bool) -> dict[str, Any]:
+def _run(node: ScratchNode, source: Path, load: PacedLoad, heartbeats: bool) -> dict[str, Any]:
     title = "heartbeats" if heartbeats else "tripwires"
     names = [sample_name(number) for number in range(load.files)]
-    load_pages_alike((source,), names)
+    load_pages_interleaved((source,), names)
     with ExitStack() as stack:
-        mount = stack.enter_context(cold_mount(node, mount_options(Way.PUSHING, load.budget)))
+        mount = stack.enter_context(mount_cold(node, mount_options(PushMode.PUSHING, load.budget)))
         paths = [mount.path / name for name in names]
-        progress = node.work / f"{title}.progress"
+        progress = node.directory / f"{title}.progress"
         progress.write_bytes(bytes(PROGRESS.size))
-        reader = stack.enter_context(_reader(mount.path, source, load, progress))
-        before = mount.counters()
+        reader = stack.enter_context(_run_reader(mount.path, source, load, progress))
+        before = mount.settled_counters()
         seconds = stack.enter_context(ExitStack())
-        processor = seconds.enter_context(accounted(*mount.pids()))
-        resident = seconds.enter_context(watched(paths)) if load.watch_pages else []
-        stack.enter_context(published(node, _publication(title, load, reader.pid)))
+        processor = seconds.enter_context(measure_processor_time(*mount.process_ids()))
+        resident = seconds.enter_context(watch_pages(paths)) if load.watch_pages else []
+        stack.enter_context(publish_job(node, _publication(title, load, reader.pid)))
         if heartbeats:
-            stack.enter_context(_heartbeats(node, title, progress))
+            stack.enter_context(_send_heartbeats(node, title, progress))
         time.sleep(load.head_start)
         epochs = _epochs(reader, title)
         seconds.close()
-        after = mount.counters()
-    return {"run": title, **_document(load, epochs), **_requests(load, before, after), **_residency(resident, after),
-            "push": pushed(before, after), "processor_seconds": processor}  # fmt: skip
+        after = mount.settled_counters()
+    return {"run": title, **_epoch_figures(load, epochs), **_requests(load, before, after),
+            **_residency(resident, after), "push": push_figures(before, after),
+            "processor_seconds": processor}  # fmt: skip
 
 
 @contextmanager
-def _reader(mount: Path, native: Path, load: Paced, progress: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _run_reader(mount: Path, native: Path, load: PacedLoad, progress: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start the reader, which waits for a line before it reads; it is stopped at the end."""
     command = [
-        *WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.push_reader", str(mount), str(native),
+        *KILL_WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.push_reader", str(mount), str(native),
         "--files", str(load.files), "--size", str(load.size), "--seed", str(SEED), "--epochs", str(load.epochs),
         "--compute", str(load.compute), "--progress", str(progress),
     ]  # fmt: skip
@@ -96,18 +105,18 @@ def _reader(mount: Path, native: Path, load: Paced, progress: Path) -> Iterator[
         yield process
     finally:
         process.terminate()
-        wait(process)
+        wait_or_kill(process)
 
 
-def _publication(title: str, load: Paced, pid: int) -> JobPublish:
+def _publication(title: str, load: PacedLoad, pid: int) -> JobPublication:
     spec = SamplerSpec(kind="numpy", size=load.files, seed=SEED, epochs=load.epochs)
-    return JobPublish(
+    return JobPublication(
         job=title, dataset=DATASET, spec=spec, map=SampleMap(kind="tree"), pid=pid, source="cachefs-bench"
     )
 
 
 @contextmanager
-def _heartbeats(node: ScratchNode, job: str, progress: Path) -> Iterator[None]:
+def _send_heartbeats(node: ScratchNode, job: str, progress: Path) -> Iterator[None]:
     """Send the reader's progress, from the file *progress*, to the daemon ten times a second."""
     over = threading.Event()
 
@@ -138,7 +147,7 @@ def _epochs(reader: subprocess.Popen[bytes], title: str) -> list[dict[str, Any]]
     return [json.loads(line) for line in output.splitlines()]
 
 
-def _document(load: Paced, epochs: list[dict[str, Any]]) -> dict[str, Any]:
+def _epoch_figures(load: PacedLoad, epochs: list[dict[str, Any]]) -> dict[str, Any]:
     for epoch in epochs:
         compute, mount, native = load.compute * epoch["samples"], epoch["mount"], epoch["native"]
         epoch["utilisation"] = round(compute / (compute + mount["seconds"]), 4)
@@ -146,7 +155,7 @@ def _document(load: Paced, epochs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"samples": sum(epoch["samples"] for epoch in epochs), "epochs": epochs}
 
 
-def _requests(load: Paced, before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
+def _requests(load: PacedLoad, before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
     samples = load.files * load.epochs
     names = ("requests", "read", "hits_memory", "hits_ssd", "misses")
     made = {name: after[name] - before[name] for name in names}

@@ -26,7 +26,7 @@ from cachefs_tools.sample_data import is_sample, sample_name
 PROGRESS: Final = struct.Struct("<QQ")
 
 
-class Tree:
+class TimedTree:
     """A tree of files of one size, which are read one at a time."""
 
     def __init__(self, root: str, files: int, size: int) -> None:
@@ -35,7 +35,7 @@ class Tree:
         self._buffer = memoryview(mmap.mmap(-1, size))
         self.nanoseconds = array("q")  # duration of each read: open, read to the end, close
 
-    def read(self, number: int) -> None:
+    def read_sample(self, number: int) -> None:
         """Read a sample and record the duration."""
         path, buffers = self._paths[number], [self._buffer]
         begin = time.perf_counter_ns()
@@ -46,7 +46,7 @@ class Tree:
         if got != self._size:
             self._buffer[:8] = bytes(8)
 
-    def holds(self, number: int) -> bool:
+    def has_read(self, number: int) -> bool:
         """Return whether the last read delivered sample *number*, undamaged."""
         return is_sample(self._buffer, number)
 
@@ -60,18 +60,18 @@ class Tree:
 
 def read_epoch(epoch: int, order: Sequence[int], options: argparse.Namespace, progress: mmap.mmap) -> dict[str, Any]:
     """Read the samples in this order. Returns the epoch's document."""
-    mount, native = (Tree(str(root), options.files, options.size) for root in (options.mount, options.native))
+    mount, native = (TimedTree(str(root), options.files, options.size) for root in (options.mount, options.native))
     turns = ((mount, native), (native, mount))
     damaged = 0
     begin = time.perf_counter()
     for delivered, number in enumerate(order):
         for tree in turns[delivered % 2]:
-            tree.read(number)
+            tree.read_sample(number)
         ready = time.perf_counter() + options.compute
         PROGRESS.pack_into(progress, 0, epoch, delivered + 1)
-        damaged += not mount.holds(number)
+        damaged += not mount.has_read(number)
         # Check both trees, since the check changes the processor's caches.
-        native.holds(number)
+        native.has_read(number)
         time.sleep(max(0.0, ready - time.perf_counter()))
     return {"epoch": epoch, "samples": len(order), "seconds": time.perf_counter() - begin, "damaged": damaged,
             "mount": mount.report(), "native": native.report()}  # fmt: skip

@@ -14,24 +14,24 @@ import time
 import typing
 
 
-def by_open(path: str) -> int:
+def read_by_open(path: str) -> int:
     """Read like PIL, torchvision, json and pickle. Before Python 3.14, open() calls isatty(), an ioctl, for each
     file."""
     with open(path, "rb") as file:
         return len(file.read())
 
 
-def by_path(path: str) -> int:
+def read_by_path(path: str) -> int:
     return len(pathlib.Path(path).read_bytes())
 
 
-def by_buffer(path: str) -> int:
+def read_by_buffer(path: str) -> int:
     """Read with a buffer size, with which open() does not call isatty()."""
     with open(path, "rb", buffering=65536) as file:
         return len(file.read())
 
 
-def by_raw(path: str) -> int:
+def read_raw(path: str) -> int:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return len(os.read(descriptor, os.fstat(descriptor).st_size))
@@ -39,7 +39,7 @@ def by_raw(path: str) -> int:
         os.close(descriptor)
 
 
-WAYS = {"open": by_open, "path": by_path, "buffer": by_buffer, "raw": by_raw}
+WAYS = {"open": read_by_open, "path": read_by_path, "buffer": read_by_buffer, "raw": read_raw}
 
 
 def measure(read: typing.Callable[[str], int], names: "list[str]", rounds: int, roots: "list[str]") -> "list[float]":

@@ -24,7 +24,7 @@ class RawConnection(asyncio.BufferedProtocol):
         self._filled = 0
         self._end = 0  # end of the response in the buffer; 0: not known yet
 
-    async def get(self, request: bytes, room: int) -> int:
+    async def send_request(self, request: bytes, room: int) -> int:
         """Send a request, and return the number of body bytes. room: largest body."""
         assert self._transport is not None
         self._view = memoryview(bytearray(_HEAD_ROOM + room))
@@ -69,7 +69,7 @@ class RawClient:
     def __init__(self) -> None:
         self._free: list[RawConnection] = []
 
-    async def get(self, url: str, room: int, span: str = "") -> int:
+    async def get_url(self, url: str, room: int, span: str = "") -> int:
         """Return the number of body bytes. span: byte range of the object, as in the Range header; empty: all."""
         parts = urlsplit(url)
         if self._free:
@@ -81,6 +81,6 @@ class RawClient:
             _, connection = await loop.create_connection(RawConnection, parts.hostname or "", port, ssl=tls or None)
         part = f"Range: bytes={span}\r\n" if span else ""
         request = f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n{part}\r\n"
-        got = await connection.get(request.encode(), room)
+        got = await connection.send_request(request.encode(), room)
         self._free.append(connection)
         return got

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from cachefs.errors import CachefsError
-from cachefs.messages import Empty, Warmup
+from cachefs.messages import Empty, WarmupRequest
 from cachefs.rpc import STATUS, WARMUP, DaemonClient
-from cachefs.run import environment
-from cachefs_tools.bench.directory_node import DATASET, directory_node
+from cachefs.run import command_environment
+from cachefs_tools.bench.directory_node import DATASET, run_directory_node
 from cachefs_tools.bench.hotread import HotRead, compile_hotread
-from cachefs_tools.kernel_pages import forget_pages, load_pages_alike
+from cachefs_tools.kernel_pages import drop_pages, load_pages_interleaved
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import mounted
+from cachefs_tools.scratch_node import mount_dataset
 
 PYREAD = Path(__file__).with_name("pyread.py")
 DIRECTORIES = 40
@@ -32,7 +32,7 @@ ROUNDS_IN_TURN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class WarmReads:
+class WarmReadLoad:
     """The files to read, and how often."""
 
     files: int
@@ -42,28 +42,29 @@ class WarmReads:
     pythons: tuple[str, ...] = (sys.executable,)
 
 
-def measure(work: Path, load: WarmReads) -> dict[str, Any]:
+def measure(work: Path, load: WarmReadLoad) -> dict[str, Any]:
     """Return the figures as a JSON-serialisable document. *work* is an empty directory."""
     source, mount = work / "native", work / "mount"
     names = write_files(source, load)
     hotread = compile_hotread(work, names)
     settings = NodeSettings(TierSettings(2 * load.files * (load.size + 8192) + (256 << 20)), TierSettings(0))
-    with directory_node(work, source, settings) as node:
+    with run_directory_node(work, source, settings) as node:
         client = node.client
-        for _ in client.stream(WARMUP, Warmup(dataset=DATASET)):
+        for _ in client.stream_responses(WARMUP, WarmupRequest(dataset=DATASET)):
             pass
-        with mounted(DATASET, mount, node.socket, work / "mount.log"):
+        with mount_dataset(DATASET, mount, node.socket, work / "mount.log"):
             subprocess.run(["find", mount, "-type", "f", "-size", "+1"], check=True, stdout=subprocess.DEVNULL)
-            tier = tier_passes(client, hotread, mount, names)
-            load_pages_alike((source, mount), names)
-            before = requests(client)
-            warm = {f"{procs}_readers": in_turns(hotread, source, mount, load.rounds, procs) for procs in (1, 2)}
-            python = {each: as_python_does(each, hotread.listing, source, mount) for each in load.pythons}
+            tier = measure_tier(client, hotread, mount, names)
+            load_pages_interleaved((source, mount), names)
+            before = count_requests(client)
+            warm = {f"{procs}_readers": compare_trees(hotread, source, mount, load.rounds, procs) for procs in (1, 2)}
+            python = {each: compare_python_reads(each, hotread.listing, source, mount) for each in load.pythons}
             return {"files": load.files, "size": load.size, "tier": tier, "warm": warm, "python": python,
-                    "warm_fuse_requests": requests(client) - before, "warm_ioctls": ioctls(client)}  # fmt: skip
+                    "warm_fuse_requests": count_requests(client) - before,
+                    "warm_ioctls": count_ioctls(client)}  # fmt: skip
 
 
-def write_files(directory: Path, load: WarmReads) -> list[str]:
+def write_files(directory: Path, load: WarmReadLoad) -> list[str]:
     """Write files with random content. Returns their paths relative to *directory*."""
     rng = random.Random(0)
     names = [f"class{number % DIRECTORIES:02}/{number:06}.bin" for number in range(load.files)]
@@ -74,7 +75,7 @@ def write_files(directory: Path, load: WarmReads) -> list[str]:
     return names
 
 
-def in_turns(hotread: HotRead, native: Path, mount: Path, rounds: int, procs: int) -> dict[str, Any]:
+def compare_trees(hotread: HotRead, native: Path, mount: Path, rounds: int, procs: int) -> dict[str, Any]:
     """Read the two trees in turns, with *procs* processes. The figures are medians over all rounds."""
     speed: dict[Path, list[float]] = {native: [], mount: []}
     for root in (native, mount):
@@ -87,11 +88,11 @@ def in_turns(hotread: HotRead, native: Path, mount: Path, rounds: int, procs: in
             "ratio": round(mount_speed / native_speed, 3)}  # fmt: skip
 
 
-def as_python_does(python: str, listing: Path, native: Path, mount: Path) -> dict[str, Any]:
+def compare_python_reads(python: str, listing: Path, native: Path, mount: Path) -> dict[str, Any]:
     """Return microseconds per file below each tree, and their ratio, for each way in which Python programs read."""
     command = [python, str(PYREAD), str(listing), str(ROUNDS_IN_TURN), str(native), str(mount)]
-    under_run = environment(os.environ, command, "bench", None)
-    measured = {"alone": timed(command, None), "cachefs_run": timed(command, under_run)}
+    under_run = command_environment(os.environ, command, "bench", None)
+    measured = {"alone": run_pyread(command, None), "cachefs_run": run_pyread(command, under_run)}
     return {
         how: {
             way: {"native_us": round(theirs, 1), "mount_us": round(ours, 1), "ratio": round(theirs / ours, 3)}
@@ -101,7 +102,7 @@ def as_python_does(python: str, listing: Path, native: Path, mount: Path) -> dic
     }
 
 
-def timed(command: list[str], variables: dict[str, str] | None) -> dict[str, tuple[float, float]]:
+def run_pyread(command: list[str], variables: dict[str, str] | None) -> dict[str, tuple[float, float]]:
     try:
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -112,24 +113,24 @@ def timed(command: list[str], variables: dict[str, str] | None) -> dict[str, tup
     return ways
 
 
-def tier_passes(client: DaemonClient, hotread: HotRead, mount: Path, names: list[str]) -> dict[str, Any]:
+def measure_tier(client: DaemonClient, hotread: HotRead, mount: Path, names: list[str]) -> dict[str, Any]:
     """Read the mount several times with one process, each time without its pages in the kernel."""
     speeds = []
-    before = requests(client)
+    before = count_requests(client)
     for _ in range(ROUNDS_IN_TURN):
-        forget_pages(mount / name for name in names)
+        drop_pages(mount / name for name in names)
         speeds += [line["files_per_s"] for line in hotread.run(mount)]
-    sent = requests(client) - before
+    sent = count_requests(client) - before
     return {"files_per_s": round(statistics.median(speeds)),
             "fuse_requests_per_file": sent / (ROUNDS_IN_TURN * len(names))}  # fmt: skip
 
 
-def requests(client: DaemonClient) -> int:
+def count_requests(client: DaemonClient) -> int:
     """Return the number of FUSE requests of the mount, after waiting for its last report."""
     time.sleep(2.5)
     return sum(mount.counters["requests"] for mount in client.call(STATUS, Empty()).mounts)
 
 
-def ioctls(client: DaemonClient) -> int:
+def count_ioctls(client: DaemonClient) -> int:
     """Return the number of ioctl requests that the mount has reported so far."""
     return sum(mount.counters["ioctl"] for mount in client.call(STATUS, Empty()).mounts)

@@ -26,11 +26,11 @@ from cachefs.messages import Empty
 from cachefs.rpc import STALL_LIST, STATUS
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools.bench.bounds import belady_reads
-from cachefs_tools.bench.directory_node import DATASET, directory_node
+from cachefs_tools.bench.directory_node import DATASET, run_directory_node
 from cachefs_tools.bench.page_cache_limit import PageCacheLimit
-from cachefs_tools.bench.training_node import BLOCK_SIZE, LEAST_TIER, SEGMENT_SIZE, budget_for
+from cachefs_tools.bench.training_node import BLOCK_SIZE, MIN_TIER, SEGMENT_SIZE, budget_for
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import WITH_PARENT, mounted, running
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, mount_dataset, run_program
 
 # Bytes of a file: one block.
 SIZE: Final = BLOCK_SIZE
@@ -40,7 +40,7 @@ SMALL_TIERS, SMALL_PAGE_CACHE, SMALL_BUDGET = 0.5, 0.4, 0.15
 JOB_SECONDS: Final = 600.0
 
 
-class Tiers(StrEnum):
+class TierKind(StrEnum):
     """The tiers of the node."""
 
     MEMORY = "memory"
@@ -60,7 +60,7 @@ class PageCache(StrEnum):
 class Cell:
     """One combination."""
 
-    tiers: Tiers = Tiers.MEMORY
+    tiers: TierKind = TierKind.MEMORY
     hold_all: bool = False  # the tiers have room for the dataset
     page_cache: PageCache = PageCache.ALL
     small_budget: bool = False  # a small `page_cache_budget` instead of the default
@@ -81,14 +81,14 @@ class Cell:
 
 
 # Possible values of each field of a cell.
-VALUES: Final[dict[str, tuple[Any, ...]]] = {
-    "tiers": tuple(Tiers), "hold_all": (False, True), "page_cache": tuple(PageCache), "small_budget": (False, True),
+FIELD_VALUES: Final[dict[str, tuple[Any, ...]]] = {
+    "tiers": tuple(TierKind), "hold_all": (False, True), "page_cache": tuple(PageCache), "small_budget": (False, True),
     "push": (True, False), "jobs": (1, 2), "distributed": (False, True), "workers": (4, 0),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RefetchLoad:
     """The reads of each job."""
 
     files: int
@@ -98,18 +98,18 @@ class Load:
 
 def all_cells() -> Iterator[Cell]:
     """Yield every combination; a budget counts only if pages are pushed."""
-    for values in itertools.product(*VALUES.values()):
-        cell = Cell(**dict(zip(VALUES, values, strict=True)))
+    for values in itertools.product(*FIELD_VALUES.values()):
+        cell = Cell(**dict(zip(FIELD_VALUES, values, strict=True)))
         if cell.push or not cell.small_budget:
             yield cell
 
 
-def chosen_cells() -> list[Cell]:
+def selected_cells() -> list[Cell]:
     """Return a selection: each kind of small tiers with each page cache, with and without pushing, and further cells so
     that every two values of two fields meet."""
     chosen = [
         Cell(tiers, page_cache=page_cache, push=push, small_budget=small)
-        for tiers, page_cache in itertools.product(Tiers, PageCache)
+        for tiers, page_cache in itertools.product(TierKind, PageCache)
         for push, small in ((True, False), (True, True), (False, False))
     ]
     left = {pair for cell in all_cells() for pair in _pairs(cell)} - {pair for cell in chosen for pair in _pairs(cell)}
@@ -126,33 +126,37 @@ def _pairs(cell: Cell) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
 
 
 def measure(
-    work: Path, load: Load, cells: Sequence[Cell], tell: Callable[[str], None], *, bare: bool = True
+    work: Path, load: RefetchLoad, cells: Sequence[Cell], report: Callable[[str], None], *, measures_mount: bool = True
 ) -> dict[str, Any]:
     """Run all cells. Raises CachefsError if a job fails, or no control group can be created.
 
-    *work* is an empty directory; *tell* receives progress messages; bare: run the mount alone, too.
+    *work* is an empty directory; *report* receives progress messages; measures_mount: run the mount alone, too.
     """
     source = work / "files"
     _write(source, load.files)
     rows = []
-    alone: dict[Cell, _Result] = {}
+    alone: dict[Cell, _CellResult] = {}
     for number, cell in enumerate(cells):
         # Push options make no difference if nothing is published.
         unpublished = replace(cell, push=True, small_budget=False)
-        if bare and unpublished not in alone:
+        if measures_mount and unpublished not in alone:
             alone[unpublished] = _run(work, source, load, unpublished, run=False)
-        row = measured(work, source, load, cell, alone.get(unpublished))
+        row = measure_cell(work, source, load, cell, alone.get(unpublished))
         rows.append(row)
-        tell(f"{number + 1}/{len(cells)} {cell.title}: {row['run']['fetched']:.2f} datasets, least {row['least']:.2f}")
+        report(
+            f"{number + 1}/{len(cells)} {cell.title}: {row['run']['fetched']:.2f} datasets, least {row['least']:.2f}"
+        )
     return {"load": asdict(load), "file_bytes": SIZE, "cells": rows}
 
 
-def measured(work: Path, source: Path, load: Load, cell: Cell, alone: "_Result | None") -> dict[str, Any]:
+def measure_cell(
+    work: Path, source: Path, load: RefetchLoad, cell: Cell, alone: "_CellResult | None"
+) -> dict[str, Any]:
     """Run one cell. Returns the datasets fetched by the mount alone and under `cachefs run`, the least possible, and
     the reads that waited for the origin."""
     run = _run(work, source, load, cell, run=True)
     capacity = load.files if cell.hold_all or cell.page_cache is PageCache.ALL else round(SMALL_TIERS * load.files)
-    least = belady_reads(_merged(run.orders), capacity) / load.files
+    least = belady_reads(_interleave(run.orders), capacity) / load.files
     return {
         "cell": asdict(cell), "title": cell.title, "least": least, "over_least": run.fetched / least,
         "over_mount": run.fetched / alone.fetched if alone is not None else None,
@@ -161,39 +165,39 @@ def measured(work: Path, source: Path, load: Load, cell: Cell, alone: "_Result |
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class _CellResult:
     fetched: float  # datasets
     waited: int  # reads that waited for the origin
     waited_later: int  # the same, after the first epoch of a followed job
     orders: list[list[int]]  # by job: the samples it has read
 
 
-def _figures(result: _Result) -> dict[str, Any]:
+def _figures(result: _CellResult) -> dict[str, Any]:
     return {"fetched": result.fetched, "waited": result.waited, "waited_later": result.waited_later}
 
 
-def _merged(orders: Sequence[Sequence[int]]) -> "numpy.typing.NDArray[numpy.int64]":
+def _interleave(orders: Sequence[Sequence[int]]) -> "numpy.typing.NDArray[numpy.int64]":
     """Interleave the reads of jobs that read at one pace."""
     return numpy.array(orders, numpy.int64).T.reshape(-1)
 
 
-def _run(work: Path, source: Path, load: Load, cell: Cell, *, run: bool) -> _Result:
+def _run(work: Path, source: Path, load: RefetchLoad, cell: Cell, *, run: bool) -> _CellResult:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r", dir=work)))
         total = load.files * SIZE
         limited = cell.page_cache is PageCache.PART
-        limit = stack.enter_context(PageCacheLimit(int(SMALL_PAGE_CACHE * total)).kept()) if limited else None
-        node = stack.enter_context(directory_node(scratch, source, _settings(load, cell)))
+        limit = stack.enter_context(PageCacheLimit(int(SMALL_PAGE_CACHE * total)).hold_limit()) if limited else None
+        node = stack.enter_context(run_directory_node(scratch, source, _settings(load, cell)))
         options = [] if cell.push else ["no_push"]
         options += [f"page_cache_budget={int(SMALL_BUDGET * total)}"] if cell.small_budget else []
         mountpoint = scratch / "mnt"
         group = limit.prefix if limit is not None else ()
-        stack.enter_context(mounted(DATASET, mountpoint, node.socket, scratch / "mount.log", options, group))
+        stack.enter_context(mount_dataset(DATASET, mountpoint, node.socket, scratch / "mount.log", options, group))
         variables = {**os.environ, SOCKET_VARIABLE: str(node.socket)}
         processes = []
         for number in range(cell.jobs):
             command, log = _command(scratch, load, cell, number, run=run), scratch / f"job{number}.log"
-            processes.append(stack.enter_context(running(command, log, variables, (*WITH_PARENT, *group))))
+            processes.append(stack.enter_context(run_program(command, log, variables, (*KILL_WITH_PARENT, *group))))
         deadline = time.monotonic() + JOB_SECONDS
         for number, process in enumerate(processes):
             try:
@@ -208,10 +212,10 @@ def _run(work: Path, source: Path, load: Load, cell: Cell, *, run: bool) -> _Res
         orders = [msgspec.json.decode((scratch / f"job{number}.json").read_bytes()) for number in range(cell.jobs)]
         later = sum(row.count for row in rows if row.epoch > 0)
         waited = sum(row.count for row in rows)
-        return _Result(fetched, waited, later, [list(itertools.chain(*epochs)) for epochs in orders])
+        return _CellResult(fetched, waited, later, [list(itertools.chain(*epochs)) for epochs in orders])
 
 
-def _command(scratch: Path, load: Load, cell: Cell, number: int, *, run: bool) -> list[str]:
+def _command(scratch: Path, load: RefetchLoad, cell: Cell, number: int, *, run: bool) -> list[str]:
     front = ["cachefs", "run", "--"] if run else []
     return [
         *front, sys.executable, "-m", "cachefs_tools.bench.refetch_job", str(scratch / "mnt"),
@@ -222,10 +226,10 @@ def _command(scratch: Path, load: Load, cell: Cell, number: int, *, run: bool) -
     ]  # fmt: skip
 
 
-def _settings(load: Load, cell: Cell) -> NodeSettings:
+def _settings(load: RefetchLoad, cell: Cell) -> NodeSettings:
     wanted = round((1.2 if cell.hold_all else SMALL_TIERS) * load.files) * SIZE
-    memory = {Tiers.MEMORY: wanted, Tiers.SSD: LEAST_TIER + 8 * SIZE, Tiers.BOTH: wanted // 4}[cell.tiers]
-    ssd = 0 if cell.tiers is Tiers.MEMORY else wanted - memory
+    memory = {TierKind.MEMORY: wanted, TierKind.SSD: MIN_TIER + 8 * SIZE, TierKind.BOTH: wanted // 4}[cell.tiers]
+    ssd = 0 if cell.tiers is TierKind.MEMORY else wanted - memory
     return NodeSettings(
         TierSettings(budget_for(memory), SEGMENT_SIZE), TierSettings(budget_for(ssd), SEGMENT_SIZE), BLOCK_SIZE
     )

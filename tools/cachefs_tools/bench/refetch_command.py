@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cachefs_tools.bench import refetch
-from cachefs_tools.bench.refetch import Load
+from cachefs_tools.bench.refetch import RefetchLoad
 
 _WIDTH = 132
 
@@ -34,9 +34,9 @@ def refetch_command(every: bool, only: str, as_json: bool, directory: Path | Non
     `cachefs run`, beside the least possible, and reads that waited for the origin. Needs torch, and root for its
     control groups.
     """
-    cells = [cell for cell in (refetch.all_cells() if every else refetch.chosen_cells()) if only in cell.title]
+    cells = [cell for cell in (refetch.all_cells() if every else refetch.selected_cells()) if only in cell.title]
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
-        document = refetch.measure(Path(work), Load(**load), cells, lambda text: click.echo(text, err=True))
+        document = refetch.measure(Path(work), RefetchLoad(**load), cells, lambda text: click.echo(text, err=True))
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:

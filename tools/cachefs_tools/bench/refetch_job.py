@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler
 
 
-class Files(Dataset[int]):
+class IndexedFiles(Dataset[int]):
     """Item *i* is *i*, after file *i* has been read."""
 
     def __init__(self, root: str, seconds: float, *, drop: bool) -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(given.seed)
-    dataset = Files(given.root, max(1, given.workers) / given.rate, drop=given.drop)
+    dataset = IndexedFiles(given.root, max(1, given.workers) / given.rate, drop=given.drop)
     distributed: DistributedSampler[int] = DistributedSampler(dataset, num_replicas=1, rank=0, seed=given.seed)
     sampler: Sampler[int] = distributed if given.distributed else RandomSampler(dataset)
     loader = DataLoader(dataset, batch_size=given.batch, sampler=sampler, num_workers=given.workers)

@@ -9,11 +9,11 @@ from typing import Final
 
 from cachefs_tools.kernel_pages import resident_bytes as resident_bytes
 
-PERIOD: Final = 1.0
+PERIOD_SECONDS: Final = 1.0
 
 
 @contextmanager
-def watched(paths: Sequence[Path]) -> Iterator[list[int]]:
+def watch_pages(paths: Sequence[Path]) -> Iterator[list[int]]:
     """Measure the resident bytes of the files when the block begins, once a second while it runs, and when it ends."""
     samples = [resident_bytes(paths)]
     over = threading.Event()
@@ -22,7 +22,7 @@ def watched(paths: Sequence[Path]) -> Iterator[list[int]]:
         due = time.monotonic()
         while not over.wait(max(0.0, due - time.monotonic())):
             samples.append(resident_bytes(paths))
-            due += PERIOD
+            due += PERIOD_SECONDS
 
     thread = threading.Thread(target=watch, name="resident-pages")
     thread.start()

@@ -7,14 +7,14 @@ from typing import Final
 
 from cachefs.planning.eviction.policies import PolicyName
 from cachefs.planning.sequences.sampler import SamplerSpec
-from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.slow_link import LinkLimits
 
 POLICIES: Final = tuple(policy.value for policy in PolicyName)
 # Seconds between the starts of two jobs on one dataset.
-STAGGER: Final = 30.0
+STAGGER_SECONDS: Final = 30.0
 
 
-class Loader(StrEnum):
+class JobLoader(StrEnum):
     """The reader of a job."""
 
     TORCH = "torch"  # a DataLoader of torch
@@ -29,10 +29,10 @@ class Publishing(StrEnum):
     SPEC = "spec"  # by a sampler spec sent to the daemon
 
 
-class Lie(StrEnum):
+class SpecFault(StrEnum):
     """The error in the spec that a job publishes."""
 
-    NO = ""  # none
+    NONE = ""  # none
     SEED = "seed"  # another seed
     HALF = "half"  # half of the dataset
     RANGE = "range"  # samples that do not exist
@@ -45,11 +45,11 @@ class TrainingJob:
     seed: int = 0  # of its sampler
     start: float = 0  # seconds after the start of the first job
     batches: int = 0  # batches after which the job stops; 0: after its last epoch
-    lie: Lie = Lie.NO
+    lie: SpecFault = SpecFault.NONE
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DatasetShape:
     """The dataset, and how each job reads it."""
 
     files: int = 3000
@@ -72,7 +72,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
+class TierShares:
     """The share of the dataset that the tiers hold."""
 
     capacity: float = 1.0  # share of the dataset that all tiers hold together
@@ -84,22 +84,22 @@ class Scenario:
     """The configuration of one run."""
 
     title: str
-    loader: Loader = Loader.TORCH
+    loader: JobLoader = JobLoader.TORCH
     publishing: Publishing = Publishing.NONE
     policy: str = "clairvoyant"  # eviction policy of the daemon
-    shape: Shape = field(default_factory=Shape)
-    tiers: Tiers = field(default_factory=Tiers)
-    limits: Limits = field(default_factory=Limits)
+    shape: DatasetShape = field(default_factory=DatasetShape)
+    tiers: TierShares = field(default_factory=TierShares)
+    limits: LinkLimits = field(default_factory=LinkLimits)
     jobs: tuple[TrainingJob, ...] = (TrainingJob(),)
     keep_pages: bool = False  # the kernel keeps pages, so only the first read of a sample reaches the mount
 
-    def sampler_spec(self, job: TrainingJob) -> SamplerSpec:
+    def real_sampler_spec(self, job: TrainingJob) -> SamplerSpec:
         """Return the order in which the job really reads."""
-        kind = "torch-distributed" if self.loader == Loader.TORCH else "numpy"
+        kind = "torch-distributed" if self.loader == JobLoader.TORCH else "numpy"
         return SamplerSpec(kind=kind, size=self.shape.files, seed=job.seed, epochs=self.shape.epochs)
 
 
-def preset(name: str, base: Scenario) -> list[Scenario]:
+def preset_scenarios(name: str, base: Scenario) -> list[Scenario]:
     """Return the runs of a preset, all over one dataset, with the loader, latency and shape of *base* unless the preset
     says otherwise."""
     return list(_PRESETS[name](base))
@@ -111,7 +111,7 @@ def _fast_origin(base: Scenario) -> Iterator[Scenario]:
 
 
 def _published_and_not(base: Scenario, share: float) -> Iterator[Scenario]:
-    scenario = _limited(base, share)
+    scenario = _limit_origin(base, share)
     yield replace(scenario, title="published", publishing=best_publishing(base.loader))
     yield replace(scenario, title="not published")
 
@@ -130,7 +130,7 @@ def _small_tiers(base: Scenario) -> Iterator[Scenario]:
     The jobs publish a spec, which has the number of epochs. The sampler of a hooked script has no end, so bytes would
     be fetched, and counted, for an epoch that never comes.
     """
-    scenario = _limited(base, 0.75)
+    scenario = _limit_origin(base, 0.75)
     for share in (0.35, 0.5, 0.8):
         for policy in ("clairvoyant", "alsd", "minio", "lru"):
             knows = policy in ("clairvoyant", "alsd")
@@ -148,23 +148,23 @@ def _two_jobs(base: Scenario) -> Iterator[Scenario]:
 
     A sampler adds the epoch to its seed, so with seeds 1 and 2 one job would repeat the other's orders.
     """
-    jobs = (TrainingJob(seed=1), TrainingJob(seed=1001, start=STAGGER))
-    scenario = replace(_limited(base, 1.5), jobs=jobs, tiers=replace(base.tiers, capacity=0.5))
+    jobs = (TrainingJob(seed=1), TrainingJob(seed=1001, start=STAGGER_SECONDS))
+    scenario = replace(_limit_origin(base, 1.5), jobs=jobs, tiers=replace(base.tiers, capacity=0.5))
     yield replace(scenario, title="published", publishing=Publishing.SPEC)
     yield replace(scenario, title="not published")
 
 
 def _wrong_sequences(base: Scenario) -> Iterator[Scenario]:
     """Yield runs of jobs that do not read what they have published."""
-    plain = replace(_limited(base, 1.5), loader=Loader.PLAIN, tiers=replace(base.tiers, capacity=0.5))
+    plain = replace(_limit_origin(base, 1.5), loader=JobLoader.PLAIN, tiers=replace(base.tiers, capacity=0.5))
     scenario = replace(plain, publishing=Publishing.SPEC)
     shape = base.shape
     stops = shape.files // shape.batch_size // 2
     yield replace(plain, title="not published", publishing=Publishing.NONE)
     yield replace(scenario, title="right")
-    yield replace(scenario, title="another seed", jobs=(TrainingJob(lie=Lie.SEED),))
-    yield replace(scenario, title="half the dataset", jobs=(TrainingJob(lie=Lie.HALF),))
-    yield replace(scenario, title="out of range", jobs=(TrainingJob(lie=Lie.RANGE),))
+    yield replace(scenario, title="another seed", jobs=(TrainingJob(lie=SpecFault.SEED),))
+    yield replace(scenario, title="half the dataset", jobs=(TrainingJob(lie=SpecFault.HALF),))
+    yield replace(scenario, title="out of range", jobs=(TrainingJob(lie=SpecFault.RANGE),))
     yield replace(scenario, title="stops in the middle", jobs=(TrainingJob(batches=stops),))
     # Jobs do not publish their rate. This one wants ten times what the origin was made for, and waits for it.
     hasty = replace(scenario, shape=replace(shape, demand=10 * shape.demand))
@@ -186,11 +186,11 @@ _PRESETS: Final = {
 PRESETS: Final = tuple(_PRESETS)
 
 
-def _limited(base: Scenario, share: float) -> Scenario:
+def _limit_origin(base: Scenario, share: float) -> Scenario:
     """Return the scenario with an origin that delivers *share* times the demand of one job."""
     return replace(base, limits=replace(base.limits, bandwidth=share * base.shape.demand_bytes))
 
 
-def best_publishing(loader: Loader) -> Publishing:
+def best_publishing(loader: JobLoader) -> Publishing:
     """Return the way of publishing that takes the user of this loader the least work."""
-    return Publishing.RUN if loader == Loader.TORCH else Publishing.SPEC
+    return Publishing.RUN if loader == JobLoader.TORCH else Publishing.SPEC

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from cachefs_scheduler.slurm.hint import PLUGIN
-from cachefs_scheduler.slurm.hint_file import Heading, Stamp, text_of
-from cachefs_scheduler.slurm.levels import levels_of
+from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
+from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, hints_text
+from cachefs_scheduler.slurm.levels import divide_holders
 
-from cachefs_tools.lab.slurm import Slurm, running_slurm
+from cachefs_tools.lab.slurm import LabSlurm, run_slurm
 
 _COMMENT: Final = "--comment=cachefs:{dataset}"
 # From sdiag: microseconds of all submissions, from request to response, including the plugin and waits for locks.
@@ -42,13 +42,13 @@ def measure(work: Path, load: SlurmLoad) -> dict[str, Any]:
             place.mkdir()
         hints = work / "hints"
         _write_lua(places["lua"], hints)
-        hints.write_text(_hints(load))
-        plain = stack.enter_context(running_slurm(places["plain"]))
-        lua = stack.enter_context(running_slurm(places["lua"], more="JobSubmitPlugins=lua"))
+        hints.write_text(_hint_file_text(load))
+        plain = stack.enter_context(run_slurm(places["plain"]))
+        lua = stack.enter_context(run_slurm(places["lua"], more="JobSubmitPlugins=lua"))
         dataset = f"dataset-{load.datasets - 1}"
         script = _SCRIPT.format(dataset=dataset)
         comment = _COMMENT.format(dataset=dataset)
-        kinds: dict[str, tuple[Slurm, Sequence[str], str]] = {
+        kinds: dict[str, tuple[LabSlurm, Sequence[str], str]] = {
             "without": (plain, (), "#!/bin/sh\nsleep 1\n"),
             "reads_nothing": (lua, (), "#!/bin/sh\nsleep 1\n"),
             "by_comment": (lua, (comment,), "#!/bin/sh\nsleep 1\n"),
@@ -59,11 +59,11 @@ def measure(work: Path, load: SlurmLoad) -> dict[str, Any]:
         inside: dict[str, list[float]] = {kind: [] for kind in kinds}
         for turn in range(-5, load.jobs):  # the first five are not counted
             for kind, (slurm, options, text) in kinds.items():
-                before, begun = _inside(slurm), time.perf_counter()
-                last = slurm.submit("--hold", *options, script=text)
+                before, begun = _controller_microseconds(slurm), time.perf_counter()
+                last = slurm.submit_job("--hold", *options, script=text)
                 if turn >= 0:
                     taken[kind].append(1e3 * (time.perf_counter() - begun))
-                    inside[kind].append((_inside(slurm) - before) / 1e3)
+                    inside[kind].append((_controller_microseconds(slurm) - before) / 1e3)
         return {
             "jobs": load.jobs,
             "hint_file_bytes": hints.stat().st_size,
@@ -76,28 +76,28 @@ def measure(work: Path, load: SlurmLoad) -> dict[str, Any]:
 
 
 def _write_lua(place: Path, hints: Path) -> None:
-    (place / "cachefs.lua").write_text((PLUGIN / "cachefs.lua").read_text())
-    text = (PLUGIN / "job_submit.lua").read_text()
+    (place / "cachefs.lua").write_text((PLUGIN_DIRECTORY / "cachefs.lua").read_text())
+    text = (PLUGIN_DIRECTORY / "job_submit.lua").read_text()
     (place / "job_submit.lua").write_text(f'{text}\ncachefs.file = "{hints}"\n')
 
 
-def _hints(load: SlurmLoad) -> str:
+def _hint_file_text(load: SlurmLoad) -> str:
     """Return hints with each dataset on *load.nodes* nodes, in decreasing parts."""
     nodes = {f"n{number}": 1 - number / (2 * load.nodes) for number in range(load.nodes)}
-    levels = levels_of(nodes, [])
+    levels = divide_holders(nodes, [])
     sets = {f"dataset-{number}": levels for number in range(load.datasets)}
-    return text_of(Heading(Stamp.now(), 86400, True, "begin", 120, 4), sets, {})
+    return hints_text(HintHeading(HintStamp.current(), 86400, True, "begin", 120, 4), sets, {})
 
 
-def _inside(slurm: Slurm) -> int:
+def _controller_microseconds(slurm: LabSlurm) -> int:
     """Return the microseconds that the controller has spent on submissions so far."""
-    found = _TOTAL.search(slurm.run("sdiag"))
+    found = _TOTAL.search(slurm.run_command("sdiag"))
     return int(found[1]) if found is not None else 0
 
 
-def _preferred(slurm: Slurm, job: int) -> str:
+def _preferred(slurm: LabSlurm, job: int) -> str:
     """Return the job's preference, as evidence that hints were in effect."""
-    shown = slurm.run("scontrol", "show", "job", str(job))
+    shown = slurm.run_command("scontrol", "show", "job", str(job))
     return next((line.strip() for line in shown.splitlines() if "Prefer=" in line), "")
 
 

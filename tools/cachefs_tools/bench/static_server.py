@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from cachefs_tools.scratch_node import running, wait_until
+from cachefs_tools.scratch_node import run_program, wait_until
 
 _CONFIGURATION: Final = """
 {user}
@@ -38,7 +38,7 @@ def find_nginx() -> str | None:
 
 
 @contextmanager
-def static_server(program: str, root: Path, work: Path) -> Iterator[str]:
+def run_static_server(program: str, root: Path, work: Path) -> Iterator[str]:
     """Run nginx over the directory *root*, with its own files in *work*. Yields its URL."""
     work.mkdir()
     with socket.socket() as probe:
@@ -54,6 +54,6 @@ def static_server(program: str, root: Path, work: Path) -> Iterator[str]:
         with socket.socket() as attempt:
             return attempt.connect_ex(("127.0.0.1", port)) == 0
 
-    with running([program, "-p", str(work), "-c", str(configuration)], log) as process:
+    with run_program([program, "-p", str(work), "-c", str(configuration)], log) as process:
         wait_until(answers, process, log)
         yield f"http://127.0.0.1:{port}"

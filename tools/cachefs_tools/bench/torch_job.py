@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from cachefs_tools.training_loop import Batch, arguments, list_samples, read_sample, train
+from cachefs_tools.training_loop import TrainingBatch, list_samples, parse_arguments, read_sample, train
 
 
 class ImageFolder(Dataset[tuple[torch.Tensor, bool, int]]):
@@ -28,7 +28,7 @@ class ImageFolder(Dataset[tuple[torch.Tensor, bool, int]]):
 
 
 def main() -> None:
-    options = arguments()
+    options = parse_arguments()
     torch.set_num_threads(1)
     dataset = ImageFolder(options.data, options.keep_pages)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=1, rank=0, seed=options.seed)
@@ -40,7 +40,7 @@ def main() -> None:
     def load(epoch: int) -> Any:
         sampler.set_epoch(epoch)
         for reads, right, _ in loader:
-            yield Batch(reads[:, 0].tolist(), reads[:, 1].tolist(), len(right) - int(right.sum()))
+            yield TrainingBatch(reads[:, 0].tolist(), reads[:, 1].tolist(), len(right) - int(right.sum()))
 
     train(load, options)
 

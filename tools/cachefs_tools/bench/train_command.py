@@ -11,19 +11,27 @@ from typing import Any, Final
 import click
 from rich.console import Console
 
-from cachefs_tools.bench import ceiling, scenario, training_run
-from cachefs_tools.bench.busy_cores import busy_cores
-from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
+from cachefs_tools.bench import proxy_ceiling, scenario, training_run
+from cachefs_tools.bench.busy_cores import keep_cores_busy
+from cachefs_tools.bench.origin_server import BUCKET, OriginServer, run_filled_server
 from cachefs_tools.bench.report import summary, table
-from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, Tiers, TrainingJob, best_publishing
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import throttled
+from cachefs_tools.bench.scenario import (
+    DatasetShape,
+    JobLoader,
+    Publishing,
+    Scenario,
+    TierShares,
+    TrainingJob,
+    best_publishing,
+)
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import run_throttle
 from cachefs_tools.sample_data import sample_name
 
 # The unlimited proxy must be this many times faster than its limits; otherwise it is part of the measurement.
-HEADROOM: Final = 2.0
+MIN_HEADROOM: Final = 2.0
 CEILING_FILES: Final = 64
-DEFAULT: Final = Shape()
+DEFAULT: Final = DatasetShape()
 
 
 @click.command("train")
@@ -42,8 +50,8 @@ DEFAULT: Final = Shape()
 )
 @click.option(
     "--loader",
-    type=click.Choice([loader.value for loader in Loader]),
-    default=Loader.TORCH.value,
+    type=click.Choice([loader.value for loader in JobLoader]),
+    default=JobLoader.TORCH.value,
     show_default=True,
     help="What reads: a torch DataLoader, or a loop over threads.",
 )
@@ -158,12 +166,12 @@ def train_command(
 
     It measures how much of the time the accelerator computes, how long it stalls, and how much is fetched.
     """
-    base = _base(options)
-    runs = scenario.preset(preset, base) if preset else _variants(base, options)
+    base = _base_scenario(options)
+    runs = scenario.preset_scenarios(preset, base) if preset else _variants(base, options)
     runs = [one for one in runs if not only or any(part in one.title for part in only)]
     if not runs:
         raise click.UsageError(f"no run has {' or '.join(map(repr, only))} in its title")
-    with busy_cores(busy):
+    with keep_cores_busy(busy):
         if plot is not None:
             from cachefs_tools.bench.plot import draw  # here, since matplotlib may be missing, and the runs take long
         result = _measure(runs[0].shape, runs, endpoint, directory)
@@ -173,26 +181,26 @@ def train_command(
         click.echo(json.dumps(result, indent=2))
 
 
-def _measure(shape: Shape, runs: list[Scenario], endpoint: str | None, directory: Path | None) -> dict[str, Any]:
+def _measure(shape: DatasetShape, runs: list[Scenario], endpoint: str | None, directory: Path | None) -> dict[str, Any]:
     documents = []
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
         work = Path(name)
         _say(f"writing {shape.files:,} files of {shape.size:,} bytes")
-        with filled_server(work, shape, endpoint) as server:
+        with run_filled_server(work, shape, endpoint) as server:
             limit = _measure_ceiling(work, server, runs)
             for number, one in enumerate(runs):
                 place = work / f"run{number}"
                 place.mkdir()
                 _say(f"run {number + 1} of {len(runs)}: {one.title}")
-                documents.append(training_run.run(one, server, place))
+                documents.append(training_run.run_scenario(one, server, place))
                 _say(summary(documents[-1]))
     return {"proxy_ceiling": limit, "runs": documents}
 
 
-def _base(options: dict[str, Any]) -> Scenario:
+def _base_scenario(options: dict[str, Any]) -> Scenario:
     """Return the run that the options describe, without options that may be repeated."""
-    shape = Shape(**{name: options[name] for name in Shape.__dataclass_fields__})
-    limits = Limits(
+    shape = DatasetShape(**{name: options[name] for name in DatasetShape.__dataclass_fields__})
+    limits = LinkLimits(
         latency=options["latency"] / 1e3, latency_p99=options["latency_p99"] / 1e3,
         stream_bandwidth=1e6 * options["stream_bandwidth"], bandwidth=1e6 * options["bandwidth"],
         request_rate=options["request_rate"],
@@ -200,9 +208,9 @@ def _base(options: dict[str, Any]) -> Scenario:
     jobs = tuple(TrainingJob(seed=number, start=number * options["stagger"]) for number in range(options["jobs"]))
     return Scenario(
         title="",
-        loader=Loader(options["loader"]),
+        loader=JobLoader(options["loader"]),
         shape=shape,
-        tiers=Tiers(memory=options["memory_share"]),
+        tiers=TierShares(memory=options["memory_share"]),
         limits=limits,
         jobs=jobs,
         keep_pages=options["keep_pages"],
@@ -225,17 +233,17 @@ def _measure_ceiling(work: Path, server: OriginServer, runs: list[Scenario]) -> 
     """Measure the proxy without limits. Warns if the runs need nearly as much."""
     shape = runs[0].shape
     paths = [f"{BUCKET}/{sample_name(number)}" for number in range(min(CEILING_FILES, shape.files))]
-    with throttled(server.endpoint, Limits(), work / "ceiling.log") as throttle:
-        found = ceiling.measure(throttle, server.account, paths)
+    with run_throttle(server.endpoint, LinkLimits(), work / "ceiling.log") as throttle:
+        found = proxy_ceiling.measure_ceiling(throttle, server.credentials, paths)
     _say(
         f"without limits the proxy passes {found.bytes_per_s / 1e6:.0f} MB/s, {found.requests_per_s:.0f} requests/s, "
         "with its client and the server on this machine; "
         f"its own processor time would allow {found.cpu_bytes_per_s / 1e6:.0f} MB/s"
     )
     most = max(max(one.limits.bandwidth, len(one.jobs) * shape.demand_bytes) for one in runs)
-    if found.bytes_per_s < HEADROOM * most:
+    if found.bytes_per_s < MIN_HEADROOM * most:
         _say(
-            f"warning: this is less than {HEADROOM:g} times the {most / 1e6:.0f} MB/s that the runs may need; "
+            f"warning: this is less than {MIN_HEADROOM:g} times the {most / 1e6:.0f} MB/s that the runs may need; "
             "lower --demand"
         )
     return asdict(found)

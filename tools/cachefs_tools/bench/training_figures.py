@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from cachefs.job_messages import JobView
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs_tools.bench.bounds import belady_reads, least_reads, lru_reads
+from cachefs_tools.bench.node_timeline import NodeTimeline
 from cachefs_tools.bench.scenario import Scenario, TrainingJob
-from cachefs_tools.bench.timeline import Timeline
 from cachefs_tools.training_loop import EpochReport
 
 
@@ -34,11 +34,11 @@ class JobResult:
         return self.epochs[0].batches[0]
 
 
-def run_document(scenario: Scenario, capacity: int, jobs: list[JobResult], timeline: Timeline) -> dict[str, Any]:
+def run_document(scenario: Scenario, capacity: int, jobs: list[JobResult], timeline: NodeTimeline) -> dict[str, Any]:
     """Return the figures of one run. capacity: in samples."""
-    first, last = timeline.moments[0], timeline.moments[-1]
+    first, last = timeline.samples[0], timeline.samples[-1]
     origin = last - first
-    since_first_batch = last - timeline.at(min(job.first_batch for job in jobs))
+    since_first_batch = last - timeline.sample_at(min(job.first_batch for job in jobs))
     found, reads = since_first_batch.hits, since_first_batch.hits + since_first_batch.misses
     return {
         "run": scenario.title,
@@ -50,13 +50,13 @@ def run_document(scenario: Scenario, capacity: int, jobs: list[JobResult], timel
             "refused": origin.refused,
             "bytes": origin.origin_bytes,
             "samples": origin.origin_bytes / scenario.shape.size,
-            "expected_samples": _expected(scenario, capacity, jobs),
+            "expected_samples": _expected_fetches(scenario, capacity, jobs),
             "seconds_at_bandwidth": origin.origin_bytes / scenario.limits.bandwidth if scenario.limits.bandwidth else 0,
         },
         "found_on_node_after_first_batch": found / reads if reads else 1.0,
         "epochs": _node_epochs(jobs[0].epochs, timeline),
         "machine": {"cpu_seconds": timeline.cpu_seconds, "busy_cores": timeline.busy_cores},
-        "timeline": [[round((one - first).when, 3), (one - first).origin_bytes] for one in timeline.moments],
+        "timeline": [[round((one - first).when, 3), (one - first).origin_bytes] for one in timeline.samples],
     }
 
 
@@ -77,7 +77,7 @@ def merged_sequence(scenario: Scenario, jobs: list[JobResult]) -> tuple[NDArray[
     """
     orders, times, starts = [], [], []
     for job in jobs:
-        spec = scenario.sampler_spec(job.job)
+        spec = scenario.real_sampler_spec(job.job)
         first = min(job.epochs[0].begins)
         for epoch in job.epochs:
             orders.append(epoch_order(spec, epoch.epoch)[: epoch.samples])
@@ -136,16 +136,16 @@ def _epoch_document(scenario: Scenario, epoch: EpochReport) -> dict[str, Any]:
     }
 
 
-def _node_epochs(epochs: Sequence[EpochReport], timeline: Timeline) -> list[dict[str, int]]:
+def _node_epochs(epochs: Sequence[EpochReport], timeline: NodeTimeline) -> list[dict[str, int]]:
     """Return the node's work during each epoch of the first job. The mount reports its counters a moment late."""
-    edges = [timeline.moments[0], *(timeline.at(epoch.end) for epoch in epochs[:-1]), timeline.moments[-1]]
+    edges = [timeline.samples[0], *(timeline.sample_at(epoch.end) for epoch in epochs[:-1]), timeline.samples[-1]]
     return [
         {"origin_bytes": (end - begin).origin_bytes, "hits": (end - begin).hits, "misses": (end - begin).misses}
         for begin, end in pairwise(edges)
     ]
 
 
-def _expected(scenario: Scenario, capacity: int, jobs: list[JobResult]) -> dict[str, float]:
+def _expected_fetches(scenario: Scenario, capacity: int, jobs: list[JobResult]) -> dict[str, float]:
     """Return how many samples must be fetched from the origin.
 
     Belady's MIN is computed for the jobs' reads, in their order; for several jobs, also with the knowledge that a job

@@ -16,14 +16,14 @@ from cachefs.rpc import DaemonClient
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer
 from cachefs_tools.bench.scenario import Scenario
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import Throttle, throttled
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import Throttle, run_throttle
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import daemon, memory_directory, mounted
+from cachefs_tools.scratch_node import memory_directory, mount_dataset, run_daemon
 
 # The daemon requires room for one block of the largest size, whatever the sizes of the files.
 BLOCK_SIZE: Final = 256 << 10
-LEAST_TIER: Final = BLOCK_SIZE + (64 << 10)
+MIN_TIER: Final = BLOCK_SIZE + (64 << 10)
 SEGMENT_SIZE: Final = 16 << 20
 
 
@@ -46,7 +46,7 @@ def budget_for(size: int) -> int:
     return size + max(metadata_reserve(0), size // 127 + 1) if size else 0
 
 
-def samples_held(scenario: Scenario) -> int:
+def held_samples(scenario: Scenario) -> int:
     """Return the number of samples that the tiers hold together."""
     return round(scenario.tiers.capacity * scenario.shape.files)
 
@@ -56,30 +56,30 @@ def node_settings(scenario: Scenario) -> NodeSettings:
     record = span(scenario.shape.size)
     if scenario.shape.size > BLOCK_SIZE:
         raise CachefsError(f"files of {scenario.shape.size} bytes are more than one block of {BLOCK_SIZE}")
-    held = samples_held(scenario)
+    held = held_samples(scenario)
     in_memory = round(scenario.tiers.memory * held)
     # Tiers that hold everything need not be exact. Spare room keeps the budgets from having any effect.
     spare = 32 << 20 if scenario.tiers.capacity >= 1 else 0
     memory_budget, ssd_budget = (budget_for(blocks * record) + spare for blocks in (in_memory, held - in_memory))
-    if memory_budget < LEAST_TIER or 0 < ssd_budget < LEAST_TIER:
+    if memory_budget < MIN_TIER or 0 < ssd_budget < MIN_TIER:
         raise CachefsError("a tier would be smaller than one block; use more files or a larger capacity")
     memory, ssd = (TierSettings(budget, SEGMENT_SIZE) for budget in (memory_budget, ssd_budget))
     return NodeSettings(memory, ssd, BLOCK_SIZE, scenario.policy)
 
 
 @contextmanager
-def training_node(work: Path, server: OriginServer, scenario: Scenario) -> Iterator[TrainingNode]:
+def run_training_node(work: Path, server: OriginServer, scenario: Scenario) -> Iterator[TrainingNode]:
     """Run a new, empty node with the dataset listed and mounted. The origin is throttled after the listing."""
     settings = node_settings(scenario)
     mountpoint = work / "mnt"
     with ExitStack() as stack:
         memory = stack.enter_context(memory_directory("cachefs-bench-"))
-        throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log"))
-        node = stack.enter_context(daemon(work, memory, settings, server.account))
+        throttle = stack.enter_context(run_throttle(server.endpoint, LinkLimits(), work / "throttle.log"))
+        node = stack.enter_context(run_daemon(work, memory, settings, server.credentials))
         options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
         list_dataset(node.client, f"s3://{BUCKET}", options)
         # Jobs that drop the pages they have read would also drop pushed pages.
         pushing = "push" if scenario.keep_pages else "no_push"
-        stack.enter_context(mounted(DATASET, mountpoint, node.socket, work / "mount.log", [pushing]))
-        throttle.limit(scenario.limits)
-        yield TrainingNode(node.client, node.socket, mountpoint, throttle, samples_held(scenario))
+        stack.enter_context(mount_dataset(DATASET, mountpoint, node.socket, work / "mount.log", [pushing]))
+        throttle.set_limits(scenario.limits)
+        yield TrainingNode(node.client, node.socket, mountpoint, throttle, held_samples(scenario))

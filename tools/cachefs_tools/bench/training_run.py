@@ -11,24 +11,24 @@ from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobName, JobView
 from cachefs.messages import Empty
 from cachefs.rpc import JOB_LIST, STALL_LIST
+from cachefs_tools.bench.job_process import run_job_process
+from cachefs_tools.bench.node_timeline import record_node
 from cachefs_tools.bench.origin_server import OriginServer
 from cachefs_tools.bench.scenario import Scenario
-from cachefs_tools.bench.started_job import started_job
-from cachefs_tools.bench.timeline import recorded
 from cachefs_tools.bench.training_figures import JobResult, run_document, view_document
-from cachefs_tools.bench.training_node import TrainingNode, training_node
+from cachefs_tools.bench.training_node import TrainingNode, run_training_node
 from cachefs_tools.training_loop import read_report
 
 # Seconds after which jobs count as hung: more than a job takes even if the origin delivers one file at a time.
 TIMEOUT_SECONDS: Final = 1800.0
 
 
-def run(scenario: Scenario, server: OriginServer, work: Path) -> dict[str, Any]:
+def run_scenario(scenario: Scenario, server: OriginServer, work: Path) -> dict[str, Any]:
     """Make one run. Returns its results as a JSON-serialisable document. *work* is an empty directory. Raises
     CachefsError if a job fails."""
     try:
-        with training_node(work, server, scenario) as node:
-            with recorded(node) as timeline:
+        with run_training_node(work, server, scenario) as node:
+            with record_node(node) as timeline:
                 results, views = _run_jobs(scenario, node, work)
             stalls = node.client.call(STALL_LIST, JobName(job="")).rows
             document = run_document(scenario, node.capacity, results, timeline)
@@ -48,7 +48,7 @@ def _run_jobs(scenario: Scenario, node: TrainingNode, work: Path) -> tuple[list[
         running = []
         for number, job in enumerate(scenario.jobs):
             time.sleep(max(0.0, begin + job.start - time.monotonic()))
-            running.append(stack.enter_context(started_job(scenario, job, node, work / f"job{number}")))
+            running.append(stack.enter_context(run_job_process(scenario, job, node, work / f"job{number}")))
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while any(process.poll() is None for process in running):
             views.update((view.job, view) for view in node.client.call(JOB_LIST, Empty()).jobs)

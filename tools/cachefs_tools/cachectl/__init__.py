@@ -4,9 +4,9 @@ It queries the daemon and never touches a mount to answer, so it works while a m
 are `command_session.ExitStatus`.
 """
 
-from cachefs_tools.quiet_loading import quiet_loading
+from cachefs_tools.quiet_imports import quiet_imports
 
-with quiet_loading():
+with quiet_imports():
     import click
 
     import cachefs

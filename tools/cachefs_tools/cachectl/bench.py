@@ -8,18 +8,18 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cachefs.counts import counted
 from cachefs.errors import ConfigError
-from cachefs.extras import needs_extra
+from cachefs.extras import require_extra
+from cachefs.formatting import format_count
 from cachefs.messages import DatasetName
 from cachefs.rpc import DATASET_SHOW
 from cachefs.sizes import parse_size
 from cachefs_tools.cachectl import completion
-from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
+from cachefs_tools.cachectl.command_session import CommandSession, to_json_types, with_session
 from cachefs_tools.cachectl.display import size, table
 
 if TYPE_CHECKING:
-    from cachefs_tools.trial.verdict import Figures
+    from cachefs_tools.trial.verdict import TrialFigures
 
 
 # Signals that end a trial in order: Ctrl-C, a request to end, a closed terminal.
@@ -60,26 +60,26 @@ def bench(  # noqa: PLR0913  # a parameter for each option
     computes between batches. It says how long that job waited, and what to change. A file is a sample. What was not on
     the node before is evicted again, and nothing is left mounted.
     """
-    with needs_extra("mount,daemon", "cachectl bench"):
+    with require_extra("mount,daemon", "cachectl bench"):
         import cachefs_daemon.origin.s3  # noqa: F401
 
-        from cachefs_tools.trial.choosing import choose
-        from cachefs_tools.trial.load import Job, look_of
+        from cachefs_tools.trial.extent import TrialJob, origin_bounds
+        from cachefs_tools.trial.file_choice import choose_files
         from cachefs_tools.trial.trial import Trial
-        from cachefs_tools.trial.verdict import verdict
+        from cachefs_tools.trial.verdict import verdict_sentences
 
     try:
-        job = Job(rate, batch, workers, seconds, epochs, parse_size(most))
+        job = TrialJob(rate, batch, workers, seconds, epochs, parse_size(most))
     except ValueError as error:
         raise ConfigError(f"--bytes {most}: {error}") from None
     for ends in _ENDS:
         signal.signal(ends, _end)
     detail = session.call(DATASET_SHOW, DatasetName(name=dataset))
-    choice = choose(session.client, detail, job, seed=detail.dataset.created_ns)
-    look = look_of(job, choice.mean)
-    cold = sum(sample.size for sample in choice.cold)
-    count, requests = size(look.bytes + cold), look.requests + choice.requests
-    session.confirm(f"This reads up to {count} of the origin, in up to {counted(requests, 'request')}", yes)
+    choice = choose_files(session.client, detail, job, seed=detail.dataset.created_ns)
+    look = origin_bounds(job, choice.mean_size)
+    cold = sum(sample.size for sample in choice.cold_samples)
+    count, requests = size(look.max_bytes + cold), look.max_requests + choice.max_requests
+    session.confirm(f"This reads up to {count} of the origin, in up to {format_count(requests, 'request')}", yes)
     bar = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
@@ -91,35 +91,35 @@ def bench(  # noqa: PLR0913  # a parameter for each option
             lambda what, done: bar.update(task, description=what, completed=done),
         )  # fmt: skip
         found = trial.run()
-    sentences = [*verdict(found), *trial.remarks]
-    session.answer(document(found, sentences), *describe(found, sentences))
+    sentences = [*verdict_sentences(found), *trial.remarks]
+    session.print_result(document(found, sentences), *describe(found, sentences))
 
 
-def document(found: "Figures", sentences: list[str]) -> dict[str, object]:
+def document(found: "TrialFigures", sentences: list[str]) -> dict[str, object]:
     """Return the document of `--json`."""
     choice, warm = found.choice, found.warm
     return {
-        "job": plain(found.job),
+        "job": to_json_types(found.job),
         "samples": len(choice.samples),
-        "sample_bytes": choice.mean,
-        "cached_before": len(choice.samples) - len(choice.cold),
-        "demand": found.demand,
-        "origin": plain(found.origin),
-        "epochs": [{**plain(epoch), "waiting": epoch.waiting} for epoch in found.epochs],
-        "warm": None if warm is None else {**plain(warm), "ratio": warm.ratio},
+        "sample_bytes": choice.mean_size,
+        "cached_before": len(choice.samples) - len(choice.cold_samples),
+        "demand": found.demanded_rate,
+        "origin": to_json_types(found.origin),
+        "epochs": [{**to_json_types(epoch), "waiting": epoch.waiting_share} for epoch in found.epochs],
+        "warm": None if warm is None else {**to_json_types(warm), "ratio": warm.ratio},
         "dataset_bytes": found.dataset_bytes,
         "capacity": found.capacity,
         "verdict": sentences,
     }
 
 
-def describe(found: "Figures", sentences: list[str]) -> Iterator[str | Table]:
+def describe(found: "TrialFigures", sentences: list[str]) -> Iterator[str | Table]:
     """Yield the output: figures, then their meaning."""
     choice, origin, warm = found.choice, found.origin, found.warm
-    cached = len(choice.samples) - len(choice.cold)
+    cached = len(choice.samples) - len(choice.cold_samples)
     yield (
-        f"job        {found.job.rate:,.0f} samples/s of {size(choice.mean)}: {found.demand / 1e6:,.0f} MB/s"
-        f"; batches of {found.job.batch}, {counted(found.job.workers, 'worker')}"
+        f"job        {found.job.rate:,.0f} samples/s of {size(choice.mean_size)}: {found.demanded_rate / 1e6:,.0f} MB/s"
+        f"; batches of {found.job.batch}, {format_count(found.job.workers, 'worker')}"
     )
     yield f"files      {len(choice.samples):,}, of which {cached:,} were on the node before"
     yield f"origin     small reads {1e3 * origin.p50:.1f} ms, 99 % within {1e3 * origin.p99:.1f} ms"
@@ -132,7 +132,7 @@ def describe(found: "Figures", sentences: list[str]) -> Iterator[str | Table]:
         yield table(
             ">EPOCH >SAMPLES >SECONDS >WAITED >FIRST-BATCH >READ-P50 >READ-P99",
             (
-                (number, f"{each.samples:,}", f"{each.seconds:.1f}", f"{100 * each.waiting:.1f} %",
+                (number, f"{each.samples:,}", f"{each.seconds:.1f}", f"{100 * each.waiting_share:.1f} %",
                  f"{each.first_batch:.2f} s", f"{1e3 * each.read_p50:.2f} ms", f"{1e3 * each.read_p99:.2f} ms")
                 for number, each in enumerate(found.epochs, 1)
             ),

@@ -18,15 +18,15 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
-from cachefs.listener import why_unanswered
-from cachefs.rpc import DaemonClient, Method, Reply, Request
+from cachefs.listener import stopped_reason
+from cachefs.rpc import DaemonClient, Method, Request, Response
 from cachefs.socket_path import socket_path
 from cachefs_tools.cachectl.display import table
 
 Item = TypeVar("Item")
 
 # Columns of a table if the output is not a terminal: unlimited, so that grep and awk see whole lines.
-_ANY_WIDTH: Final = 1 << 16
+_UNLIMITED_WIDTH: Final = 1 << 16
 
 
 class ExitStatus(IntEnum):
@@ -56,24 +56,24 @@ class CommandSession:
             forbidden = True
         if forbidden:
             raise AccessDenied(f"you may not use {self.socket}: its directory does not let you through")
-        if why := why_unanswered(self.socket):  # gRPC would take 15 s to notice
+        if why := stopped_reason(self.socket):  # gRPC would take 15 s to notice
             raise DaemonUnavailable(f"the daemon at {self.socket} does not answer: {why}")
         return DaemonClient(self.socket)
 
-    def call(self, method: Method[Request, Reply], request: Request, timeout: float = 120.0) -> Reply:
+    def call(self, method: Method[Request, Response], request: Request, timeout: float = 120.0) -> Response:
         return self.client.call(method, request, timeout)
 
-    def stream(self, method: Method[Request, Reply], request: Request) -> Iterator[Reply]:
-        return self.client.stream(method, request)
+    def stream(self, method: Method[Request, Response], request: Request) -> Iterator[Response]:
+        return self.client.stream_responses(method, request)
 
-    def answer(self, document: object, *text: RenderableType) -> None:
+    def print_result(self, document: object, *text: RenderableType) -> None:
         """Print the document as JSON, or the text. Messages become objects with a key per field."""
         if self.as_json:
-            click.echo(json.dumps(plain(document), indent=2))
+            click.echo(json.dumps(to_json_types(document), indent=2))
         elif text:
-            show(text)
+            print_lines(text)
 
-    def answer_in_pages(
+    def print_pages(
         self, name: str, pages: Iterator[Sequence[Item]], columns: str, row: Callable[[Item], Iterable[object]]
     ) -> None:
         """Print a list that may not fit into memory, page by page.
@@ -88,14 +88,14 @@ class CommandSession:
         full = (page for page in pages if page)
         first = next(full, ())
         if not self.as_json:
-            show([table(columns, map(row, first))])
+            print_lines([table(columns, map(row, first))])
             for page in full:
-                show([table(columns, map(row, page), heading=False)])
+                print_lines([table(columns, map(row, page), heading=False)])
             return
         items = (item for page in itertools.chain([first], full) for item in page)
         click.echo(f"{{\n  {json.dumps(name)}: [", nl=False)
         for number, item in enumerate(items):
-            text = textwrap.indent(json.dumps(plain(item), indent=2), "    ")
+            text = textwrap.indent(json.dumps(to_json_types(item), indent=2), "    ")
             click.echo(f"{',' if number else ''}\n{text}", nl=False)
         click.echo("\n  ]\n}" if first else "]\n}")
 
@@ -120,28 +120,28 @@ class CommandSession:
 
 def output_width() -> int:
     """Return the number of columns of stdout."""
-    return Console().width if sys.stdout.isatty() else _ANY_WIDTH
+    return Console().width if sys.stdout.isatty() else _UNLIMITED_WIDTH
 
 
-def show(text: Iterable[RenderableType]) -> None:
+def print_lines(text: Iterable[RenderableType]) -> None:
     """Print lines and tables on stdout: within the width of a terminal, elsewhere one line per row."""
     if sys.stdout.isatty():
         Console(highlight=False, markup=False, emoji=False).print(*text, sep="\n")
         return
-    console = Console(width=_ANY_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
+    console = Console(width=_UNLIMITED_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(*text, sep="\n")
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def plain(value: object) -> Any:
+def to_json_types(value: object) -> Any:
     """Convert a value to JSON types. Bytes become text by os.fsdecode, with surrogates if they are not UTF-8."""
     if isinstance(value, msgspec.Struct):
-        return plain(msgspec.structs.asdict(value))
+        return to_json_types(msgspec.structs.asdict(value))
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_json_types(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json_types(item) for item in value]
     if isinstance(value, bytes | Path):
         return os.fsdecode(value)
     return value
@@ -169,18 +169,18 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
             function(session, **arguments)
         except CachefsError as error:
             status = ExitStatus.NO_DAEMON if isinstance(error, DaemonUnavailable) else ExitStatus.FAILED
-            fail(session, type(error).__name__, str(error), status)
+            exit_with_error(session, type(error).__name__, str(error), status)
         except BrokenPipeError:
             raise  # click ends silently
         except OSError as error:
-            fail(session, "OSError", str(error), ExitStatus.FAILED)
+            exit_with_error(session, "OSError", str(error), ExitStatus.FAILED)
         except KeyboardInterrupt:
             sys.exit(ExitStatus.INTERRUPTED)
 
     return run
 
 
-def fail(session: CommandSession, kind: str, message: str, status: int) -> NoReturn:
+def exit_with_error(session: CommandSession, kind: str, message: str, status: int) -> NoReturn:
     """Print an error, and end the program. kind: the name of the error's class."""
     if session.as_json:
         with contextlib.suppress(OSError):  # stdout itself may be the problem

@@ -8,19 +8,19 @@ from typing import BinaryIO
 import click
 
 from cachefs.block import TIER_NAMES
-from cachefs.counts import counted
+from cachefs.formatting import format_count
 from cachefs.messages import (
     CachedFile,
-    Directory,
     DirectoryEntry,
+    DirectoryPath,
     Empty,
     EvictForecast,
-    Pinned,
+    PinnedAmount,
     Selection,
     TierStatus,
-    Warmup,
     WarmupForecast,
     WarmupProgress,
+    WarmupRequest,
 )  # fmt: skip
 from cachefs.rpc import (
     CACHED,
@@ -38,8 +38,8 @@ from cachefs.rpc import (
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import size
-from cachefs_tools.cachectl.progress import follow_verify, follow_warmup
-from cachefs_tools.names import escape
+from cachefs_tools.cachectl.progress import show_verification, show_warmup
+from cachefs_tools.escaped_names import escape_name
 
 # Deadline in seconds for counting a large dataset.
 FORECAST_SECONDS = 600.0
@@ -50,13 +50,13 @@ def dataset_path(text: str | bytes) -> bytes:
     return b"/".join(part for part in os.fsencode(text).split(b"/") if part not in (b"", b"."))
 
 
-def selection(paths: Iterable[str | bytes]) -> list[bytes]:
+def selected_paths(paths: Iterable[str | bytes]) -> list[bytes]:
     """Return the paths of a request. [] means everything: no path was given, or the root is among them."""
     wanted = [dataset_path(path) for path in paths]
     return [] if b"" in wanted else wanted
 
 
-def fraction_of(ctx: click.Context, param: click.Parameter, text: str) -> float:
+def parse_fraction(ctx: click.Context, param: click.Parameter, text: str) -> float:
     """Parse an option such as 0.3 or 30%. Raises click.BadParameter unless it is in (0, 1]."""
     try:
         number = float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -71,7 +71,10 @@ def fraction_of(ctx: click.Context, param: click.Parameter, text: str) -> float:
 @click.argument("dataset", shell_complete=completion.datasets)
 @click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths)
 @click.option(
-    "--fraction", default="1", callback=fraction_of, help="Bring only the first part of the files, such as 0.3 or 30%."
+    "--fraction",
+    default="1",
+    callback=parse_fraction,
+    help="Bring only the first part of the files, such as 0.3 or 30%.",
 )
 @click.option("--list", "list_file", type=click.File("rb"), help="Read PATHs from a file, one per line; - is stdin.")
 @click.option("-0", "--null", is_flag=True, help="The paths in --list end with NUL instead of a newline.")
@@ -87,22 +90,24 @@ def warmup(  # noqa: PLR0913  # one for each option
     With PATHs, only the files at or below them are brought. PATHs are relative to the dataset, as `ls` shows them. Of a
     list, those that are not there are left out and counted, and the exit status is 4.
     """
-    wanted = paths_of(list_file.read(), b"\0" if null else b"\n") if list_file else []
+    wanted = split_paths(list_file.read(), b"\0" if null else b"\n") if list_file else []
     if list_file and not wanted and not paths:
         raise click.BadParameter("the list names no path", param_hint="--list")
-    selected = selection([*paths, *wanted])
-    request = Warmup(dataset=dataset, paths=selected, fraction=fraction, wait=wait, leave_out_missing=bool(wanted))
+    selected = selected_paths([*paths, *wanted])
+    request = WarmupRequest(
+        dataset=dataset, paths=selected, fraction=fraction, wait=wait, leave_out_missing=bool(wanted)
+    )
     if dry_run:
         forecast = session.call(WARMUP_FORECAST, request, FORECAST_SECONDS)
-        session.answer(forecast, *warmup_forecast_text(dataset, forecast))
+        session.print_result(forecast, *warmup_forecast_lines(dataset, forecast))
         return
-    last = follow_warmup(session, session.stream(WARMUP, request))
-    session.answer(last, finished_text(session, last) if wait else begun_text(last))
+    last = show_warmup(session, session.stream(WARMUP, request))
+    session.print_result(last, finished_text(session, last) if wait else begun_text(last))
     if last.missing or (wait and (last.failed or last.skipped)):
         sys.exit(ExitStatus.INCOMPLETE)
 
 
-def paths_of(text: bytes, end: bytes) -> list[bytes]:
+def split_paths(text: bytes, end: bytes) -> list[bytes]:
     r"""Return the paths of a list, each ended by *end*. If all lines end with \r\n, the \r is removed."""
     paths = [path for path in text.split(end) if path]
     if end == b"\n" and all(path.endswith(b"\r") for path in paths):
@@ -110,21 +115,22 @@ def paths_of(text: bytes, end: bytes) -> list[bytes]:
     return [path for path in paths if path]
 
 
-def missing_text(last: WarmupProgress) -> list[str]:
+def missing_lines(last: WarmupProgress) -> list[str]:
     """Return the line about listed paths that are not in the dataset."""
     if not last.missing:
         return []
-    return [f"{last.missing:,} of the paths are not in the dataset, the first is {escape(last.first_missing)}"]
+    return [f"{last.missing:,} of the paths are not in the dataset, the first is {escape_name(last.first_missing)}"]
 
 
-def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
+def warmup_forecast_lines(dataset: str, forecast: WarmupForecast) -> list[str]:
     """Return the lines of `warmup --dry-run`."""
     wanted, here = forecast.wanted, forecast.here
     blocks, missing = wanted.blocks - here.blocks, wanted.bytes - here.bytes
     lines = [
-        f"{escape(dataset)}: would fetch {counted(max(0, blocks), 'block')}, {size(max(0, missing))}, of "
-        f"{counted(wanted.files, 'file')}",
-        f"here already: {counted(here.blocks, 'block')}, {size(here.bytes)}; {counted(here.files, 'whole file')}",
+        f"{escape_name(dataset)}: would fetch {format_count(max(0, blocks), 'block')}, {size(max(0, missing))}, of "
+        f"{format_count(wanted.files, 'file')}",
+        f"here already: {format_count(here.blocks, 'block')}, {size(here.bytes)}; "
+        f"{format_count(here.files, 'whole file')}",
     ]
     if missing > forecast.free:
         lines.append(f"the tiers have {size(forecast.free)} free: for the rest, others give way, or it does not come")
@@ -133,9 +139,11 @@ def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
 
 def begun_text(first: WarmupProgress) -> str:
     """Return the answer to a warmup in the background."""
-    what = f"{counted(first.blocks_total, 'block')}, {size(first.bytes_total)}"
-    text = f"warming {escape(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
-    return "\n".join([text, *missing_text(first)])
+    what = f"{format_count(first.blocks_total, 'block')}, {size(first.bytes_total)}"
+    text = (
+        f"warming {escape_name(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
+    )
+    return "\n".join([text, *missing_lines(first)])
 
 
 def finished_text(session: CommandSession, last: WarmupProgress) -> str:
@@ -147,19 +155,19 @@ def warmup_text(last: WarmupProgress, tiers: Sequence[TierStatus] = ()) -> str:
     """Return the result of a warmup from its last progress message. tiers: of the node."""
     ending = "incomplete" if last.state == "done" and (last.skipped or last.missing) else last.state
     here = f"{last.blocks:,} of {last.blocks_total:,} blocks here"
-    lines = [f"{escape(last.dataset)}: {here}, {size(last.bytes)} ({ending})", *missing_text(last)]
+    lines = [f"{escape_name(last.dataset)}: {here}, {size(last.bytes)} ({ending})", *missing_lines(last)]
     if last.skipped:
-        skipped, room = counted(last.skipped, "block"), "enlarge a tier's budget"
+        skipped, room = format_count(last.skipped, "block"), "enlarge a tier's budget"
         # On a full disk the budget is not the limit: a larger one would make no room.
         full = [
             f"only {size(max(0, one.limit))} of the {one.name} tier's budget of {size(one.budget)} can be used: make "
-            f"room on what {escape(one.directory)} is on"
+            f"room on what {escape_name(one.directory)} is on"
             for one in tiers
             if one.is_cut_short
         ]
         lines.append(f"{skipped} found no room: {'; '.join(full) or room}, or warm less (--fraction)")
     if last.failed:
-        lines.append(f"{counted(last.failed, 'block')} could not be fetched: see `cachectl errors`")
+        lines.append(f"{format_count(last.failed, 'block')} could not be fetched: see `cachectl errors`")
     if last.message:
         lines.append(last.message)
     return "\n".join(lines)
@@ -176,22 +184,24 @@ def evict(session: CommandSession, dataset: str, paths: tuple[str, ...], yes: bo
 
     With PATHs, only the files at or below them are freed.
     """
-    wanted = selection(paths)
+    wanted = selected_paths(paths)
     if dry_run or (not wanted and not yes):
         forecast = session.call(EVICT_FORECAST, Selection(dataset=dataset, paths=wanted), FORECAST_SECONDS)
         if dry_run:
-            session.answer(forecast, f"{escape(dataset)}: would free {freed_text(forecast)}")
+            session.print_result(forecast, f"{escape_name(dataset)}: would free {freed_text(forecast)}")
             return
         session.confirm(f"this frees all of {dataset} on this node: {freed_text(forecast)}", yes)
     freed = session.call(EVICT, Selection(dataset=dataset, paths=wanted))
-    session.answer(freed, f"freed {counted(freed.blocks, 'block')}, {size(freed.bytes)}")
+    session.print_result(freed, f"freed {format_count(freed.blocks, 'block')}, {size(freed.bytes)}")
 
 
 def freed_text(forecast: EvictForecast) -> str:
     """Return a description of what an eviction would free."""
     here, pinned = forecast.here, forecast.pinned
-    text = f"{counted(here.blocks, 'block')}, {size(here.bytes)}, among them {counted(here.files, 'whole file')}"
-    return f"{text}; pinned: {counted(pinned.blocks, 'block')}, {size(pinned.bytes)}" if pinned.blocks else text
+    text = (
+        f"{format_count(here.blocks, 'block')}, {size(here.bytes)}, among them {format_count(here.files, 'whole file')}"
+    )
+    return f"{text}; pinned: {format_count(pinned.blocks, 'block')}, {size(pinned.bytes)}" if pinned.blocks else text
 
 
 @click.command()
@@ -216,11 +226,11 @@ def unpin(session: CommandSession, dataset: str, paths: tuple[str, ...]) -> None
 
 
 def change_pins(
-    session: CommandSession, method: Method[Selection, Pinned], done: str, dataset: str, paths: tuple[str, ...]
+    session: CommandSession, method: Method[Selection, PinnedAmount], done: str, dataset: str, paths: tuple[str, ...]
 ) -> None:
     """Pin or unpin. done: the past participle for the answer."""
-    reply = session.call(method, Selection(dataset=dataset, paths=selection(paths)))
-    session.answer(reply, f"{done} {counted(reply.files, 'file')}, {size(reply.bytes)}")
+    reply = session.call(method, Selection(dataset=dataset, paths=selected_paths(paths)))
+    session.print_result(reply, f"{done} {format_count(reply.files, 'file')}, {size(reply.bytes)}")
 
 
 @click.command()
@@ -236,23 +246,23 @@ def ls(session: CommandSession, dataset: str, path: str, cached: bool) -> None:
     Without --cached these are the entries of the directory PATH in the snapshot.
     """
     if cached:
-        pages = session.stream(CACHED, Selection(dataset=dataset, paths=selection([path])))
+        pages = session.stream(CACHED, Selection(dataset=dataset, paths=selected_paths([path])))
         here = ([file for file in page.files if any(file.cached) or file.pinned] for page in pages)
-        session.answer_in_pages("files", here, "PATH >SIZE >MEMORY >SSD =PINNED?", cached_row)
+        session.print_pages("files", here, "PATH >SIZE >MEMORY >SSD =PINNED?", cached_row)
         return
-    listed = session.stream(DIRECTORY_LIST, Directory(dataset=dataset, path=dataset_path(path)))
-    session.answer_in_pages("entries", (page.entries for page in listed), "NAME >SIZE", entry_row)
+    listed = session.stream(DIRECTORY_LIST, DirectoryPath(dataset=dataset, path=dataset_path(path)))
+    session.print_pages("entries", (page.entries for page in listed), "NAME >SIZE", entry_row)
 
 
 def entry_row(entry: DirectoryEntry) -> tuple[str, ...]:
     """Return a row of `ls`."""
-    return (escape(entry.name) + "/", "") if entry.directory else (escape(entry.name), size(entry.size))
+    return (escape_name(entry.name) + "/", "") if entry.directory else (escape_name(entry.name), size(entry.size))
 
 
 def cached_row(file: CachedFile) -> tuple[str, ...]:
     """Return a row of `ls --cached`."""
     memory, ssd = (size(file.cached[TIER_NAMES.index(tier)]) for tier in ("memory", "ssd"))
-    return escape(file.path), size(file.size), memory, ssd, "yes" if file.pinned else ""
+    return escape_name(file.path), size(file.size), memory, ssd, "yes" if file.pinned else ""
 
 
 @click.command()
@@ -262,8 +272,10 @@ def verify(session: CommandSession) -> None:
 
     A block that was dropped is fetched again when it is read.
     """
-    last = follow_verify(session, session.stream(VERIFY, Empty()))
-    text = f"verified {counted(last.blocks, 'block')}, {size(last.bytes)}; {last.repaired:,} were damaged and dropped"
-    session.answer(last, text)
+    last = show_verification(session, session.stream(VERIFY, Empty()))
+    text = (
+        f"verified {format_count(last.blocks, 'block')}, {size(last.bytes)}; {last.repaired:,} were damaged and dropped"
+    )
+    session.print_result(last, text)
     if last.repaired:
         sys.exit(ExitStatus.INCOMPLETE)

@@ -9,23 +9,23 @@ from typing import Any
 import click
 import msgspec
 
-from cachefs.counts import counted, duration
 from cachefs.durations import parse_duration
+from cachefs.formatting import format_count, format_duration
 from cachefs.messages import (
-    DatasetAdd,
+    DatasetAddRequest,
     DatasetDetail,
     DatasetLimit,
     DatasetName,
-    DatasetReached,
-    DatasetSet,
+    DatasetSetRequest,
+    DatasetSetResult,
     DatasetView,
     Empty,
     ListingProgress,
-    MountElsewhere,
     MountView,
     OriginChange,
     OriginOptions,
-    Problem,
+    RemoteMount,
+    UnusableKey,
 )
 from cachefs.mount_spec import MountSpec
 from cachefs.rpc import (
@@ -41,23 +41,23 @@ from cachefs.rpc import (
 )
 from cachefs.sizes import parse_size
 from cachefs_tools.cachectl import completion
-from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
-from cachefs_tools.cachectl.content import fraction_of
+from cachefs_tools.cachectl.command_session import CommandSession, to_json_types, with_session
+from cachefs_tools.cachectl.content import parse_fraction
 from cachefs_tools.cachectl.display import share, size, table
-from cachefs_tools.cachectl.progress import follow_listing
+from cachefs_tools.cachectl.progress import show_listing
 from cachefs_tools.cachectl.usage import CommandGroup
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 SHOWN_PROBLEMS = 10
 # The phase of a finished listing in its document. The daemon's last message has the phase in which it finished.
-DONE = "done"
+DONE_PHASE = "done"
 SHOWN_MOUNTS = 5
 # Seconds for the daemon's check of a new endpoint.
 SET_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class TierQuota:
     """A dataset's limit in each tier."""
 
     # Share of the tier; 1: all.
@@ -66,23 +66,23 @@ class Room:
     most: int = 0
 
 
-def room_of(ctx: click.Context, param: click.Parameter, text: str | None) -> Room | None:
+def parse_quota(ctx: click.Context, param: click.Parameter, text: str | None) -> TierQuota | None:
     """Parse an option such as 20%, 0.2, 200GiB or none; None if it was not given."""
     if text is None:
         return None
     if text == "none":
-        return Room()
+        return TierQuota()
     try:
         if text.endswith("%") or float(text) <= 1:
-            return Room(share=fraction_of(ctx, param, text))
+            return TierQuota(share=parse_fraction(ctx, param, text))
     except ValueError:
         with contextlib.suppress(ValueError):
             if most := parse_size(text):
-                return Room(most=most)
+                return TierQuota(most=most)
     raise click.BadParameter(f"{text!r} is neither a part such as 20% or 0.2, nor a size such as 200GiB, nor none")
 
 
-def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+def parse_ttl(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """Parse an option such as 12h into seconds; 0: unlimited; None if it was not given."""
     if text is None or text == "none":
         return None if text is None else 0.0
@@ -139,22 +139,22 @@ def add(session: CommandSession, name: str, url: str, dry_run: bool, **origin: A
 
     Credentials come from the daemon's environment.
     """
-    request = DatasetAdd(name=name, url=url, options=OriginOptions(**origin))
+    request = DatasetAddRequest(name=name, url=url, options=OriginOptions(**origin))
     if dry_run:
-        last = follow_listing(session, session.stream(DATASET_TRY, request))
-        session.answer(last, *describe_trial(last))
+        last = show_listing(session, session.stream(DATASET_TRY, request))
+        session.print_result(last, *describe_dry_run(last))
         return
-    report_listing(session, follow_listing(session, session.stream(DATASET_ADD, request)))
+    report_listing(session, show_listing(session, session.stream(DATASET_ADD, request)))
 
 
-def describe_trial(last: ListingProgress) -> list[str]:
+def describe_dry_run(last: ListingProgress) -> list[str]:
     """Return the lines of `dataset add --dry-run`."""
     view = last.dataset
     if view is None:
         return ["listed; nothing was added"]
-    content = content_of(view)
-    left = f", and {counted(view.problems, 'key')} that cannot be files" if view.problems else ""
-    return [f"{view.name} would be {content}{left}; nothing was added", *archived(view)]
+    content = content_text(view)
+    left = f", and {format_count(view.problems, 'key')} that cannot be files" if view.problems else ""
+    return [f"{view.name} would be {content}{left}; nothing was added", *archived_lines(view)]
 
 
 @dataset.command(name="set")
@@ -168,12 +168,12 @@ def describe_trial(last: ListingProgress) -> list[str]:
 @click.option("--mtime-only/--no-mtime-only", default=None, help="As of `add`; it takes effect with the next refresh.")
 @click.option("--requester-pays/--no-requester-pays", default=None, help="As of `add` (S3).")
 @click.option("--user-project", metavar="PROJECT", help="As of `add` (gs://).")
-@click.option("--share", "room", metavar="SHARE", callback=room_of, help="As of `limit`.")
-@click.option("--ttl", metavar="TIME", callback=seconds_of, help="As of `limit`.")
+@click.option("--share", "room", metavar="SHARE", callback=parse_quota, help="As of `limit`.")
+@click.option("--ttl", metavar="TIME", callback=parse_ttl, help="As of `limit`.")
 @click.option("--unchecked", is_flag=True, help="Do not look first whether the objects are there.")
 @with_session
 def set_(  # one for each group of options
-    session: CommandSession, name: str, room: Room | None, ttl: float | None, unchecked: bool, **origin: Any
+    session: CommandSession, name: str, room: TierQuota | None, ttl: float | None, unchecked: bool, **origin: Any
 ) -> None:
     """Change how a dataset is reached, and its limits.
 
@@ -186,32 +186,34 @@ def set_(  # one for each group of options
     change = OriginChange(**given)
     if change == OriginChange() and room is None and ttl is None:
         raise click.UsageError("say what to change, such as --endpoint-url URL or --share 40%; see --help")
-    reached = session.call(DATASET_SET, DatasetSet(name=name, change=change, unchecked=unchecked), timeout=SET_SECONDS)
+    reached = session.call(
+        DATASET_SET, DatasetSetRequest(name=name, change=change, unchecked=unchecked), timeout=SET_SECONDS
+    )
     if room is not None or ttl is not None:
-        view = session.call(DATASET_LIMIT, limit_of(name, room, ttl))
+        view = session.call(DATASET_LIMIT, limit_request(name, room, ttl))
         reached = msgspec.structs.replace(reached, dataset=view)
-    session.answer(reached, *describe_set(reached, is_limited=room is not None or ttl is not None))
+    session.print_result(reached, *describe_set(reached, is_limited=room is not None or ttl is not None))
 
 
-def describe_set(reached: DatasetReached, *, is_limited: bool) -> list[str]:
+def describe_set(reached: DatasetSetResult, *, is_limited: bool) -> list[str]:
     """Return the changes of a dataset, one per line."""
-    view, before, now = reached.dataset, dict(reached_by(reached.before)), dict(reached_by(reached.now))
+    view, before, now = reached.dataset, dict(nondefault_options(reached.before)), dict(nondefault_options(reached.now))
     lines = [
-        f"{view.name}: {key} {escape(before.get(key, 'default'))} -> {escape(now.get(key, 'default'))}"
+        f"{view.name}: {key} {escape_name(before.get(key, 'default'))} -> {escape_name(now.get(key, 'default'))}"
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]
     if reached.looked_at:
         lines.append(
-            f"looked at {counted(reached.looked_at, 'object')}: {reached.alike:,} are as they were listed; what is "
-            "cached stays"
+            f"looked at {format_count(reached.looked_at, 'object')}: {reached.alike:,} are as they were listed; what "
+            "is cached stays"
         )
     if reached.alike < reached.looked_at:
         lines.append(f"others have changed: run `cachectl dataset refresh {view.name}`")
     if reached.before.mtime_only != reached.now.mtime_only:
         lines.append(f"--mtime-only takes effect with `cachectl dataset refresh {view.name}`, which fetches all anew")
     if is_limited:
-        lines.append(f"{view.name}: {limits(view) or 'no limits'}")
+        lines.append(f"{view.name}: {limits_text(view) or 'no limits'}")
     return lines or [f"{view.name}: nothing has changed"]
 
 
@@ -224,8 +226,10 @@ def refresh(session: CommandSession, name: str) -> None:
     Mounts of several datasets, and those with the option follow, then show the new snapshot. Others stay where they
     are, and are named.
     """
-    last = follow_listing(session, session.stream(DATASET_REFRESH, DatasetName(name=name)))
-    late = [one for one in session.call(STATUS, Empty()).mounts if one.behind and MountSpec.parse(one.spec).names(name)]
+    last = show_listing(session, session.stream(DATASET_REFRESH, DatasetName(name=name)))
+    late = [
+        one for one in session.call(STATUS, Empty()).mounts if one.behind and MountSpec.parse(one.spec).has_named(name)
+    ]
     report_listing(session, last, late)
 
 
@@ -240,21 +244,25 @@ def list_(session: CommandSession) -> None:
             each.snapshot[:12],
             f"{each.files:,}",
             size(each.bytes),
-            date(each.created_ns),
-            url_of(each, reply.datasets),
+            format_time(each.created_ns),
+            shown_url(each, reply.datasets),
         )
         for each in reply.datasets
     )
     if reply.datasets:
-        session.answer(reply, table("NAME =SNAPSHOT?? >FILES >SIZE =LISTED? URL", rows))
+        session.print_result(reply, table("NAME =SNAPSHOT?? >FILES >SIZE =LISTED? URL", rows))
     else:
-        session.answer(reply, "there is no dataset; `cachectl dataset add NAME URL` adds one")
+        session.print_result(reply, "there is no dataset; `cachectl dataset add NAME URL` adds one")
 
 
-def url_of(view: DatasetView, everything: Sequence[DatasetView]) -> str:
+def shown_url(view: DatasetView, everything: Sequence[DatasetView]) -> str:
     """Return the URL of a dataset, with its endpoint if another dataset has the same URL at another endpoint."""
     has_twin = any(other.url == view.url and other.reached != view.reached for other in everything)
-    return f"{escape(view.url)} ({escape(view.reached) or 'default endpoint'})" if has_twin else escape(view.url)
+    return (
+        f"{escape_name(view.url)} ({escape_name(view.reached) or 'default endpoint'})"
+        if has_twin
+        else escape_name(view.url)
+    )
 
 
 @dataset.command()
@@ -266,7 +274,7 @@ def show(session: CommandSession, name: str) -> None:
     It shows what is cached, what is pinned, and which keys of the origin cannot be files.
     """
     detail = session.call(DATASET_SHOW, DatasetName(name=name))
-    session.answer(detail, *describe(detail))
+    session.print_result(detail, *describe(detail))
 
 
 @dataset.command()
@@ -279,13 +287,15 @@ def rm(session: CommandSession, name: str, yes: bool, dry_run: bool) -> None:
     if dry_run or not yes:
         detail = session.call(DATASET_SHOW, DatasetName(name=name))
         cached = size(sum(detail.cached.values()))
-        what = f"{counted(detail.dataset.files, 'file')} of {detail.dataset.url}, {cached} cached"
+        what = f"{format_count(detail.dataset.files, 'file')} of {detail.dataset.url}, {cached} cached"
         if dry_run:
-            session.answer(detail, f"would forget {name} ({what}); what other datasets have too stays cached")
+            session.print_result(detail, f"would forget {name} ({what}); what other datasets have too stays cached")
             return
         session.confirm(f"this forgets {name} ({what})", yes)
     freed = session.call(DATASET_REMOVE, DatasetName(name=name))
-    session.answer(freed, f"{name} is forgotten; freed {counted(freed.blocks, 'block')}, {size(freed.bytes)}")
+    session.print_result(
+        freed, f"{name} is forgotten; freed {format_count(freed.blocks, 'block')}, {size(freed.bytes)}"
+    )
 
 
 @dataset.command()
@@ -294,29 +304,29 @@ def rm(session: CommandSession, name: str, yes: bool, dry_run: bool) -> None:
     "--share",
     "room",
     metavar="SHARE",
-    callback=room_of,
+    callback=parse_quota,
     help="The dataset may take so much of each tier: 40%, 0.4, 200GiB, or none.",
 )
 @click.option(
-    "--ttl", metavar="TIME", callback=seconds_of, help="Drop blocks that were not read for so long: 12h, 7d, or none."
+    "--ttl", metavar="TIME", callback=parse_ttl, help="Drop blocks that were not read for so long: 12h, 7d, or none."
 )
 @with_session
-def limit(session: CommandSession, name: str, room: Room | None, ttl: float | None) -> None:
+def limit(session: CommandSession, name: str, room: TierQuota | None, ttl: float | None) -> None:
     """Limit how much of this node a dataset may take."""
     if room is None and ttl is None:
         raise click.UsageError("say what to limit: --share, --ttl")
-    view = session.call(DATASET_LIMIT, limit_of(name, room, ttl))
-    session.answer(view, f"{name}: {limits(view) or 'no limits'}")
+    view = session.call(DATASET_LIMIT, limit_request(name, room, ttl))
+    session.print_result(view, f"{name}: {limits_text(view) or 'no limits'}")
 
 
-def limit_of(name: str, room: Room | None, ttl: float | None) -> DatasetLimit:
+def limit_request(name: str, room: TierQuota | None, ttl: float | None) -> DatasetLimit:
     """Return the request for these limits; None keeps a limit."""
     if room is None:
         return DatasetLimit(name=name, ttl=ttl)
     return DatasetLimit(name=name, share=room.share, most=room.most, ttl=ttl)
 
 
-def limits(view: DatasetView) -> str:
+def limits_text(view: DatasetView) -> str:
     """Return the limits of a dataset in words, or ""."""
     parts = []
     if view.share < 1:
@@ -324,7 +334,7 @@ def limits(view: DatasetView) -> str:
     if view.most:
         parts.append(f"at most {size(view.most)} of each tier")
     if view.ttl:
-        parts.append(f"dropped when not read for {duration(view.ttl)}")
+        parts.append(f"dropped when not read for {format_duration(view.ttl)}")
     return ", ".join(parts)
 
 
@@ -332,9 +342,9 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
     """Print the result of a listing from its last progress message. behind: mounts that keep an older snapshot."""
     view = last.dataset
     if view is None:
-        session.answer(plain(last) | {"mounts_behind": plain(behind)}, "listed")
+        session.print_result(to_json_types(last) | {"mounts_behind": to_json_types(behind)}, "listed")
         return
-    content = content_of(view)
+    content = content_text(view)
     lines = [f"{view.name}@{view.snapshot[:12]}: {content}"]
     if last.diff:
         diff = last.diff
@@ -343,35 +353,35 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
         )
     if last.resumed:
         lines.append(
-            f"{counted(last.resumed, 'object')} were listed before an interruption; "
+            f"{format_count(last.resumed, 'object')} were listed before an interruption; "
             f"cachectl dataset refresh {view.name} lists all of them anew"
         )
     if view.problems:
-        lines.append(left_out(view, session.call(DATASET_SHOW, DatasetName(name=view.name)).problems))
-    lines += archived(view)
+        lines.append(left_out_line(view, session.call(DATASET_SHOW, DatasetName(name=view.name)).problems))
+    lines += archived_lines(view)
     if behind or last.behind_elsewhere:
-        lines.append(still_behind(behind, last.behind_elsewhere))
-    session.answer(plain(last) | {"phase": DONE, "mounts_behind": plain(behind)}, *lines)
+        lines.append(behind_line(behind, last.behind_elsewhere))
+    session.print_result(to_json_types(last) | {"phase": DONE_PHASE, "mounts_behind": to_json_types(behind)}, *lines)
 
 
-def still_behind(mounts: Sequence[MountView], elsewhere: Sequence[MountElsewhere] = ()) -> str:
+def behind_line(mounts: Sequence[MountView], elsewhere: Sequence[RemoteMount] = ()) -> str:
     """Return the line about mounts of this node and of other nodes that show an older snapshot."""
     places = [*(one.mountpoint for one in mounts), *(f"{one.node}:{one.mountpoint}" for one in elsewhere)]
-    first, count = ", ".join(escape(one) for one in places[:SHOWN_MOUNTS]), len(places)
+    first, count = ", ".join(escape_name(one) for one in places[:SHOWN_MOUNTS]), len(places)
     more = f" and {count - SHOWN_MOUNTS:,} more" if count > SHOWN_MOUNTS else ""
     still = "1 mount still shows an older snapshot" if count == 1 else f"{count:,} mounts still show older snapshots"
     return f"{still}: {first}{more}; unmount and mount again (with --follow, a mount shows new ones by itself)"
 
 
-def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:
+def left_out_line(view: DatasetView, problems: Sequence[UnusableKey]) -> str:
     """Return the line about keys that are not files. problems: the first of them."""
-    keys = counted(view.problems, "key")
-    first = "".join(f": {escape(one.key)}: {one.reason}" for one in problems[:1])
+    keys = format_count(view.problems, "key")
+    first = "".join(f": {escape_name(one.key)}: {one.reason}" for one in problems[:1])
     more = f"; the other reasons: cachectl dataset show {view.name}" if view.problems > 1 else ""
     return f"{keys} left out{first}{more}"
 
 
-def archived(view: DatasetView) -> list[str]:
+def archived_lines(view: DatasetView) -> list[str]:
     """Return the line about archived files, if there are any."""
     if not view.archived:
         return []
@@ -384,27 +394,27 @@ def describe(detail: DatasetDetail) -> list[str]:
     view = detail.dataset
     facts = [
         ("name", view.name),
-        ("url", escape(view.url)),
-        *((key, escape(value)) for key, value in reached_by(detail.options)),
-        ("snapshot", f"{view.snapshot}, listed {date(view.created_ns)}"),
-        ("content", content_of(view)),
+        ("url", escape_name(view.url)),
+        *((key, escape_name(value)) for key, value in nondefault_options(detail.options)),
+        ("snapshot", f"{view.snapshot}, listed {format_time(view.created_ns)}"),
+        ("content", content_text(view)),
         ("block size", size(detail.block_size)),
         ("cached", cached_shares(detail)),
     ]
     if view.archived:
         facts.append(("archived", f"{view.archived:,} of the files, which cannot be read before they are restored"))
-    if limited := limits(view):
+    if limited := limits_text(view):
         facts.append(("limits", limited))
-    facts += [("pinned", escape(path) or "(everything)") for path in detail.pinned]
+    facts += [("pinned", escape_name(path) or "(everything)") for path in detail.pinned]
     facts += [("older", snapshot) for snapshot in detail.snapshots if snapshot != view.snapshot]
-    facts += [("skipped", f"{escape(one.key)}: {one.reason}") for one in detail.problems[:SHOWN_PROBLEMS]]
+    facts += [("skipped", f"{escape_name(one.key)}: {one.reason}") for one in detail.problems[:SHOWN_PROBLEMS]]
     if view.problems > SHOWN_PROBLEMS:
         facts.append(("skipped", f"{view.problems - SHOWN_PROBLEMS:,} more (--json shows the first 1,000)"))
     width = max(len(label) for label, _ in facts)
     return [f"{label:<{width}} {text}" for label, text in facts]
 
 
-def reached_by(options: OriginOptions) -> list[tuple[str, str]]:
+def nondefault_options(options: OriginOptions) -> list[tuple[str, str]]:
     """Return the names and values of a dataset's non-default origin options."""
     given = msgspec.structs.asdict(options).items()
     return [
@@ -420,12 +430,12 @@ def cached_shares(detail: DatasetDetail) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def date(created_ns: int) -> str:
+def format_time(created_ns: int) -> str:
     """Format a time in nanoseconds since 1970."""
     return f"{datetime.fromtimestamp(created_ns / 1e9, UTC):%Y-%m-%d %H:%M}Z"
 
 
-def content_of(view: DatasetView) -> str:
+def content_text(view: DatasetView) -> str:
     """Return the size of a dataset in words."""
-    directories = counted(view.directories, "directory", "directories")
-    return f"{counted(view.files, 'file')}, {directories}, {size(view.bytes)}"
+    directories = format_count(view.directories, "directory", "directories")
+    return f"{format_count(view.files, 'file')}, {directories}, {size(view.bytes)}"

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 if TYPE_CHECKING:
     from cachefs_tools.debug_bundle.bundle import Bundle
@@ -35,11 +35,11 @@ def debug_bundle(
     status 4, a part is missing.
     """
     from cachefs_tools.debug_bundle import archive
-    from cachefs_tools.debug_bundle.bundle import made
-    from cachefs_tools.debug_bundle.collecting import Node
+    from cachefs_tools.debug_bundle.bundle import make_bundle
+    from cachefs_tools.debug_bundle.parts import BundleNode
     from cachefs_tools.doctor.examination import DEFAULT_CONFIG
 
-    node = Node(session.socket, config or DEFAULT_CONFIG, logs, unit)
+    node = BundleNode(session.socket, config or DEFAULT_CONFIG, logs, unit)
     top = time.strftime("cachefs-debug-%Y%m%d-%H%M%S")
     path = output or Path(f"{top}.tar.gz")
     archive.require_new(path)  # before seconds of collecting
@@ -48,11 +48,11 @@ def debug_bundle(
         session.screen.print(*(f"  {part.name:<18} {part.title}" for part in node.parts()), sep="\n")
         session.screen.print("")
     with session.screen.status("gathering") as spinner:
-        bundle = made(node, no_names, lambda part: spinner.update(f"gathering {part.name}"))
-    count = archive.write(path, top, bundle.files)
+        bundle = make_bundle(node, no_names, lambda part: spinner.update(f"gathering {part.name}"))
+    count = archive.write_archive(path, top, bundle.files)
     contents = [{"name": name, "bytes": len(text)} for name, text in bundle.files.items()]
     answer = {"file": str(path.absolute()), "bytes": count, "files": contents, "left_out": bundle.left_out}
-    session.answer(answer, *_describe(path, count, bundle))
+    session.print_result(answer, *_describe(path, count, bundle))
     if bundle.left_out:
         sys.exit(ExitStatus.INCOMPLETE)
 
@@ -61,6 +61,6 @@ def _describe(path: Path, count: int, bundle: "Bundle") -> Iterator[str | Table]
     yield table("FILE >SIZE", ((name, size(len(text))) for name, text in bundle.files.items()))
     if bundle.left_out:
         yield ""
-        yield table("LEFT-OUT WHY", ((name, escape(why)) for name, why in bundle.left_out.items()))
+        yield table("LEFT-OUT WHY", ((name, escape_name(why)) for name, why in bundle.left_out.items()))
     yield ""
-    yield f"{escape(str(path))}: {size(count)}, readable by you only. Look into the file before you give it away."
+    yield f"{escape_name(str(path))}: {size(count)}, readable by you only. Look into the file before you give it away."

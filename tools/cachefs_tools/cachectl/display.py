@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from cachefs_tools.cachectl.tables import Column, FittedTable
+from cachefs_tools.cachectl.tables import FittedTable, TableColumn
 
 
 def size(count: float) -> str:
@@ -38,9 +38,9 @@ def table(columns: str, rows: Iterable[Iterable[object]], *, heading: bool = Tru
     for numbers, `=` for words (neither is ever cut), `~` for text, and nothing for names. `?` behind the heading: on a
     narrow terminal the column is left out, those with more `?` first. heading: whether headings are shown.
     """
-    return FittedTable([Column.parse(text) for text in columns.split()], rows, heading=heading)
+    return FittedTable([TableColumn.parse_heading(text) for text in columns.split()], rows, heading=heading)
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> FittedTable:
+def labelled_lines(pairs: Iterable[tuple[str, str]]) -> FittedTable:
     """Make lines of a label and a text each. A long text continues below itself."""
     return table("=LABEL ~TEXT", ((f"{label:<10}", text) for label, text in pairs), heading=False)

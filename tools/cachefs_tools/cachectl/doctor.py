@@ -35,21 +35,21 @@ def doctor(session: CommandSession, datasets: Sequence[str], origin: bool, confi
     datasets are named, it asks their origins too, with up to 20 GETs and 17 MiB for each. It works without a daemon,
     and every check has a deadline. With status 4 it has found a problem.
     """
-    from cachefs_tools.doctor.examination import Examination, Wanted
+    from cachefs_tools.doctor.examination import Examination, ExaminationRequest
 
-    wanted = Wanted(session.socket, config, tuple(dict.fromkeys(datasets)), origin)
-    with session.screen.status("looking at the node") if session.screen.is_terminal else _Quiet() as spinner:
+    wanted = ExaminationRequest(session.socket, config, tuple(dict.fromkeys(datasets)), origin)
+    with session.screen.status("looking at the node") if session.screen.is_terminal else _NoSpinner() as spinner:
         found = Examination(wanted, lambda what: spinner.update(f"looking at: {what}")).run()
     counts = {level.value: sum(each.level is level for each in found) for level in Level}
-    session.answer({"counts": counts, "findings": found}, *describe(found))
+    session.print_result({"counts": counts, "findings": found}, *describe(found))
     if counts[Level.PROBLEM]:
         sys.exit(ExitStatus.INCOMPLETE)
 
 
-class _Quiet:
+class _NoSpinner:
     """A spinner that shows nothing, for output that is not a terminal."""
 
-    def __enter__(self) -> "_Quiet":
+    def __enter__(self) -> "_NoSpinner":
         return self
 
     def __exit__(self, *_: object) -> None:

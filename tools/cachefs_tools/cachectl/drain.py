@@ -5,15 +5,15 @@ from typing import Final
 
 import click
 
-from cachefs.cluster_messages import DrainNode, DrainStatus
-from cachefs.counts import counted
+from cachefs.cluster_messages import DrainRequest, DrainStatus
+from cachefs.formatting import format_count
 from cachefs.rpc import DRAIN
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import size
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 # Seconds between queries.
-_POLL: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 
 
 @click.command()
@@ -30,34 +30,33 @@ def drain(session: CommandSession, node: str, timeout: float, undo: bool) -> Non
     drain.
     """
     if undo:
-        found = session.call(DRAIN, DrainNode(node=node, undo=True))
-        session.answer(found, f"{escape(found.name)} stays, and takes its part of the blocks again")
+        found = session.call(DRAIN, DrainRequest(node=node, undo=True))
+        session.print_result(found, f"{escape_name(found.name)} stays, and takes its part of the blocks again")
         return
     until, shown = time.monotonic() + timeout, ""
-    found = session.call(DRAIN, DrainNode(node=node))
+    found = session.call(DRAIN, DrainRequest(node=node))
     while not found.done and time.monotonic() < until:
         if (line := _progress(found)) != shown and not session.as_json:
             session.screen.print(shown := line)
-        time.sleep(_POLL)
-        found = session.call(DRAIN, DrainNode(node=node))
-    session.answer(found, _result(found, timeout))
+        time.sleep(_POLL_SECONDS)
+        found = session.call(DRAIN, DrainRequest(node=node))
+    session.print_result(found, _result(found, timeout))
     if not found.done:
         raise SystemExit(ExitStatus.INCOMPLETE)
 
 
 def _progress(found: DrainStatus) -> str:
-    waiting = ", ".join(map(escape, found.waiting))
+    waiting = ", ".join(map(escape_name, found.waiting))
     return (
-        f"still to be taken over: {counted(found.blocks, 'block')} ({size(found.bytes)}); waiting for "
+        f"still to be taken over: {format_count(found.blocks, 'block')} ({size(found.bytes)}); waiting for "
         f"{waiting or 'the ring'}"
     )
 
 
 def _result(found: DrainStatus, timeout: float) -> str:
+    name = escape_name(found.name)
     if not found.done:
-        return f"{escape(found.name)} still drains after {timeout:g} s; ask again for how far it is. {_progress(found)}"
+        return f"{name} still drains after {timeout:g} s; ask again for how far it is. {_progress(found)}"
     if found.has_left:
-        return (
-            f"{escape(found.name)} holds nothing that others need, and has left the cluster; its daemon may be stopped"
-        )
-    return f"{escape(found.name)} holds nothing that others need, and leaves the cluster when the jobs on it have ended"
+        return f"{name} holds nothing that others need, and has left the cluster; its daemon may be stopped"
+    return f"{name} holds nothing that others need, and leaves the cluster when the jobs on it have ended"

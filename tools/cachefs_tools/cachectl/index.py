@@ -20,18 +20,18 @@ import msgspec
 from cachefs.errors import CachefsError, ConfigError, NotFound, OriginUnavailable
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 
-NAME: Final = "index.jsonl"
-_OWN: Final = (NAME, f"{NAME}.gz")
+INDEX_NAME: Final = "index.jsonl"
+_INDEX_NAMES: Final = (INDEX_NAME, f"{INDEX_NAME}.gz")
 # Bytes of a block, unless daemon.block_size is set.
-_BLOCK: Final = 4 << 20
-_PARALLEL: Final = 8
+_BLOCK_SIZE: Final = 4 << 20
+_THREADS: Final = 8
 _TIMEOUT: Final = 30
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--url", metavar="URL", help="Ask the server for the ETag of each file below URL, and note it too.")
-@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help=f"[default: {NAME} in DIRECTORY]")
+@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help=f"[default: {INDEX_NAME} in DIRECTORY]")
 @with_session
 def index(session: CommandSession, directory: Path, url: str | None, output: Path | None) -> None:
     """Write the index of a directory for a web server.
@@ -42,20 +42,20 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
     """
     if not directory.is_dir():
         raise NotFound(f"there is no directory {directory}")
-    target = output or directory / NAME
+    target = output or directory / INDEX_NAME
     if target.exists() and not target.is_file():
         raise ConfigError(f"{target} is no regular file, and would be replaced by one")
     skipped: list[str] = []
     paths = list(_files(directory, skipped))
     size = unreadable = 0
     with (
-        ThreadPoolExecutor(_PARALLEL) as pool,
+        ThreadPoolExecutor(_THREADS) as pool,
         tempfile.NamedTemporaryFile(dir=target.parent, prefix=".index-", delete=False) as file,
     ):
         try:
-            for line in pool.map(lambda path: describe(directory, path, url), paths):
+            for line in pool.map(lambda path: index_line(directory, path, url), paths):
                 size += line["size"]
-                unreadable += line["size"] > _BLOCK and "etag" not in line
+                unreadable += line["size"] > _BLOCK_SIZE and "etag" not in line
                 file.write(msgspec.json.encode(line) + b"\n")
             os.fchmod(file.fileno(), 0o644)
             os.rename(file.name, target)
@@ -69,7 +69,7 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
         files = "1 file has" if unreadable == 1 else f"{unreadable:,} files have"
         way_out = "the server sends no strong ETag for them" if url else "use --url to note their ETags"
         click.echo(f"{files} more than a block (4 MiB) and no ETag, and cannot be read: {way_out}", err=True)
-    session.answer(
+    session.print_result(
         {"index": target, "files": len(paths), "bytes": size, "skipped": skipped},
         f"{target}: {len(paths):,} files" + (f", {len(skipped):,} skipped" if skipped else ""),
     )
@@ -77,7 +77,7 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
         raise SystemExit(ExitStatus.INCOMPLETE)
 
 
-def describe(directory: Path, path: str, url: str | None) -> dict[str, Any]:
+def index_line(directory: Path, path: str, url: str | None) -> dict[str, Any]:
     """Return the index line of one file. Raises CachefsError."""
     try:
         with (directory / path).open("rb") as file:
@@ -98,7 +98,7 @@ def _files(directory: Path, skipped: list[str]) -> Iterator[str]:
         directories.sort()
         for name in sorted(names):
             path = os.path.relpath(os.path.join(parent, name), directory)
-            if path in _OWN or path.startswith(".index-"):
+            if path in _INDEX_NAMES or path.startswith(".index-"):
                 continue
             try:
                 path.encode()
@@ -115,7 +115,7 @@ def _etag(url: str, size: int) -> str:
     """Return the strong ETag of a file; "" if it has none. Raises OriginUnavailable."""
     asked = urllib.request.Request(url, method="HEAD", headers={"Accept-Encoding": "identity"})
     try:
-        with urllib.request.urlopen(asked, timeout=_TIMEOUT, context=trust()) as answer:
+        with urllib.request.urlopen(asked, timeout=_TIMEOUT, context=trusted_authorities()) as answer:
             etag, length = answer.headers.get("ETag", ""), answer.headers.get("Content-Length")
     except (OSError, ValueError) as error:
         cause = getattr(error, "reason", None)
@@ -133,7 +133,7 @@ def _etag(url: str, size: int) -> str:
 
 
 @functools.cache
-def trust() -> ssl.SSLContext:
+def trusted_authorities() -> ssl.SSLContext:
     """Return the CAs that the daemon trusts. Raises ConfigError."""
     bundle = os.environ.get("REQUESTS_CA_BUNDLE")
     if not bundle:

@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 import click
 from cachefs_daemon.runtime.process_users import users_of
 
-from cachefs.counts import counted
 from cachefs.errors import AccessDenied, ConfigError, NotFound
-from cachefs.job_messages import JobEpoch, JobName, JobPublish, SampleMap, StallRow
+from cachefs.formatting import format_count
+from cachefs.job_messages import JobEpoch, JobName, JobPublication, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
 from cachefs.planning.sequences.sampler_spec import KINDS, SamplerSpec
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
@@ -19,17 +19,17 @@ from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path
 from cachefs_tools.cachectl.display import table
-from cachefs_tools.cachectl.job_page import COLUMNS, describe, describe_all, document_of
+from cachefs_tools.cachectl.job_page import COLUMNS, describe, describe_jobs, job_document
 from cachefs_tools.cachectl.usage import CommandGroup
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 SOURCE = "cachectl"
 # Seconds. Users publish by hand before the training starts, and no heartbeats follow.
 LEASE = 3600.0
 # Most ranks published at once.
-MOST_RANKS = 8192
+MAX_RANKS = 8192
 # Most epochs that the daemon accepts.
-MOST_EPOCHS = 1_000_000
+MAX_EPOCHS = 1_000_000
 
 
 @click.group(cls=CommandGroup, aliases={"ls": "list", "rm": "cancel", "remove": "cancel"})
@@ -37,15 +37,15 @@ def job() -> None:
     """Publish in which order a job reads, and show how far it is."""
 
 
-def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]:
+def parse_ranks(ctx: click.Context, param: click.Parameter, text: str) -> list[int]:
     """Parse an option such as `3`, `0-7` or `0-3,8` into ranks."""
     try:
         parts = [part.partition("-") for part in text.split(",")]
         ranges = [range(int(first), int(last or first) + 1) for first, _, last in parts]
     except ValueError:
         raise click.BadParameter(f"{text!r} is neither a number nor ranges of them like 0-3,8") from None
-    if any(each.stop <= each.start for each in ranges) or sum(each.stop - each.start for each in ranges) > MOST_RANKS:
-        raise click.BadParameter(f"{text!r}: each range goes up, and there are {MOST_RANKS:,} ranks at most")
+    if any(each.stop <= each.start for each in ranges) or sum(each.stop - each.start for each in ranges) > MAX_RANKS:
+        raise click.BadParameter(f"{text!r}: each range goes up, and there are {MAX_RANKS:,} ranks at most")
     return list(dict.fromkeys(rank for each in ranges for rank in each))
 
 
@@ -63,7 +63,7 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
     "--seed", type=click.IntRange(-(2**63), 2**64 - 1), default=0, show_default=True, help="Seed of the sampler."
 )
 @click.option(
-    "--epochs", type=click.IntRange(1, MOST_EPOCHS), default=1, show_default=True, help="How many epochs the job reads."
+    "--epochs", type=click.IntRange(1, MAX_EPOCHS), default=1, show_default=True, help="How many epochs the job reads."
 )
 @click.option(
     "--size",
@@ -81,7 +81,7 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
     help="Number of ranks of the whole job.",
 )
 @click.option(
-    "--rank", "ranks", default="0", callback=ranks_of, help="The ranks that run on this node, such as 3 or 0-7."
+    "--rank", "ranks", default="0", callback=parse_ranks, help="The ranks that run on this node, such as 3 or 0-7."
 )
 @click.option("--workers", type=click.IntRange(0, 4096), default=0, help="Number of workers of each rank's DataLoader.")
 @click.option(
@@ -127,13 +127,13 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
     """
     if given["pid"]:
         check_own_process(given["pid"])
-    sample_map = map_of(given["files"], given["records"], given["paths"])
-    orders = [order_of(path) for path in given["orders"]]
+    sample_map = make_sample_map(given["files"], given["records"], given["paths"])
+    orders = [read_order(path) for path in given["orders"]]
     if (given["sampler"] == "explicit") != bool(orders):
         raise click.UsageError("--order and --sampler explicit need each other")
     spec = SamplerSpec(
         kind=given["sampler"],
-        size=samples_of(session, dataset, sample_map, given["samples"]),
+        size=count_samples(session, dataset, sample_map, given["samples"]),
         seed=given["seed"],
         epochs=len(orders) or given["epochs"],
         shuffle=not given["no_shuffle"],
@@ -141,9 +141,9 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
         replicas=given["world_size"] if given["sampler"] == "torch-distributed" else 1,
     )
     for rank in given["ranks"]:
-        request = JobPublish(
+        request = JobPublication(
             job=name, dataset=dataset, consumer=str(rank), map=sample_map, rank=rank, source=SOURCE,
-            spec=spec_of_rank(spec, rank), world_size=given["world_size"], workers=given["workers"],
+            spec=rank_spec(spec, rank), world_size=given["world_size"], workers=given["workers"],
             batch_size=given["batch_size"], prefetch=given["prefetch"], pid=given["pid"], lease=given["lease"],
             pid_namespace=_pid_namespace(),
         )  # fmt: skip
@@ -151,8 +151,10 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
         for epoch, order in enumerate(orders):
             session.call(JOB_EPOCH, JobEpoch(job=name, consumer=str(rank), epoch=epoch, order=order))
     view = session.call(JOB_SHOW, JobName(job=name))
-    samples = counted(spec.size, "sample")
-    session.answer(document_of(view), f"published {name}: {samples} of {dataset}; see `cachectl job show {name}`")
+    samples = format_count(spec.size, "sample")
+    session.print_result(
+        job_document(view), f"published {name}: {samples} of {dataset}; see `cachectl job show {name}`"
+    )
 
 
 def check_own_process(pid: int) -> None:
@@ -171,12 +173,12 @@ def _pid_namespace() -> int:
         return 0
 
 
-def spec_of_rank(spec: SamplerSpec, rank: int) -> SamplerSpec:
+def rank_spec(spec: SamplerSpec, rank: int) -> SamplerSpec:
     """Return the sampler of one rank."""
     return dataclasses.replace(spec, rank=rank if spec.replicas > 1 else 0)
 
 
-def map_of(files: BinaryIO | None, records: str | None, paths: tuple[str, ...]) -> SampleMap | None:
+def make_sample_map(files: BinaryIO | None, records: str | None, paths: tuple[str, ...]) -> SampleMap | None:
     """Return the files of the samples; None: the files of the dataset in path order."""
     if files and records:
         raise click.UsageError("--files and --records exclude each other")
@@ -189,7 +191,7 @@ def map_of(files: BinaryIO | None, records: str | None, paths: tuple[str, ...]) 
     return None
 
 
-def samples_of(session: CommandSession, dataset: str, sample_map: SampleMap | None, given: int | None) -> int:
+def count_samples(session: CommandSession, dataset: str, sample_map: SampleMap | None, given: int | None) -> int:
     """Return the number of samples: as given, or the number of files."""
     if given is not None:
         return given
@@ -200,7 +202,7 @@ def samples_of(session: CommandSession, dataset: str, sample_map: SampleMap | No
     raise click.UsageError("--records needs --size, the number of records that the sampler was made for")
 
 
-def order_of(path: Path) -> bytes:
+def read_order(path: Path) -> bytes:
     """Return the sample numbers in a file, as little-endian uint32. Raises ConfigError for any other content."""
     import numpy as np  # takes 0.1 s, which would delay every other command
 
@@ -230,8 +232,8 @@ def list_jobs(session: CommandSession) -> None:
     is what was guessed for programs that have published nothing.
     """
     found = session.call(JOB_LIST, Empty())
-    document = {"jobs": [document_of(view) for view in found.jobs], "guessed": found.guessed}
-    session.answer(document, *describe_all(found))
+    document = {"jobs": [job_document(view) for view in found.jobs], "guessed": found.guessed}
+    session.print_result(document, *describe_jobs(found))
 
 
 @job.command(
@@ -249,7 +251,7 @@ A line with "!" names a problem, and one with "?" a loader that is not understoo
 @with_session
 def show(session: CommandSession, name: str, each_rank: bool) -> None:
     view = session.call(JOB_SHOW, JobName(job=name))
-    session.answer(document_of(view), *describe(view, each_rank=each_rank))
+    session.print_result(job_document(view), *describe(view, each_rank=each_rank))
 
 
 @job.command()
@@ -260,7 +262,7 @@ def cancel(session: CommandSession, name: str) -> None:
 
     The job itself goes on, but nothing is read ahead for it any more.
     """
-    session.answer(session.call(JOB_CANCEL, JobName(job=name)), f"{name} is cancelled")
+    session.print_result(session.call(JOB_CANCEL, JobName(job=name)), f"{name} is cancelled")
 
 
 @click.command()
@@ -277,16 +279,16 @@ def stalls(session: CommandSession, name: str) -> None:
     """
     found = session.call(STALL_LIST, JobName(job=name))
     if not found.rows:
-        session.answer(found, "no read had to wait")
+        session.print_result(found, "no read had to wait")
         return
-    session.answer(
+    session.print_result(
         found, table("JOB CONSUMER >EPOCH =SOURCE >READS >NOW? >WAITED >LONGEST", map(stall_row, found.rows))
     )
 
 
 def stall_row(row: StallRow) -> tuple[str, ...]:
     """Return a row of `stalls`."""
-    whose = (escape(row.job), escape(row.consumer), str(row.epoch + 1)) if row.job else ("-", "-", "-")
+    whose = (escape_name(row.job), escape_name(row.consumer), str(row.epoch + 1)) if row.job else ("-", "-", "-")
     return (
         *whose,
         row.source,

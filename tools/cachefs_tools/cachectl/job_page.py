@@ -8,24 +8,24 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from cachefs.counts import counted, duration
+from cachefs.formatting import format_count, format_duration
 from cachefs.identity import OWNER_MARK
-from cachefs.job_messages import FetchedAgain, GuessView, JobList, JobView
+from cachefs.job_messages import JobList, JobView, ReadaheadView, RefetchedBytes
 from cachefs.job_progress import (
     ENDED,
     RUNNING,
-    Loader,
-    epoch_of,
-    loaders_of,
+    LoaderProgress,
+    current_epoch_of,
+    group_by_loader,
+    job_seconds_left,
     ranks_of_job,
-    share_waited,
-    time_left,
-    why,
+    wait_explanation,
+    waited_share,
 )
-from cachefs.troubles import Cause, words
-from cachefs_tools.cachectl.command_session import plain
+from cachefs.trouble_texts import Cause, describe_trouble
+from cachefs_tools.cachectl.command_session import to_json_types
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 # Meaning of the columns, for `job show --help`.
 COLUMNS: Final = """\
@@ -53,8 +53,8 @@ WAITED  part of the loader's time, in all epochs, in which the training
 AHEAD   bytes that the loader will read in this epoch and the next, and
         that are on this node already
 """
-MOST_NOTES: Final = 16
-# Readahead rules (cachefs.planning.prefetch.guess_counts.Rule), in words.
+MAX_NOTES: Final = 16
+# Readahead rules (cachefs.planning.prefetch.readahead_counters.ReadaheadRule), in words.
 RULES: Final = {
     "listing": "next files",
     "pass": "same order again",
@@ -67,34 +67,34 @@ RULES: Final = {
 
 def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text | Table]:
     """Yield the lines of `job show`. each_rank: a row for each rank."""
-    loaders = loaders_of(view.consumers)
-    age = duration(max(0.0, time.time() - view.started))
+    loaders = group_by_loader(view.consumers)
+    age = format_duration(max(0.0, time.time() - view.started))
     # The user's own jobs are shown with the name that the user gave; those of others need the full one.
     job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
-    yield f"{escape(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'an unknown program'}"
-    yield f"reads {escape(view.dataset)}, snapshot {view.snapshot}"
+    yield f"{escape_name(job)}: {state_text(view)}, {age} old, published by {view.source or 'an unknown program'}"
+    yield f"reads {escape_name(view.dataset)}, snapshot {view.snapshot}"
     now = time.time()
     for one in view.troubles:
-        yield f"! {escape(words(one, now))}"
-    if how_far := progress_words(view, loaders):
+        yield f"! {escape_name(describe_trouble(one, now))}"
+    if how_far := progress_text(view, loaders):
         yield how_far
-    yield waiting_words(loaders, has_full_tier=any(one.cause == Cause.TIER for one in view.troubles))
+    yield waiting_text(loaders, has_full_tier=any(one.cause == Cause.TIER for one in view.troubles))
     if view.fetched_bytes or view.peer_bytes or view.stalls:
-        yield fetched_words(view)
+        yield fetched_text(view)
     if view.fetched_again:
-        yield fetched_again_words(view.fetched_again)
+        yield fetched_again_text(view.fetched_again)
     yield ""
-    rows = [Loader(one.name, [each]) for one in loaders for each in one.consumers] if each_rank else loaders
+    rows = [LoaderProgress(one.name, [each]) for one in loaders for each in one.consumers] if each_rank else loaders
     yield loader_table(rows, each_rank=each_rank)
     yield from remarks(view)
 
 
-def document_of(view: JobView) -> dict[str, Any]:
+def job_document(view: JobView) -> dict[str, Any]:
     """Return the document of a job, with ranges of epochs instead of each number, and epochs counted from 1."""
-    document: dict[str, Any] = plain(view)
+    document: dict[str, Any] = to_json_types(view)
     for one, consumer in zip(view.consumers, document["consumers"], strict=True):
         consumer["known_epochs"] = ranges(one.known_epochs)
-        consumer["epoch_number"] = epoch_of(one)
+        consumer["epoch_number"] = current_epoch_of(one)
     return document
 
 
@@ -109,68 +109,70 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def fetched_words(view: JobView) -> str:
+def fetched_text(view: JobView) -> str:
     """Return the bytes fetched for a job and the number of its waiting reads, as far as they are attributed to it."""
     peers = f" from origins, {size(view.peer_bytes)} from other nodes" if view.peer_bytes else ""
-    waited = f"{counted(view.stalls, 'read')} waited at the mount, {view.stall_seconds:.1f} s in all"
+    waited = f"{format_count(view.stalls, 'read')} waited at the mount, {view.stall_seconds:.1f} s in all"
     verb = "waits" if view.waiting == 1 else "wait"
     still = (
-        f", and {view.waiting:,} of them still {verb}, the first for {duration(view.longest)}" if view.waiting else ""
+        f", and {view.waiting:,} of them still {verb}, the first for {format_duration(view.longest)}"
+        if view.waiting
+        else ""
     )
     return f"fetched for it: {size(view.fetched_bytes)}{peers}; {waited}{still}"
 
 
-def fetched_again_words(epochs: Sequence[FetchedAgain]) -> str:
+def fetched_again_text(epochs: Sequence[RefetchedBytes]) -> str:
     """Return what a job has fetched although the node had it before, and why, as far as known."""
     last = epochs[-1]
     words = f"fetched again: {size(last.bytes)} in epoch {last.epoch + 1}"
     if len(epochs) > 1:
-        words += f", {size(sum(one.bytes for one in epochs))} in {counted(len(epochs), 'epoch')}"
+        words += f", {size(sum(one.bytes for one in epochs))} in {format_count(len(epochs), 'epoch')}"
     if last.tiers < last.dataset:
         words += f"; the tiers have room for {size(last.tiers)} of {size(last.dataset)}"
         words += ", and the page cache has lost the rest"
     return words
 
 
-def progress_words(view: JobView, loaders: Sequence[Loader]) -> str:
+def progress_text(view: JobView, loaders: Sequence[LoaderProgress]) -> str:
     """Return the progress of the job and its remaining time, as far as known; else ""."""
     if view.state != RUNNING or not loaders:
         return ""
     now = min((one for one in loaders if one.state != ENDED), key=lambda one: one.epoch, default=loaders[0])
     words = [f"epoch {now.epoch}" + (f" of {now.epochs}" if now.epochs else "")]
-    left = time_left(loaders)
+    left = job_seconds_left(loaders)
     if left is not None:
-        words.append(f"about {duration(left)} left")
+        words.append(f"about {format_duration(left)} left")
     return ", ".join(words)
 
 
-def waiting_words(loaders: Sequence[Loader], *, has_full_tier: bool = False) -> str:
+def waiting_text(loaders: Sequence[LoaderProgress], *, has_full_tier: bool = False) -> str:
     """Return the share of time that the job has waited for data, and why. has_full_tier: a tier takes no blocks."""
-    share = share_waited(loaders)
+    share = waited_share(loaders)
     if share is None:
         return "how long the loop waited is not known: no DataLoader has given a batch yet"
-    sentence = escape(why(loaders, os.cpu_count() or 0, has_full_tier=has_full_tier))
+    sentence = escape_name(wait_explanation(loaders, os.cpu_count() or 0, has_full_tier=has_full_tier))
     return f"the loop waited {percent(share)} of the time" + (f"; {sentence}" if sentence else "")
 
 
-def loader_table(rows: Sequence[Loader], *, each_rank: bool = False) -> Table:
+def loader_table(rows: Sequence[LoaderProgress], *, each_rank: bool = False) -> Table:
     many = max((row.ranks for row in rows), default=1) > 1 and not each_rank
     ranks = ">RANK " if each_rank else ">RANKS " if many else ""
     columns = f"LOADER {ranks}=STATE >EPOCH >DONE >LEFT >RATE >WAITED >AHEAD"
     return table(columns, (loader_row(row, ranks) for row in rows))
 
 
-def loader_row(row: Loader, ranks: str) -> tuple[str, ...]:
+def loader_row(row: LoaderProgress, ranks: str) -> tuple[str, ...]:
     """Return a row of `job show`. ranks: the heading of the column of ranks, if there is one."""
     which = {">RANK ": (str(row.slowest.rank),), ">RANKS ": (str(row.ranks),)}.get(ranks, ())
     is_over = row.state == ENDED
     epoch = f"{row.epoch:,}/{row.epochs:,}" if row.epochs else f"{row.epoch:,}"
-    left = row.epoch_left
-    waited = row.waited
+    left = row.epoch_seconds_left
+    waited = row.wait_times
     return (
-        escape(row.name), *which, row.state, epoch, "-" if row.done is None else percent(row.done),
-        "-" if is_over or left is None else short(left), "-" if is_over else f"{row.rate:,.0f}/s",
-        percent(waited.share) if waited.busy else "-",
+        escape_name(row.name), *which, row.state, epoch, "-" if row.done_share is None else percent(row.done_share),
+        "-" if is_over or left is None else short_duration(left), "-" if is_over else f"{row.rate:,.0f}/s",
+        percent(waited.waited_share) if waited.busy else "-",
         "-" if is_over else size(sum(one.ahead_bytes for one in row.consumers)),
     )  # fmt: skip
 
@@ -184,40 +186,42 @@ def remarks(view: JobView) -> Iterator[str]:
             if said_so:
                 said.setdefault(f"{mark}\n{said_so}", []).append(whose)
     for number, (line, loaders) in enumerate(said.items()):
-        if number == MOST_NOTES:
-            yield f"… and {len(said) - MOST_NOTES} more, with --json"
+        if number == MAX_NOTES:
+            yield f"… and {len(said) - MAX_NOTES} more, with --json"
             return
         mark, _, text = line.partition("\n")
         names = list(dict.fromkeys(loaders))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         # A note names its loader.
         is_named = mark == "?" and names[0] in text
-        yield f"? {escape(text)}" if is_named else f"{mark} {escape(names[0])}{more}: {escape(text)}"
+        yield f"? {escape_name(text)}" if is_named else f"{mark} {escape_name(names[0])}{more}: {escape_name(text)}"
 
 
-def how_it_is(view: JobView) -> str:
+def state_text(view: JobView) -> str:
     """Return the state of a job; for a finished one also where it was, and why it ended."""
-    loaders = loaders_of(view.consumers)
+    loaders = group_by_loader(view.consumers)
     if view.state == RUNNING or not loaders:
         state = view.state
     else:
         last = max(one.epoch for one in loaders)
-        state = f"{view.state} {_where_it_was([one for one in loaders if one.epoch == last])}"
-    return f"{state} ({escape(view.reason)})" if view.reason else state
+        state = f"{view.state} {_final_progress([one for one in loaders if one.epoch == last])}"
+    return f"{state} ({escape_name(view.reason)})" if view.reason else state
 
 
-def _where_it_was(loaders: Sequence[Loader]) -> str:
+def _final_progress(loaders: Sequence[LoaderProgress]) -> str:
     """Return the progress of a finished job. loaders: those in its last epoch."""
-    epoch, done = loaders[0].epoch, [one.done for one in loaders if one.done is not None]
+    epoch, done = loaders[0].epoch, [one.done_share for one in loaders if one.done_share is not None]
     if len(done) < len(loaders):
         return f"in epoch {epoch:,}"
-    return f"after {counted(epoch, 'epoch')}" if min(done) >= 1 else f"in epoch {epoch:,}, {percent(min(done))} done"
+    return (
+        f"after {format_count(epoch, 'epoch')}" if min(done) >= 1 else f"in epoch {epoch:,}, {percent(min(done))} done"
+    )
 
 
 # --- job list -------------------------------------------------------------------------------------------------------
 
 
-def describe_all(found: JobList) -> Iterator[str | Table]:
+def describe_jobs(found: JobList) -> Iterator[str | Table]:
     """Yield the lines of `job list`."""
     if found.jobs:
         yield table("JOB DATASET =STATE >RANKS >EPOCH >DONE >JOB-LEFT >RATE >WAITED", map(job_row, found.jobs))
@@ -226,36 +230,36 @@ def describe_all(found: JobList) -> Iterator[str | Table]:
     if found.guessed:
         yield ""
         yield "fetched ahead for programs that have published nothing, by what was guessed of their next reads:"
-        yield table("DATASET =GUESSED >BLOCKS >BYTES >READ >UNREAD >PENDING", map(guess_row, found.guessed))
+        yield table("DATASET =GUESSED >BLOCKS >BYTES >READ >UNREAD >PENDING", map(readahead_row, found.guessed))
         yield "UNREAD: not read within the time that a guess has; PENDING: may still be read"
 
 
 def job_row(view: JobView) -> tuple[str, ...]:
     """Return a row of `job list`, for the loader that reads most."""
-    loaders = loaders_of(view.consumers)
-    main = max(loaders, key=lambda one: one.waited.busy, default=None)
-    share = share_waited(loaders)
+    loaders = group_by_loader(view.consumers)
+    main = max(loaders, key=lambda one: one.wait_times.busy, default=None)
+    share = waited_share(loaders)
     if main is None:
         place = ("-", "-", "-", "-")
     else:
         epoch = f"{main.epoch:,}/{main.epochs:,}" if main.epochs else f"{main.epoch:,}"
-        is_over, left = view.state != RUNNING, time_left(loaders)
+        is_over, left = view.state != RUNNING, job_seconds_left(loaders)
         place = (
-            epoch, "-" if main.done is None else percent(main.done), "-" if is_over or left is None else short(left),
-            "-" if is_over else f"{main.rate:,.0f}/s",
+            epoch, "-" if main.done_share is None else percent(main.done_share),
+            "-" if is_over or left is None else short_duration(left), "-" if is_over else f"{main.rate:,.0f}/s",
         )  # fmt: skip
     return (
-        escape(view.job), escape(view.dataset), view.state, str(ranks_of_job(view)), *place,
+        escape_name(view.job), escape_name(view.dataset), view.state, str(ranks_of_job(view)), *place,
         "-" if share is None else percent(share),
     )  # fmt: skip
 
 
-def guess_row(view: GuessView) -> tuple[str, ...]:
+def readahead_row(view: ReadaheadView) -> tuple[str, ...]:
     """Return a row of readahead. Blocks that are neither read nor given up are open: they may still be read."""
     counts = view.counts
     still_open = max(0, counts.bytes - counts.right_bytes - counts.wrong_bytes)
     return (
-        escape(view.dataset) or view.snapshot[:12], RULES.get(view.rule, view.rule), f"{counts.blocks:,}",
+        escape_name(view.dataset) or view.snapshot[:12], RULES.get(view.rule, view.rule), f"{counts.blocks:,}",
         size(counts.bytes),
         size(counts.right_bytes), size(counts.wrong_bytes), size(still_open),
     )  # fmt: skip
@@ -268,8 +272,13 @@ def percent(share: float) -> str:
     return "99 %" if 0.99 < share < 1 else f"{100 * min(share, 1.0):.0f} %"
 
 
-def short(seconds: float) -> str:
+def short_duration(seconds: float) -> str:
     """Format a time in one or two units and few characters, such as `3h20m`."""
     return (
-        duration(seconds).replace(" min", "m").replace(" h", "h").replace(" d", "d").replace(" s", "s").replace(" ", "")
+        format_duration(seconds)
+        .replace(" min", "m")
+        .replace(" h", "h")
+        .replace(" d", "d")
+        .replace(" s", "s")
+        .replace(" ", "")
     )

@@ -13,18 +13,18 @@ import click
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.messages import Empty
 from cachefs.mount import kernel
-from cachefs.mount.users import describe_users
-from cachefs.mount_table import mount_points, mount_seen_at
+from cachefs.mount.mount_users import describe_users
+from cachefs.mount_table import find_mount_point, mount_points
 from cachefs.rpc import STATUS
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools.cachectl import completion
-from cachefs_tools.cachectl.command_session import CommandSession, fail, with_session
-from cachefs_tools.names import escape
+from cachefs_tools.cachectl.command_session import CommandSession, exit_with_error, with_session
+from cachefs_tools.escaped_names import escape_name
 
 # Seconds for a mount to respond. A hanging mount must not hang cachectl.
 PROBE_SECONDS: Final = 5.0
 # Exit status of the child that finds a mount dead.
-DEAD: Final = 3
+DEAD_STATUS: Final = 3
 # A mount with published jobs briefly uses its own files, to see which pages the kernel has. So a busy mount is retried
 # for BUSY_SECONDS, with PAUSE between attempts.
 BUSY_SECONDS: Final = 2.0
@@ -35,8 +35,10 @@ LAZY_SECONDS: Final = 2.0
 STATUS_SECONDS: Final = 5.0
 # Deadline in seconds of the search for processes that use a mount: a machine may have thousands.
 USERS_SECONDS: Final = 5.0
-NOT_FOUND: Final = " (no process that uses it was found among those of this user; something may be mounted below it)"
-GOES_ON: Final = "but its process has not ended yet, so `cachectl mounts` still shows it"
+NO_USER_FOUND: Final = (
+    " (no process that uses it was found among those of this user; something may be mounted below it)"
+)
+STILL_RUNNING: Final = "but its process has not ended yet, so `cachectl mounts` still shows it"
 
 
 @click.command()
@@ -71,9 +73,9 @@ def mount(  # one for each option
     if done.returncode:
         *before, reason = (done.stderr or "").splitlines() or [f"mount.cachefs failed with status {done.returncode}"]
         click.echo("".join(f"{line}\n" for line in before), err=True, nl=False)
-        fail(session, CachefsError.__name__, reason.removeprefix("mount.cachefs: "), done.returncode)
+        exit_with_error(session, CachefsError.__name__, reason.removeprefix("mount.cachefs: "), done.returncode)
     click.echo(done.stderr or "", err=True, nl=False)
-    session.answer({"spec": spec, "mountpoint": os.path.abspath(directory)})
+    session.print_result({"spec": spec, "mountpoint": os.path.abspath(directory)})
 
 
 @click.command()
@@ -87,10 +89,10 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     """
     path = resolved_mount_point(directory)
     if not any(point.path == path for point in mount_points()):
-        raise NotFound(f"no cachefs is mounted at {escape(directory)}; `cachectl mounts` shows where there is one")
-    if mount_seen_at(path) is None:
-        raise Busy(f"something else is mounted over the mount at {escape(directory)}; unmount that first")
-    recovered = not lazy and is_dead(path)
+        raise NotFound(f"no cachefs is mounted at {escape_name(directory)}; `cachectl mounts` shows where there is one")
+    if find_mount_point(path) is None:
+        raise Busy(f"something else is mounted over the mount at {escape_name(directory)}; unmount that first")
+    recovered = not lazy and is_dead_mount(path)
     known = living_mounts(session, path)
     # After detaching, no path of an open file leads to the mount any more.
     users = describe_users(path, USERS_SECONDS) if lazy else ""
@@ -98,14 +100,20 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
         unmount(path, lazy=lazy or recovered)
     except Busy as error:
         users = describe_users(path, USERS_SECONDS)  # now, since the user may be another one
-        by = f", by {users}" if users else NOT_FOUND
+        by = f", by {users}" if users else NO_USER_FOUND
         raise Busy(f"{error}{by}; end what uses it, or detach it with --lazy") from None
     done = "recovered from a dead mount" if recovered else "unmounted"
-    ended = wait_for_end(session, path, known, LAZY_SECONDS if lazy or recovered else END_SECONDS)
+    ended = wait_for_mount_end(session, path, known, LAZY_SECONDS if lazy or recovered else END_SECONDS)
     if not ended:
         by = f", which are open in {users}" if users else ""
-        done = f"detached; its process goes on until all files of it are closed{by}" if lazy else f"{done}; {GOES_ON}"
-    session.answer({"mountpoint": path, "recovered": recovered, "ended": ended}, f"{escape(directory)}: {done}")
+        done = (
+            f"detached; its process goes on until all files of it are closed{by}"
+            if lazy
+            else f"{done}; {STILL_RUNNING}"
+        )
+    session.print_result(
+        {"mountpoint": path, "recovered": recovered, "ended": ended}, f"{escape_name(directory)}: {done}"
+    )
 
 
 def living_mounts(session: CommandSession, path: Path) -> set[str]:
@@ -117,7 +125,7 @@ def living_mounts(session: CommandSession, path: Path) -> set[str]:
     return {mount.id for mount in mounts if mount.alive and mount.mountpoint == str(path)}
 
 
-def wait_for_end(session: CommandSession, path: Path, known: set[str], seconds: float) -> bool:
+def wait_for_mount_end(session: CommandSession, path: Path, known: set[str], seconds: float) -> bool:
     """Wait until the daemon knows that the mounts *known* have ended, so that their datasets can be removed. Return
     False after *seconds*."""
     deadline = time.monotonic() + seconds
@@ -144,18 +152,18 @@ def resolved_mount_point(directory: str) -> Path:
     """Return the absolute path of a mount point without accessing the mount. Raises CachefsError."""
     if not directory:
         raise ConfigError("the directory is empty; name a mount point, as `cachectl mounts` shows them")
-    return kernel.place_of(Path(os.path.abspath(directory)))
+    return kernel.resolve_mount_point(Path(os.path.abspath(directory)))
 
 
-def is_dead(path: Path) -> bool:
+def is_dead_mount(path: Path) -> bool:
     """Return whether the mount's process is gone or does not respond. A child checks, since the check may hang."""
     probe = (
         "import pathlib, sys, cachefs.mount.kernel;"
-        f"sys.exit({DEAD} if cachefs.mount.kernel.is_dead(pathlib.Path(sys.argv[1])) else 0)"
+        f"sys.exit({DEAD_STATUS} if cachefs.mount.kernel.is_dead(pathlib.Path(sys.argv[1])) else 0)"
     )
     child = subprocess.Popen([sys.executable, "-c", probe, path], start_new_session=True)
     try:
-        return child.wait(PROBE_SECONDS) == DEAD
+        return child.wait(PROBE_SECONDS) == DEAD_STATUS
     except subprocess.TimeoutExpired:
         child.kill()
         return True

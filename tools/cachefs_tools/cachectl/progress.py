@@ -19,12 +19,12 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from cachefs.counts import counted
 from cachefs.errors import DaemonUnavailable
+from cachefs.formatting import format_count
 from cachefs.messages import ListingPhase, ListingProgress, VerifyProgress, WarmupProgress
 from cachefs_tools.cachectl.command_session import CommandSession
 from cachefs_tools.cachectl.display import share, size
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 Update = TypeVar("Update")
 
@@ -33,14 +33,14 @@ LINE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Said(Generic[Update]):
+class _ProgressTexts(Generic[Update]):
     """Texts of an update: for work in progress, and after an interruption."""
 
     line: Callable[[Update], str]
     interrupted: Callable[[Update], str]
 
 
-class _Bytes(ProgressColumn):
+class _BytesColumn(ProgressColumn):
     """A column with bytes done, total bytes, and speed, in the units of all other output."""
 
     def render(self, task: Task) -> Text:
@@ -48,7 +48,7 @@ class _Bytes(ProgressColumn):
         return Text(f"{size(task.completed)} of {size(task.total or 0)}, {size(speed)}/s")
 
 
-class _Rate(ProgressColumn):
+class _RateColumn(ProgressColumn):
     """A column with the speed in units per second."""
 
     def __init__(self, unit: str) -> None:
@@ -61,13 +61,13 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:,.0f} {self._unit}/s")
 
 
-def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) -> ListingProgress:
+def show_listing(session: CommandSession, updates: Iterable[ListingProgress]) -> ListingProgress:
     """Show a listing. Returns the last update, which has the dataset.
 
     The number of objects is unknown before the end of the listing, but usually close to that of the previous one.
     """
     bar = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), _Rate("objects"), TimeElapsedColumn(),
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), _RateColumn("objects"), TimeElapsedColumn(),
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
     )  # fmt: skip
     listed, phase = 0, ""
@@ -83,67 +83,66 @@ def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) 
             total = update.expected if update.expected > listed else None
         else:
             total = listed or None
-        text = f"{update.phase}: {counted(update.objects, 'object')}, {size(update.bytes)}"
+        text = f"{update.phase}: {format_count(update.objects, 'object')}, {size(update.bytes)}"
         bar.update(task, completed=update.objects, total=total, description=text)
 
-    said: _Said[ListingProgress] = _Said(
-        lambda one: f"{one.phase}: {counted(one.objects, 'object')}, {size(one.bytes)}",
-        lambda one: f"interrupted after {counted(one.objects, 'object')}; nothing has changed",
+    said: _ProgressTexts[ListingProgress] = _ProgressTexts(
+        lambda one: f"{one.phase}: {format_count(one.objects, 'object')}, {size(one.bytes)}",
+        lambda one: f"interrupted after {format_count(one.objects, 'object')}; nothing has changed",
     )
-    return _follow(session, bar, updates, show, said)
+    return _show_updates(session, bar, updates, show, said)
 
 
-def follow_warmup(
-    session: CommandSession, updates: Iterable[WarmupProgress], *, watched: bool = False
-) -> WarmupProgress:
+def show_warmup(session: CommandSession, updates: Iterable[WarmupProgress], *, watched: bool = False) -> WarmupProgress:
     """Show a warmup. Returns the last update. watched: the warmup continues after an interruption."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(20), _Bytes(), TimeRemainingColumn(),
+        TextColumn("{task.description}"), BarColumn(20), _BytesColumn(), TimeRemainingColumn(),
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
     )  # fmt: skip
 
     def show(task: TaskID, update: WarmupProgress) -> None:
-        text = f"warming {escape(update.dataset)}"
+        text = f"warming {escape_name(update.dataset)}"
         bar.update(task, completed=update.bytes, total=update.bytes_total, description=text)
 
     def line(one: WarmupProgress) -> str:
         done = share(one.bytes, one.bytes_total)
-        return f"warming {escape(one.dataset)}: {done}, {size(one.bytes)} of {size(one.bytes_total)}"
+        return f"warming {escape_name(one.dataset)}: {done}, {size(one.bytes)} of {size(one.bytes_total)}"
 
     def interrupted(one: WarmupProgress) -> str:
-        here = f"{escape(one.dataset)}: {one.blocks:,} of {one.blocks_total:,} blocks here, {size(one.bytes)}"
+        here = f"{escape_name(one.dataset)}: {one.blocks:,} of {one.blocks_total:,} blocks here, {size(one.bytes)}"
         if watched:
             return f"{here}; the warmup goes on: `cachectl warmups`"
         return f"{here}; the warmup is ended, and what has come stays. With --no-wait, one goes on in the background"
 
-    return _follow(session, bar, updates, show, _Said(line, interrupted))
+    return _show_updates(session, bar, updates, show, _ProgressTexts(line, interrupted))
 
 
-def follow_verify(session: CommandSession, updates: Iterable[VerifyProgress]) -> VerifyProgress:
+def show_verification(session: CommandSession, updates: Iterable[VerifyProgress]) -> VerifyProgress:
     """Show a verification. Returns the last update."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate("blocks"), TimeRemainingColumn(),
-        console=session.screen, transient=True, disable=not session.screen.is_terminal,
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _RateColumn("blocks"),
+        TimeRemainingColumn(), console=session.screen, transient=True, disable=not session.screen.is_terminal,
     )  # fmt: skip
 
     def show(task: TaskID, update: VerifyProgress) -> None:
         bar.update(task, completed=update.blocks, total=update.blocks_total)
 
-    said: _Said[VerifyProgress] = _Said(
-        lambda one: f"verifying: {one.blocks:,} of {counted(one.blocks_total, 'block')}",
+    said: _ProgressTexts[VerifyProgress] = _ProgressTexts(
+        lambda one: f"verifying: {one.blocks:,} of {format_count(one.blocks_total, 'block')}",
         lambda one: (
-            f"interrupted after {one.blocks:,} of {counted(one.blocks_total, 'block')}; {one.repaired:,} were damaged"
+            f"interrupted after {one.blocks:,} of {format_count(one.blocks_total, 'block')}; {one.repaired:,} were "
+            "damaged"
         ),
     )
-    return _follow(session, bar, updates, show, said)
+    return _show_updates(session, bar, updates, show, said)
 
 
-def _follow(
+def _show_updates(
     session: CommandSession,
     bar: Progress,
     updates: Iterable[Update],
     show: Callable[[TaskID, Update], None],
-    said: _Said[Update],
+    said: _ProgressTexts[Update],
 ) -> Update:
     """Show all updates. Returns the last one. Raises DaemonUnavailable if there is none."""
     last = None

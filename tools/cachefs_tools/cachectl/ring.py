@@ -26,5 +26,5 @@ def ring(session: CommandSession, changes: tuple[str, ...]) -> None:
     found = session.call(CLUSTER, Empty())
     from cachefs_tools.cachectl import ring_tables  # numpy takes 0.1 s, which would delay every other command
 
-    document, lines = ring_tables.say_diff(found, changes) if changes else ring_tables.say_shares(found)
-    session.answer(document, *lines)
+    document, lines = ring_tables.diff_output(found, changes) if changes else ring_tables.shares_output(found)
+    session.print_result(document, *lines)

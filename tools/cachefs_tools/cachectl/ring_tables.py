@@ -10,57 +10,57 @@ from xxhash import xxh3_64_intdigest
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus
 from cachefs.errors import ConfigError, NotFound
-from cachefs.planning.cluster.rendezvous import Member
-from cachefs.planning.cluster.shares import RingDiff, Share, ring_diff, shares
+from cachefs.planning.cluster.rendezvous import RingMember
+from cachefs.planning.cluster.shares import MemberShare, RingDiff, member_shares, ring_diff
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
-Said = tuple[dict[str, Any], Iterator[str | Table]]
+RingOutput = tuple[dict[str, Any], Iterator[str | Table]]
 
 
-def say_shares(found: ClusterStatus) -> Said:
+def shares_output(found: ClusterStatus) -> RingOutput:
     """Return the document and the lines of `ring`. Raises NotFound if no node keeps blocks."""
-    rows = shares(_placing(found), found.replicas)
+    rows = member_shares(_placed_members(found), found.replicas)
     return document(found, rows), describe(found, rows)
 
 
-def say_diff(found: ClusterStatus, changes: Sequence[str]) -> Said:
+def diff_output(found: ClusterStatus, changes: Sequence[str]) -> RingOutput:
     """Return the document and the lines of `ring --diff`. Raises UsageError for an invalid change, ConfigError for a
     node that is present already, NotFound for an absent one."""
-    diff = ring_diff(_placing(found), changed(found, changes))
+    diff = ring_diff(_placed_members(found), changed_members(found, changes))
     return diff_document(found, diff), describe_diff(found, diff)
 
 
-def _placing(found: ClusterStatus) -> list[Member]:
-    members = [member_of(one) for one in found.members if one.placing]
+def _placed_members(found: ClusterStatus) -> list[RingMember]:
+    members = [ring_member(one) for one in found.members if one.placing]
     if not members:
         raise NotFound("this node is in no cluster with nodes that keep blocks; see `cachectl cluster`")
     return members
 
 
-def member_of(one: MemberStatus) -> Member:
+def ring_member(one: MemberStatus) -> RingMember:
     """Return a node as placement knows it."""
-    return Member(one.id, xxh3_64_intdigest(one.id.encode()), one.weight, one.zone)
+    return RingMember(one.id, xxh3_64_intdigest(one.id.encode()), one.weight, one.zone)
 
 
-def changed(found: ClusterStatus, changes: Sequence[str]) -> list[Member]:
-    """Return the members after changes such as `+node-7:2.5` or `-node-3`. Raises as `say_diff`."""
-    members = {one.id: member_of(one) for one in found.members if one.placing}
+def changed_members(found: ClusterStatus, changes: Sequence[str]) -> list[RingMember]:
+    """Return the members after changes such as `+node-7:2.5` or `-node-3`. Raises as `diff_output`."""
+    members = {one.id: ring_member(one) for one in found.members if one.placing}
     average = sum(one.weight for one in members.values()) / len(members)
     for text in changes:
         if text.startswith("+"):
-            joining = _joining(text, average)
+            joining = _parse_joining(text, average)
             if joining.id in members or any(one.name == joining.id and one.id in members for one in found.members):
                 raise ConfigError(f"{text}: there is such a node already; see `cachectl ring`")
             members[joining.id] = joining
         elif text.startswith("-"):
-            del members[_leaving(text[1:], found, members)]
+            del members[_find_leaving(text[1:], found, members)]
         else:
             raise click.UsageError(f"{text!r} is no change: +NAME:WEIGHT for who joins, -NAME for who leaves")
     return list(members.values())
 
 
-def _joining(text: str, average: float) -> Member:
+def _parse_joining(text: str, average: float) -> RingMember:
     name, _, rest = text[1:].partition(":")
     weight, _, zone = rest.partition(":")
     try:
@@ -70,10 +70,10 @@ def _joining(text: str, average: float) -> Member:
     if not name or not 0 < number < math.inf:
         raise click.UsageError(f"{text!r} is no node that joins: +NAME:WEIGHT, with a weight above 0 such as 2.5")
     # Its real id is unknown; any id moves as many blocks.
-    return Member(name, xxh3_64_intdigest(name.encode()), number, zone)
+    return RingMember(name, xxh3_64_intdigest(name.encode()), number, zone)
 
 
-def _leaving(name: str, found: ClusterStatus, members: dict[str, Member]) -> str:
+def _find_leaving(name: str, found: ClusterStatus, members: dict[str, RingMember]) -> str:
     ids = [one.id for one in found.members if name in (one.name, one.id) and one.id in members]
     if not ids and name in members:
         ids = [name]
@@ -83,7 +83,7 @@ def _leaving(name: str, found: ClusterStatus, members: dict[str, Member]) -> str
     return ids[0]
 
 
-def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Table]:
+def describe(found: ClusterStatus, rows: Sequence[MemberShare]) -> Iterator[str | Table]:
     """Yield the lines of `ring`."""
     nodes, copies = "node" if len(rows) == 1 else "nodes", "copy" if found.replicas == 1 else "copies"
     yield f"ring epoch {found.epoch}, {len(rows)} {nodes}, {found.replicas} {copies} of each block"
@@ -94,7 +94,7 @@ def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Tabl
         "NAME =ID?? ZONE? >WEIGHT >SHARE >HOMES" + (" >SECOND" if second else "") + " >CAPACITY",
         [
             (
-                escape(by_id[one.member.id].name), one.member.id, escape(one.member.zone) or "-",
+                escape_name(by_id[one.member.id].name), one.member.id, escape_name(one.member.zone) or "-",
                 f"{one.member.weight:.4g}", _percent(one.ideal), _percent(one.homes),
                 *([_percent(one.seconds)] if second else []), _capacity(by_id[one.member.id]),
             )
@@ -103,7 +103,7 @@ def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Tabl
     )  # fmt: skip
     away = [one for one in found.members if not one.placing]
     for one in away:
-        yield f"{escape(one.name)} is {one.state} and is the home of no block"
+        yield f"{escape_name(one.name)} is {one.state} and is the home of no block"
 
 
 def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]:
@@ -117,14 +117,14 @@ def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]
     yield table(
         "NAME >BEFORE >AFTER >GETS >GIVES",
         [
-            (escape(names.get(one.member.id, one.member.id)), _percent(one.before), _percent(one.after),
+            (escape_name(names.get(one.member.id, one.member.id)), _percent(one.before), _percent(one.after),
              _percent(one.gets), _percent(one.gives))
             for one in diff.changes
         ],
     )  # fmt: skip
 
 
-def document(found: ClusterStatus, rows: Sequence[Share]) -> dict[str, Any]:
+def document(found: ClusterStatus, rows: Sequence[MemberShare]) -> dict[str, Any]:
     """Return the document of `ring --json`. Shares are parts of all blocks, 0 to 1."""
     names = {one.id: one.name for one in found.members}
     nodes = [

@@ -10,7 +10,7 @@ from cachefs.messages import Empty
 from cachefs.rpc import SCALE_HINT
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 
 @click.command("scale-hint")
@@ -24,7 +24,7 @@ def scale_hint(session: CommandSession) -> None:
     stands behind the number of nodes that there are.
     """
     found = session.call(SCALE_HINT, Empty())
-    session.answer(found, *describe(found))
+    session.print_result(found, *describe(found))
 
 
 def describe(found: ScaleStatus) -> Iterator[str | Table]:
@@ -35,7 +35,7 @@ def describe(found: ScaleStatus) -> Iterator[str | Table]:
         yield "no job has published what it reads, so nothing is needed"
         return
     which = "1 snapshot" if found.snapshots == 1 else f"{found.snapshots} snapshots"
-    yield f"published jobs read {size(found.needed)} of {which}; {_enough(found)}"
+    yield f"published jobs read {size(found.needed)} of {which}; {_capacity_text(found)}"
     yield ""
     rows = [one for one in (found.one_fewer, found.now, found.one_more) if one is not None]
     yield table(
@@ -44,7 +44,7 @@ def describe(found: ScaleStatus) -> Iterator[str | Table]:
     )
     for node in found.nodes:
         if node.problem:
-            yield f"note: how {escape(node.name)} is, is not known: {escape(node.problem)}"
+            yield f"note: how {escape_name(node.name)} is, is not known: {escape_name(node.problem)}"
 
 
 def _row(one: ScaleOutcome) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def _row(one: ScaleOutcome) -> tuple[str, ...]:
     return size(one.capacity), size(one.kept), left, size(round(one.origin_rate)), size(round(one.peer_rate))
 
 
-def _enough(found: ScaleStatus) -> str:
+def _capacity_text(found: ScaleStatus) -> str:
     needed, there = found.nodes_needed, len(found.nodes)
     if not needed:
         return "how much room there is is not known"

@@ -8,34 +8,34 @@ import click
 import msgspec
 from rich.table import Table
 
-from cachefs.counts import counted, duration
 from cachefs.errors import ConfigError
+from cachefs.formatting import format_count, format_duration
 from cachefs.scheduling_messages import (
-    EXPLAIN,
-    NODES,
-    POLICY,
-    QUEUE,
-    SCALE,
-    STATUS,
+    EXPLAIN_PATH,
+    NODES_PATH,
+    POLICY_PATH,
+    QUEUE_PATH,
+    SCALE_PATH,
+    STATUS_PATH,
     DatasetPolicy,
-    Explanation,
+    JobExplanation,
     NodesStatus,
     NodeStatus,
     PolicyList,
     PolicyStatus,
+    QueueEntry,
     QueueStatus,
-    ScaleAsk,
-    ScaleDone,
+    ScaleRequest,
+    ScaleResult,
     SchedulerStatus,
-    WaitingJob,
 )
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.scheduler_client import SchedulerClient
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 # Longest name in a table of at most 80 columns.
-_NAME: Final = 24
+_MAX_NAME: Final = 24
 
 
 def with_scheduler(function: Callable[..., None]) -> Callable[..., None]:
@@ -65,32 +65,32 @@ def sched() -> None:
 @with_scheduler
 def status(session: CommandSession, client: SchedulerClient) -> None:
     """Show nodes, their contents, jobs, and warm-ups that were ordered."""
-    found, nodes = client.get(STATUS, SchedulerStatus), client.get(NODES, NodesStatus)
+    found, nodes = client.get(STATUS_PATH, SchedulerStatus), client.get(NODES_PATH, NodesStatus)
     document = {"status": found, "nodes": nodes.nodes}
-    session.answer(document, *_status(found, nodes))
+    session.print_result(document, *_status(found, nodes))
 
 
 def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]:
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(found.jobs.items())) or "none known"
-    yield f"cachefs-scheduler {found.version}, up {duration(found.uptime)}; jobs: {jobs}"
+    yield f"cachefs-scheduler {found.version}, up {format_duration(found.uptime)}; jobs: {jobs}"
     yield (
-        f"{counted(found.nodes, 'node')}, {found.fresh} heard within a minute; room for {size(found.capacity)}, "
+        f"{format_count(found.nodes, 'node')}, {found.fresh} heard within a minute; room for {size(found.capacity)}, "
         f"{size(found.used)} taken"
     )
     if found.needed:
-        yield f"jobs read {size(found.needed)}; {counted(found.nodes_needed, 'node')} like these would hold it"
+        yield f"jobs read {size(found.needed)}; {format_count(found.nodes_needed, 'node')} like these would hold it"
     yield ""
     yield table(
         "NODE =STATE >HEARD?? >ROOM? >TAKEN? >JOBS ~DATASETS",
         [
             (
-                _short(one.name),
+                _shortened(one.name),
                 one.state,
                 f"{one.age:.0f} s ago" if one.age >= 0 else "never",
                 size(one.capacity),
                 size(one.used),
                 one.jobs,
-                ", ".join(f"{_short(part.dataset)} {share(part.bytes, part.total)}" for part in one.datasets[:3])
+                ", ".join(f"{_shortened(part.dataset)} {share(part.bytes, part.total)}" for part in one.datasets[:3])
                 or "-",
             )
             for one in nodes.nodes
@@ -102,16 +102,22 @@ def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]
         yield table(
             "WARM-UP NODE DATASET >DONE FOR?",
             [
-                (one.purpose, _short(one.node), _short(one.dataset), share(one.blocks, one.total), _short(one.job))
+                (
+                    one.purpose,
+                    _shortened(one.node),
+                    _shortened(one.dataset),
+                    share(one.blocks, one.total),
+                    _shortened(one.job),
+                )
                 for one in running
             ],
         )
     for problem in found.problems:
-        yield f"note: {escape(problem)}"
+        yield f"note: {escape_name(problem)}"
 
 
 def _held(node: NodeStatus) -> str:
-    parts = [f"{_short(one.dataset)} {share(one.bytes, one.total)}" for one in node.datasets[:3]]
+    parts = [f"{_shortened(one.dataset)} {share(one.bytes, one.total)}" for one in node.datasets[:3]]
     return ", ".join(parts) + (f", +{len(node.datasets) - 3}" if len(node.datasets) > 3 else "") or "-"
 
 
@@ -119,20 +125,20 @@ def _held(node: NodeStatus) -> str:
 @with_scheduler
 def queue(session: CommandSession, client: SchedulerClient) -> None:
     """Show jobs that wait for a copy of their dataset, and all others."""
-    found = client.get(QUEUE, QueueStatus)
+    found = client.get(QUEUE_PATH, QueueStatus)
     waiting = [one for one in found.jobs if one.state == "waiting"]
     lines: list[str | Table] = [f"{len(waiting)} of {len(found.jobs)} jobs wait"]
     if found.jobs:
         columns = ">PLACE JOB DATASET USER?? =STATE >SINCE ~NODES?"
         lines.append(table(columns, [_job(one) for one in found.jobs]))
-    session.answer(found, *lines)
+    session.print_result(found, *lines)
 
 
-def _job(one: WaitingJob) -> tuple[object, ...]:
+def _job(one: QueueEntry) -> tuple[object, ...]:
     nodes = ", ".join(one.nodes[:2]) + (f" +{len(one.nodes) - 2}" if len(one.nodes) > 2 else "") or "-"
     return (
-        one.place or "-", _short(one.job), _short(one.dataset), _short(one.user) or "-", one.state,
-        duration(one.seconds), escape(nodes),
+        one.place or "-", _shortened(one.job), _shortened(one.dataset), _shortened(one.user) or "-", one.state,
+        format_duration(one.seconds), escape_name(nodes),
     )  # fmt: skip
 
 
@@ -146,22 +152,23 @@ def explain(session: CommandSession, client: SchedulerClient, job: str) -> None:
     that one rank would wait in its first epoch and in each later one; the other columns say where the bytes of an epoch
     would come from. A star stands before the nodes on which the job is.
     """
-    found = client.get(EXPLAIN, Explanation, job=job)
-    session.answer(found, *_explained(found))
+    found = client.get(EXPLAIN_PATH, JobExplanation, job=job)
+    session.print_result(found, *_explained(found))
 
 
-def _explained(found: Explanation) -> Iterator[str | Table]:
-    where = f"on {escape(', '.join(found.placed))}" if found.placed else found.state
-    yield f"{escape(found.job)}: {escape(found.dataset)} ({size(found.bytes)}), policy {found.policy}, {where}"
+def _explained(found: JobExplanation) -> Iterator[str | Table]:
+    where = f"on {escape_name(', '.join(found.placed))}" if found.placed else found.state
+    job, dataset = escape_name(found.job), escape_name(found.dataset)
+    yield f"{job}: {dataset} ({size(found.bytes)}), policy {found.policy}, {where}"
     for line in found.text:
-        yield f"  {escape(line)}"
+        yield f"  {escape_name(line)}"
     if found.nodes:
         yield ""
         yield table(
             "NODE >SCORE >FIRST >LATER >LOCAL >ZONE? >OTHERS? >ORIGIN >HEARD??",
             [
                 (
-                    f"{'*' if one.node in found.placed else ''}{_short(one.node)}",
+                    f"{'*' if one.node in found.placed else ''}{_shortened(one.node)}",
                     f"{one.score:.2f}",
                     f"{one.first:.3g} s",
                     f"{one.later:.3g} s",
@@ -193,19 +200,19 @@ def policy(session: CommandSession, client: SchedulerClient, dataset: str, **giv
     if any(value is not None for value in given.values()):
         if not dataset:
             raise ConfigError("name the dataset whose policy is to change")
-        changed = client.post(POLICY, DatasetPolicy(dataset=dataset, **given), PolicyStatus)
+        changed = client.post(POLICY_PATH, DatasetPolicy(dataset=dataset, **given), PolicyStatus)
         found = PolicyList(datasets=[changed])
     else:
-        found = client.get(POLICY, PolicyList, dataset=dataset)
+        found = client.get(POLICY_PATH, PolicyList, dataset=dataset)
     rows = [_policy(one) for one in found.datasets]
-    session.answer(found, table("DATASET >SIZE? >JOBS >WAIT >COPIES >EACH >MOST =CLEANUP =PRELOAD??", rows))
+    session.print_result(found, table("DATASET >SIZE? >JOBS >WAIT >COPIES >EACH >MOST =CLEANUP =PRELOAD??", rows))
 
 
 def _policy(one: PolicyStatus) -> tuple[object, ...]:
     held = one.policy
-    cleanup = f"ttl {duration(held.ttl or 0)}" if held.cleanup == "ttl" else held.cleanup
+    cleanup = f"ttl {format_duration(held.ttl or 0)}" if held.cleanup == "ttl" else held.cleanup
     return (
-        _short(held.dataset), size(one.bytes), one.running, one.waiting, len(one.copies),
+        _shortened(held.dataset), size(one.bytes), one.running, one.waiting, len(one.copies),
         held.max_jobs_per_copy or "any", held.max_copies, cleanup, "yes" if held.preload else "no",
     )  # fmt: skip
 
@@ -226,20 +233,20 @@ def scale(session: CommandSession, client: SchedulerClient, **given: Any) -> Non
     nodes = [one.strip() for one in given["nodes"].split(",") if one.strip()]
     if given["dataset"] and given["copies"] is None:
         raise ConfigError("how many copies of it? Say --copies N with --dataset")
-    ask = ScaleAsk(
+    ask = ScaleRequest(
         job=given["job"], nodes=nodes, dataset=given["dataset"], copies=given["copies"] or 0, drain=given["drain"]
     )
     try:
-        msgspec.json.decode(msgspec.json.encode(ask), type=ScaleAsk)
+        msgspec.json.decode(msgspec.json.encode(ask), type=ScaleRequest)
     except msgspec.MsgspecError as error:
         raise ConfigError(str(error)) from None
-    found = client.post(SCALE, ask, ScaleDone)
-    session.answer(found, *map(escape, found.text))
+    found = client.post(SCALE_PATH, ask, ScaleResult)
+    session.print_result(found, *map(escape_name, found.text))
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
     """Shorten a name in the middle: both ends are significant."""
-    shown = escape(text)
-    if len(shown) <= _NAME:
+    shown = escape_name(text)
+    if len(shown) <= _MAX_NAME:
         return shown
-    return f"{shown[: _NAME // 2 - 1]}…{shown[-(_NAME // 2) :]}"
+    return f"{shown[: _MAX_NAME // 2 - 1]}…{shown[-(_MAX_NAME // 2) :]}"

@@ -15,9 +15,9 @@ from cachefs.pem_files import PemFiles
 
 DEFAULT_SOCKET: Final = Path("/run/cachefs-scheduler/cachefs-scheduler.sock")
 # Environment variable with an address, as for --scheduler.
-VARIABLE: Final = "CACHEFS_SCHEDULER"
-SECONDS: Final = 30.0
-MOST_ANSWER: Final = 256 << 20
+ADDRESS_VARIABLE: Final = "CACHEFS_SCHEDULER"
+CALL_SECONDS: Final = 30.0
+MAX_RESPONSE: Final = 256 << 20
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 _ERRORS: Final = {400: ConfigError, 403: AccessDenied, 404: NotFound}
@@ -33,7 +33,7 @@ class SchedulerClient:
             address: path of the socket, unix:PATH, or http(s)://HOST:PORT; "": from the environment, or the default.
             certificates: files of the CA, the certificate and its key.
         """
-        self.address = address or os.environ.get(VARIABLE, "") or str(DEFAULT_SOCKET)
+        self.address = address or os.environ.get(ADDRESS_VARIABLE, "") or str(DEFAULT_SOCKET)
         # The form of cachefs-slurm-hint's configuration.
         self.address = self.address.removeprefix("unix:")
         self._url = urlsplit(self.address) if "://" in self.address else None
@@ -44,24 +44,26 @@ class SchedulerClient:
     def get(self, path: str, kind: type[Reply], **query: str) -> Reply:
         """Send a GET. Raises CachefsError."""
         given = {name: value for name, value in query.items() if value}
-        return self._ask("GET", f"{path}?{urlencode(given, quote_via=quote)}" if given else path, None, kind)
+        return self._request("GET", f"{path}?{urlencode(given, quote_via=quote)}" if given else path, None, kind)
 
     def post(self, path: str, body: msgspec.Struct, kind: type[Reply]) -> Reply:
         """Send a POST. Raises CachefsError."""
-        return self._ask("POST", path, msgspec.json.encode(body), kind)
+        return self._request("POST", path, msgspec.json.encode(body), kind)
 
-    def _ask(self, method: str, path: str, body: bytes | None, kind: type[Reply]) -> Reply:
+    def _request(self, method: str, path: str, body: bytes | None, kind: type[Reply]) -> Reply:
         connection = self._connection()
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            said = answer.read(MOST_ANSWER)
+            said = answer.read(MAX_RESPONSE)
         except (OSError, http.client.HTTPException) as error:
             raise self._unavailable(error) from None
         finally:
             connection.close()
         if answer.status != 200:
-            raise _ERRORS.get(answer.status, CachefsError)(_reason(said) or f"cachefs-scheduler says {answer.status}")
+            raise _ERRORS.get(answer.status, CachefsError)(
+                _error_text(said) or f"cachefs-scheduler says {answer.status}"
+            )
         try:
             return msgspec.json.decode(said, type=kind)
         except msgspec.MsgspecError as error:
@@ -72,8 +74,8 @@ class SchedulerClient:
             return _UnixConnection(self.address)
         host, port = self._url.hostname or "", self._url.port
         if self._url.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=SECONDS)
-        return http.client.HTTPSConnection(host, port, timeout=SECONDS, context=self._context())
+            return http.client.HTTPConnection(host, port, timeout=CALL_SECONDS)
+        return http.client.HTTPSConnection(host, port, timeout=CALL_SECONDS, context=self._context())
 
     def _context(self) -> ssl.SSLContext:
         if self._certificates is None:
@@ -94,21 +96,21 @@ class SchedulerClient:
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=SECONDS)
+        super().__init__("localhost", timeout=CALL_SECONDS)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(SECONDS)
+        self.sock.settimeout(CALL_SECONDS)
         self.sock.connect(self._path)
 
 
-class _Refusal(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     error: str = ""
 
 
-def _reason(said: bytes) -> str:
+def _error_text(said: bytes) -> str:
     try:
-        return " ".join(msgspec.json.decode(said, type=_Refusal).error.split())
+        return " ".join(msgspec.json.decode(said, type=_ErrorBody).error.split())
     except msgspec.MsgspecError:
         return ""

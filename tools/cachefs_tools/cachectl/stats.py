@@ -18,15 +18,15 @@ from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, output_width, with_session
 from cachefs_tools.cachectl.display import compact, size
 from cachefs_tools.cachectl.mount_points import resolved_mount_point
-from cachefs_tools.cachectl.tables import Column, Kind, fit
-from cachefs_tools.names import escape
+from cachefs_tools.cachectl.tables import ColumnKind, TableColumn, fit_columns
+from cachefs_tools.escaped_names import escape_name
 
 # Rows between two headers.
 LINES_PER_HEADER: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class MountSample:
     """A mount at one moment."""
 
     when: float  # monotonic seconds
@@ -35,7 +35,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class MountActivity:
     """Activity of a mount between two moments. The fields are the keys of the JSON objects."""
 
     seconds: float  # between the two moments
@@ -67,7 +67,7 @@ def stats(session: CommandSession, mount: str, interval: float, lines: int | Non
     Reads are only those that the kernel could not answer from its page cache. Where a dataset is mounted twice, both
     mounts show the samples of both.
     """
-    differences = (difference(before, now) for before, now in pairwise(moments(session, mount, interval)))
+    differences = (activity_between(before, now) for before, now in pairwise(sample_mount(session, mount, interval)))
     width, lines_below = 0, 0
     for line in islice(differences, lines):
         if session.as_json:
@@ -81,34 +81,37 @@ def stats(session: CommandSession, mount: str, interval: float, lines: int | Non
         lines_below += 1
 
 
-def moments(session: CommandSession, mount: str, interval: float) -> Iterator[Moment]:
+def sample_mount(session: CommandSession, mount: str, interval: float) -> Iterator[MountSample]:
     """Yield the mount now, and then every *interval* seconds. Raises NotFound if the mount is not alive."""
     start = time.monotonic()
     for turn in count(1):
-        view = find(session.call(STATUS, Empty()).mounts, mount)
+        view = find_mount_view(session.call(STATUS, Empty()).mounts, mount)
         jobs = session.call(JOB_LIST, Empty()).jobs
-        yield Moment(time.monotonic(), view.counters, consumers_of(view, jobs))
+        yield MountSample(time.monotonic(), view.counters, consumers_of(view, jobs))
         time.sleep(max(0.0, start + turn * interval - time.monotonic()))
 
 
-def find(mounts: list[MountView], wanted: str) -> MountView:
+def find_mount_view(mounts: list[MountView], wanted: str) -> MountView:
     """Return the mount with this id or path. Raises NotFound if none is alive."""
     path = str(resolved_mount_point(wanted))
     for view in mounts:
         if view.alive and (view.id == wanted or view.mountpoint in (wanted, path)):
             return view
-    raise NotFound(f"{escape(wanted)} is no mount of this node that lives; `cachectl mounts` shows those")
+    raise NotFound(f"{escape_name(wanted)} is no mount of this node that lives; `cachectl mounts` shows those")
 
 
 def consumers_of(mount: MountView, jobs: list[JobView]) -> dict[tuple[str, str], ConsumerView]:
     """Return by (job, consumer) the consumers of all jobs that read a dataset of the mount."""
     spec = MountSpec.parse(mount.spec)
     return {
-        (job.job, consumer.consumer): consumer for job in jobs if spec.shows(job.dataset) for consumer in job.consumers
+        (job.job, consumer.consumer): consumer
+        for job in jobs
+        if spec.is_showing(job.dataset)
+        for consumer in job.consumers
     }
 
 
-def difference(before: Moment, now: Moment) -> Stats:
+def activity_between(before: MountSample, now: MountSample) -> MountActivity:
     """Return the activity between two moments."""
     seconds = now.when - before.when
 
@@ -119,9 +122,9 @@ def difference(before: Moment, now: Moment) -> Stats:
 
     requests = per_second("requests")
     samples = sum(
-        advance(before.consumers[key], view) for key, view in now.consumers.items() if key in before.consumers
+        sample_progress(before.consumers[key], view) for key, view in now.consumers.items() if key in before.consumers
     )
-    return Stats(
+    return MountActivity(
         seconds=seconds,
         requests=requests,
         ioctls=per_second("ioctl"),
@@ -139,42 +142,42 @@ def difference(before: Moment, now: Moment) -> Stats:
     )
 
 
-def advance(before: ConsumerView, now: ConsumerView) -> int:
+def sample_progress(before: ConsumerView, now: ConsumerView) -> int:
     """Return a consumer's progress in samples; 0 if it went back."""
     epochs = now.epoch - before.epoch
     return max(0, epochs * before.epoch_length + now.position - before.position)
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class _StatsColumn:
     heading: str
     unit: str  # below the heading
     width: int
-    value: Callable[[Stats, int], str]  # cell of a line, given the column's width
-    spare: int = 0  # see `tables.Column`
+    value: Callable[[MountActivity, int], str]  # cell of a line, given the column's width
+    spare: int = 0  # see `tables.TableColumn`
 
 
-def _number(get: Callable[[Stats], float]) -> Callable[[Stats, int], str]:
+def _number(get: Callable[[MountActivity], float]) -> Callable[[MountActivity, int], str]:
     return lambda line, width: compact(get(line), width)
 
 
-def _pages(amount: int, line: Stats) -> str:
+def _pages(amount: int, line: MountActivity) -> str:
     return size(amount).replace(" ", "") if line.budget_bytes else "-"
 
 
-_FIELDS: Final = (
-    _Field("reqs", "/s", 5, _number(lambda line: line.requests), 1),
-    _Field("reqs", "/1000", 5, lambda line, width: _per_1000(line.requests_per_1000_samples, width)),
-    _Field("samples", "/s", 7, _number(lambda line: line.samples)),
-    _Field("memory", "/s", 6, _number(lambda line: line.hits_memory)),
-    _Field("ssd", "/s", 5, _number(lambda line: line.hits_ssd)),
-    _Field("missed", "/s", 6, _number(lambda line: line.misses)),
-    _Field("push", "MB/s", 5, _number(lambda line: line.pushed_bytes / 1e6), 2),
-    _Field("drop", "MB/s", 5, _number(lambda line: line.dropped_bytes / 1e6), 3),
-    _Field("late", "/s", 4, _number(lambda line: line.late), 2),
-    _Field("waste", "/s", 5, _number(lambda line: line.wasted), 3),
-    _Field("held", "pages", 7, lambda line, _: _pages(line.held_bytes, line), 2),
-    _Field("budget", "pages", 7, lambda line, _: _pages(line.budget_bytes, line), 3),
+_COLUMNS: Final = (
+    _StatsColumn("reqs", "/s", 5, _number(lambda line: line.requests), 1),
+    _StatsColumn("reqs", "/1000", 5, lambda line, width: _per_1000(line.requests_per_1000_samples, width)),
+    _StatsColumn("samples", "/s", 7, _number(lambda line: line.samples)),
+    _StatsColumn("memory", "/s", 6, _number(lambda line: line.hits_memory)),
+    _StatsColumn("ssd", "/s", 5, _number(lambda line: line.hits_ssd)),
+    _StatsColumn("missed", "/s", 6, _number(lambda line: line.misses)),
+    _StatsColumn("push", "MB/s", 5, _number(lambda line: line.pushed_bytes / 1e6), 2),
+    _StatsColumn("drop", "MB/s", 5, _number(lambda line: line.dropped_bytes / 1e6), 3),
+    _StatsColumn("late", "/s", 4, _number(lambda line: line.late), 2),
+    _StatsColumn("waste", "/s", 5, _number(lambda line: line.wasted), 3),
+    _StatsColumn("held", "pages", 7, lambda line, _: _pages(line.held_bytes, line), 2),
+    _StatsColumn("budget", "pages", 7, lambda line, _: _pages(line.budget_bytes, line), 3),
 )
 
 
@@ -182,19 +185,19 @@ def _per_1000(requests: float | None, width: int) -> str:
     return "-" if requests is None else compact(requests, width)
 
 
-def _shown(width: int) -> list[_Field]:
-    columns = [Column(field.heading, Kind.NUMBER, field.spare) for field in _FIELDS]
-    return [_FIELDS[index] for index in fit(columns, [field.width for field in _FIELDS], width)]
+def _fitting_columns(width: int) -> list[_StatsColumn]:
+    columns = [TableColumn(field.heading, ColumnKind.NUMBER, field.spare) for field in _COLUMNS]
+    return [_COLUMNS[index] for index in fit_columns(columns, [field.width for field in _COLUMNS], width)]
 
 
 def header(width: int) -> tuple[str, str]:
     """Return the two header lines for a terminal of *width* columns."""
-    fields = _shown(width)
+    fields = _fitting_columns(width)
     return " ".join(f"{field.heading:>{field.width}}" for field in fields), " ".join(
         f"{field.unit:>{field.width}}" for field in fields
     )
 
 
-def row(line: Stats, width: int) -> str:
+def row(line: MountActivity, width: int) -> str:
     """Return a line below the header."""
-    return " ".join(f"{field.value(line, field.width):>{field.width}}" for field in _shown(width))
+    return " ".join(f"{field.value(line, field.width):>{field.width}}" for field in _fitting_columns(width))

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import click
 from rich.table import Table
 
-from cachefs.counts import counted, duration
+from cachefs.formatting import format_count, format_duration
 from cachefs.messages import Empty, EndpointStatus, MountView, PeerCounts, Status, TierStatus
 from cachefs.mount_spec import MountSpec
 from cachefs.rpc import STATUS
-from cachefs.troubles import words
-from cachefs_tools.cachectl.cluster import brief
-from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
-from cachefs_tools.cachectl.display import facts, share, size, table
-from cachefs_tools.cachectl.watching import PATIENCE, Answer, watch, watch_option
-from cachefs_tools.names import escape
+from cachefs.trouble_texts import describe_trouble
+from cachefs_tools.cachectl.cluster import cluster_facts
+from cachefs_tools.cachectl.command_session import CommandSession, to_json_types, with_session
+from cachefs_tools.cachectl.display import labelled_lines, share, size, table
+from cachefs_tools.cachectl.watch_option import CALL_SECONDS, CommandOutput, watch_option, watch_output
+from cachefs_tools.escaped_names import escape_name
 
 
 @click.command()
@@ -25,14 +25,14 @@ from cachefs_tools.names import escape
 def status(session: CommandSession, seconds: float | None) -> None:
     """Show tiers, hit ratios, fetches and mounts of this node."""
     if seconds is not None:
-        watch(session, seconds, lambda: answer(session.call(STATUS, Empty(), PATIENCE)))
-    document, lines = answer(session.call(STATUS, Empty()))
-    session.answer(document, *lines)
+        watch_output(session, seconds, lambda: status_output(session.call(STATUS, Empty(), CALL_SECONDS)))
+    document, lines = status_output(session.call(STATUS, Empty()))
+    session.print_result(document, *lines)
 
 
-def answer(now: Status) -> Answer:
+def status_output(now: Status) -> CommandOutput:
     """Return the document and the lines of `status`."""
-    return {**plain(now), "hit_ratios": hit_ratios(now)}, describe(now)
+    return {**to_json_types(now), "hit_ratios": hit_ratios(now)}, describe(now)
 
 
 @click.command()
@@ -44,7 +44,7 @@ def mounts(session: CommandSession) -> None:
     One with the option follow `follows`, NAME@ID is `chosen`, and mounts of several datasets always show the newest.
     """
     found = session.call(STATUS, Empty()).mounts
-    session.answer({"mounts": found}, mount_table(found) if found else "no mounts")
+    session.print_result({"mounts": found}, mount_table(found) if found else "no mounts")
 
 
 @click.command()
@@ -63,33 +63,38 @@ def errors(session: CommandSession, single: bool) -> None:
         lines += [] if lines else ["no errors"]
     elif single or not now.causes:  # older daemons report no causes
         rows = (
-            (ago(each.when), f"{each.count:,}", escape(each.subject), escape(without(each.subject, each.message)))
+            (
+                age_text(each.when),
+                f"{each.count:,}",
+                escape_name(each.subject),
+                escape_name(elide_subject(each.subject, each.message)),
+            )
             for each in now.errors
         )
         lines.append(table("=LAST >COUNT SUBJECT ~MESSAGE", rows))
     else:
         causes = (
             (
-                ago(each.first),
-                ago(each.last),
+                age_text(each.first),
+                age_text(each.last),
                 f"{each.count:,}",
-                escape(each.where),
-                escape(without(each.where, each.message)),
+                escape_name(each.where),
+                escape_name(elide_subject(each.where, each.message)),
             )
             for each in now.causes
         )
         lines.append(table("=FIRST =LAST >COUNT WHERE ~MESSAGE", causes))
-    session.answer(document, *lines)
+    session.print_result(document, *lines)
 
 
-def without(subject: str, message: str) -> str:
+def elide_subject(subject: str, message: str) -> str:
     """Return the message with … in place of the subject, which has a column of its own."""
     return message.replace(subject, "…") if len(subject) > 1 else message
 
 
-def ago(when: float) -> str:
+def age_text(when: float) -> str:
     """Format the age of a Unix time."""
-    return f"{duration(max(0.0, time.time() - when))} ago"
+    return f"{format_duration(max(0.0, time.time() - when))} ago"
 
 
 def hit_ratios(now: Status) -> dict[str, float]:
@@ -105,7 +110,7 @@ def hit_ratios(now: Status) -> dict[str, float]:
 
 def describe(now: Status) -> Iterator[str | Table]:
     """Yield the lines of `status`."""
-    yield f"cachefsd {now.version}, pid {now.pid}, up {duration(now.uptime)}, state in {now.state_dir}"
+    yield f"cachefsd {now.version}, pid {now.pid}, up {format_duration(now.uptime)}, state in {now.state_dir}"
     yield ""
     if now.troubles:
         yield from trouble_lines(now)
@@ -118,9 +123,9 @@ def describe(now: Status) -> Iterator[str | Table]:
     )  # fmt: skip
     yield table("=TIER >USED >LIMIT >BLOCKS? >EVICTED?? >HITS? >RATIO =POLICY???", rows)
     yield ""
-    yield facts(itertools.chain.from_iterable(map(tier_facts, now.tiers)))
+    yield labelled_lines(itertools.chain.from_iterable(map(tier_facts, now.tiers)))
     yield ""
-    yield facts(count_facts(now, reads))
+    yield labelled_lines(count_facts(now, reads))
     if now.mounts:
         yield ""
         yield mount_table(now.mounts)
@@ -129,23 +134,23 @@ def describe(now: Status) -> Iterator[str | Table]:
 def trouble_lines(now: Status) -> Iterator[str]:
     """Yield a line for each present trouble."""
     for one in now.troubles:
-        yield f"! {escape(words(one, time.time()))}"
+        yield f"! {escape_name(describe_trouble(one, time.time()))}"
 
 
 def tier_facts(tier: TierStatus) -> Iterator[tuple[str, str]]:
     """Yield a tier's directory and problems."""
-    yield tier.name, f"in {escape(tier.directory)}"
+    yield tier.name, f"in {escape_name(tier.directory)}"
     if tier.is_cut_short:
         yield "", f"only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
     if tier.problem:
-        yield "", escape(tier.problem)
+        yield "", escape_name(tier.problem)
 
 
 def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
     """Yield the node's counters. reads: all that reached it."""
-    yield "misses", f"{counted(now.misses, 'read')} waited for a fetch ({share(now.misses, reads)})"
-    in_flight = f"{counted(now.in_flight_blocks, 'block')}, {size(now.in_flight_bytes)}"
-    yield "fetched", f"{counted(now.fetched_blocks, 'block')}, {size(now.fetched_bytes)}; in flight {in_flight}"
+    yield "misses", f"{format_count(now.misses, 'read')} waited for a fetch ({share(now.misses, reads)})"
+    in_flight = f"{format_count(now.in_flight_blocks, 'block')}, {size(now.in_flight_bytes)}"
+    yield "fetched", f"{format_count(now.fetched_blocks, 'block')}, {size(now.fetched_bytes)}; in flight {in_flight}"
     if now.peers != PeerCounts():
         yield from peer_facts(now.peers)
     if now.fetch_processes:
@@ -157,33 +162,39 @@ def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
     if guessed.blocks:
         rest = max(0, guessed.blocks - guessed.right - guessed.wrong)
         read = f"{guessed.right:,} were read, {guessed.wrong:,} were not, {rest:,} may still be"
-        yield "guessed", f"{counted(guessed.blocks, 'block')}, {size(guessed.bytes)}: {read}"
+        yield "guessed", f"{format_count(guessed.blocks, 'block')}, {size(guessed.bytes)}: {read}"
     if now.passed_blocks:
-        yield "passed", f"{counted(now.passed_blocks, 'block')} straight to their readers, as no tier could hold them"
+        yield (
+            "passed",
+            f"{format_count(now.passed_blocks, 'block')} straight to their readers, as no tier could hold them",
+        )
     detours = (
-        f", {counted(now.origin_detours, 'read')} took the slower client (the log says why)"
+        f", {format_count(now.origin_detours, 'read')} took the slower client (the log says why)"
         if now.origin_detours
         else ""
     )
-    yield "origin", f"{counted(now.origin_requests, 'request')}, {now.origin_errors:,} failed{detours}"
+    yield "origin", f"{format_count(now.origin_requests, 'request')}, {now.origin_errors:,} failed{detours}"
     for endpoint in now.endpoints:
         yield "", describe_endpoint(endpoint)
-    yield from brief(now.cluster)
-    yield "repairs", f"{counted(now.repairs, 'damaged block')} dropped"
+    yield from cluster_facts(now.cluster)
+    yield "repairs", f"{format_count(now.repairs, 'damaged block')} dropped"
     yield "datasets", f"{now.datasets}, warmups running {now.warmups}, recent errors {len(now.causes or now.errors)}"
 
 
 def peer_facts(peers: PeerCounts) -> Iterator[tuple[str, str]]:
     """Yield the traffic with other nodes."""
-    yield "peers", f"{counted(peers.blocks, 'block')}, {size(peers.bytes)} from other nodes"
+    yield "peers", f"{format_count(peers.blocks, 'block')}, {size(peers.bytes)} from other nodes"
     in_vain = f"{peers.not_here:,} not there, {peers.failed:,} failed, {peers.hedged:,} late and asked elsewhere too"
-    yield "", f"asked {counted(peers.asked, 'time')}: {in_vain}"
+    yield "", f"asked {format_count(peers.asked, 'time')}: {in_vain}"
     if peers.silent:
-        yield "", f"another source asked {counted(peers.silent, 'time')} beside a node that gave no sign of life"
-    given = f"{counted(peers.served_blocks, 'block')}, {size(peers.served_bytes)} for other nodes"
+        yield "", f"another source asked {format_count(peers.silent, 'time')} beside a node that gave no sign of life"
+    given = f"{format_count(peers.served_blocks, 'block')}, {size(peers.served_bytes)} for other nodes"
     yield "", f"{given}, {peers.served_fetched:,} of them fetched for that"
     if peers.taken or peers.given:
-        yield "", f"{counted(peers.taken, 'block')} fetched for nodes that were behind, {peers.given:,} given away so"
+        yield (
+            "",
+            f"{format_count(peers.taken, 'block')} fetched for nodes that were behind, {peers.given:,} given away so",
+        )
 
 
 def describe_endpoint(one: EndpointStatus) -> str:
@@ -196,8 +207,8 @@ def describe_endpoint(one: EndpointStatus) -> str:
     if one.hedged:
         parts.append(f"{one.hedged:,} sent twice, of which {one.hedges_won:,} answered first")
     if one.silent:
-        parts.insert(0, f"no answer for {duration(one.silent)}")
-    return f"{escape(one.name)}: {', '.join(parts)}"
+        parts.insert(0, f"no answer for {format_duration(one.silent)}")
+    return f"{escape_name(one.name)}: {', '.join(parts)}"
 
 
 def mount_state(mount: MountView) -> str:
@@ -214,15 +225,15 @@ def mount_snapshot(mount: MountView) -> str:
         return "newest"
     if not mount.snapshot:
         return "unknown"
-    chosen = spec.parts[0].digits is not None
-    word = "chosen" if chosen else "follows" if spec.latest else "behind" if mount.behind else "newest"
+    chosen = spec.datasets[0].digits is not None
+    word = "chosen" if chosen else "follows" if spec.is_latest else "behind" if mount.behind else "newest"
     return f"{mount.snapshot[:8]} {word}"
 
 
 def mount_table(found: list[MountView]) -> Table:
     """Return a table with a row per mount."""
     rows = (
-        (escape(each.mountpoint), escape(each.spec), mount_snapshot(each), each.pid, mount_state(each),
+        (escape_name(each.mountpoint), escape_name(each.spec), mount_snapshot(each), each.pid, mount_state(each),
          *(f"{each.counters.get(counter, 0):,}" for counter in ("requests", "read", "errors")))
         for each in found
     )  # fmt: skip

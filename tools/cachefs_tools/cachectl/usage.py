@@ -9,13 +9,13 @@ import click
 from click.shell_completion import CompletionItem
 
 # Key of the command line in the context.
-_WORDS: Final = f"{__name__}.words"
+_ARGUMENTS_KEY: Final = f"{__name__}.words"
 
 
 # Aliases, used where a group has the command and no other one of that name.
 ALIASES: Final = {"ls": "list", "remove": "rm", "delete": "rm"}
 # Unknown words, and the commands to use instead.
-HINTS: Final = {
+SUGGESTIONS: Final = {
     "prefetch": "warmup", "preload": "warmup", "unmount": "umount", "list": "dataset list", "rm": "dataset rm",
     "remove": "dataset rm", "add": "dataset add", "show": "dataset show", "jobs": "job list",
     "datasets": "dataset list",
@@ -56,7 +56,7 @@ class MainGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands and (right := HINTS.get(args[0])):
+        if args[0] not in self.commands and (right := SUGGESTIONS.get(args[0])):
             raise click.UsageError(f"there is no command {args[0]!r}; use `{ctx.command_path} {right}`", ctx)
         return super().resolve_command(ctx, args)
 
@@ -65,20 +65,20 @@ class MainGroup(click.Group):
         try:
             made = super().make_context(info_name, args, *more, **rest)
         except click.UsageError as error:
-            _say(error, words)
+            _print_json_error(error, words)
             raise
-        made.meta[_WORDS] = words
+        made.meta[_ARGUMENTS_KEY] = words
         return made
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            _say(error, ctx.meta[_WORDS])
+            _print_json_error(error, ctx.meta[_ARGUMENTS_KEY])
             raise
 
 
-def _say(error: click.UsageError, words: list[str]) -> None:
+def _print_json_error(error: click.UsageError, words: list[str]) -> None:
     """Print the error on stdout as JSON; click prints it on stderr."""
     if "--json" in words[: words.index("--") if "--" in words else None]:
         click.echo(json.dumps({"error": "UsageError", "message": error.format_message()}))

@@ -20,7 +20,7 @@ def require_new(path: Path) -> None:
         raise AlreadyExists(f"{path} exists already; name another file with -o")
 
 
-def write(path: Path, top: str, files: Mapping[str, str]) -> int:
+def write_archive(path: Path, top: str, files: Mapping[str, str]) -> int:
     """Write *files* (name -> text) into a new file at *path*, below the directory *top*. Returns its bytes. Raises
     AlreadyExists if the file exists, CachefsError if it cannot be written."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -30,7 +30,7 @@ def write(path: Path, top: str, files: Mapping[str, str]) -> int:
             with os.fdopen(descriptor, "wb") as raw:
                 os.fchmod(raw.fileno(), MODE)  # independent of the umask
                 with gzip.GzipFile(fileobj=raw, mode="wb", filename="") as packed:
-                    _fill(packed, top, files)
+                    _add_files(packed, top, files)
                 size = raw.tell()
             os.link(draft, path)  # unlike rename, fails for an existing file
         finally:
@@ -42,7 +42,7 @@ def write(path: Path, top: str, files: Mapping[str, str]) -> int:
     return size
 
 
-def _fill(packed: gzip.GzipFile, top: str, files: Mapping[str, str]) -> None:
+def _add_files(packed: gzip.GzipFile, top: str, files: Mapping[str, str]) -> None:
     with tarfile.open(fileobj=packed, mode="w|") as tar:
         for name, text in files.items():
             content = text.encode("utf-8", "backslashreplace")

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cachefs_tools.debug_bundle.collecting import LeftOut, Node, Part, as_text, gathered
+from cachefs_tools.debug_bundle.parts import BundleNode, BundlePart, PartUnavailable, gather_part, part_text
 from cachefs_tools.debug_bundle.pseudonyms import Pseudonyms
 from cachefs_tools.debug_bundle.redaction import Redaction
 
 # Most bytes of one file, and of all together.
-MOST_EACH: Final = 4 << 20
-MOST: Final = 24 << 20
-_CUT: Final = "\n[cut here: the file is longer than a bundle may have]\n"
+MAX_FILE_BYTES: Final = 4 << 20
+MAX_TOTAL_BYTES: Final = 24 << 20
+_CUT_MARK: Final = "\n[cut here: the file is longer than a bundle may have]\n"
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Bundle:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def made(node: Node, hides_names: bool, report: Callable[[Part], None]) -> Bundle:
+def make_bundle(node: BundleNode, hides_names: bool, report: Callable[[BundlePart], None]) -> Bundle:
     """Make the bundle of a node. hides_names: replace names by numbers. report: called with each part before it is
     gathered."""
     bundle = Bundle()
@@ -34,14 +34,14 @@ def made(node: Node, hides_names: bool, report: Callable[[Part], None]) -> Bundl
     for part in node.parts():
         report(part)
         try:
-            contents[part.name] = gathered(part)
-        except LeftOut as error:
+            contents[part.name] = gather_part(part)
+        except PartUnavailable as error:
             bundle.left_out[part.name] = str(error)
-    redaction = Redaction(node.secrets(), set(node.ids()))
-    names = _names(node, contents) if hides_names else None
-    room = MOST
+    redaction = Redaction(node.known_secrets(), set(node.harmless_ids()))
+    names = _make_pseudonyms(node, contents) if hides_names else None
+    room = MAX_TOTAL_BYTES
     for name, content in contents.items():
-        text = _clean(content, redaction, names)
+        text = _redacted_text(content, redaction, names)
         if not redaction.is_clean(text):
             bundle.left_out[name] = "a secret was still in it"
         elif room <= 0:
@@ -49,22 +49,22 @@ def made(node: Node, hides_names: bool, report: Callable[[Part], None]) -> Bundl
         else:
             bundle.files[name] = text
             room -= len(text)
-    bundle.left_out = {name: _clean(why, redaction, names) for name, why in bundle.left_out.items()}
-    bundle.files["README.txt"] = readme(node.parts(), bundle, hides_names)
+    bundle.left_out = {name: _redacted_text(why, redaction, names) for name, why in bundle.left_out.items()}
+    bundle.files["README.txt"] = readme_text(node.parts(), bundle, hides_names)
     return bundle
 
 
-def _clean(content: Any, redaction: Redaction, names: Pseudonyms | None) -> str:
+def _redacted_text(content: Any, redaction: Redaction, names: Pseudonyms | None) -> str:
     if isinstance(content, str):
-        content = redaction.text(content)
-        text = names.text(content) if names is not None else content
+        content = redaction.redact_text(content)
+        text = names.replace_in_text(content) if names is not None else content
     else:
-        content = redaction.document(content)
-        text = as_text(names.document(content) if names is not None else content)
-    return text if len(text) <= MOST_EACH else text[:MOST_EACH] + _CUT
+        content = redaction.redact_document(content)
+        text = part_text(names.replace_in_document(content) if names is not None else content)
+    return text if len(text) <= MAX_FILE_BYTES else text[:MAX_FILE_BYTES] + _CUT_MARK
 
 
-def readme(parts: list[Part], bundle: Bundle, hides_names: bool) -> str:
+def readme_text(parts: list[BundlePart], bundle: Bundle, hides_names: bool) -> str:
     """Return the file that lists present and missing parts."""
     titles = {part.name: part.title for part in parts}
     lines = ["A bundle of cachectl debug-bundle. Keys, tokens, passwords and signed URLs were removed."]
@@ -76,23 +76,23 @@ def readme(parts: list[Part], bundle: Bundle, hides_names: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _names(node: Node, contents: dict[str, Any]) -> Pseudonyms:
+def _make_pseudonyms(node: BundleNode, contents: dict[str, Any]) -> Pseudonyms:
     """Return pseudonyms of all known names, so that they are found in texts too."""
     names = Pseudonyms()
-    names.learn("host", {os.uname().nodename, os.uname().nodename.partition(".")[0]})
-    names.learn("user", _users())
+    names.add_names("host", {os.uname().nodename, os.uname().nodename.partition(".")[0]})
+    names.add_names("user", _users())
     for dataset in node.datasets.datasets if node.datasets is not None else ():
-        names.learn("dataset", [dataset.name])
+        names.add_names("dataset", [dataset.name])
         parts = urlsplit(dataset.url)
-        names.learn("bucket", [parts.netloc.rpartition("@")[2]])
+        names.add_names("bucket", [parts.netloc.rpartition("@")[2]])
     jobs = contents.get("jobs.json") or {}
-    names.learn("job", (job["job"].partition("~")[0] for job in jobs.get("jobs", ())))
+    names.add_names("job", (job["job"].partition("~")[0] for job in jobs.get("jobs", ())))
     cluster = contents.get("cluster.json") or {}
-    names.learn("cluster", [cluster.get("name", "")])
+    names.add_names("cluster", [cluster.get("name", "")])
     for member in cluster.get("members", ()):
-        names.learn("node", [member["name"]])
-        names.learn("host", [member["host"]])
-    names.learn("zone", {member["zone"] for member in cluster.get("members", ())})
+        names.add_names("node", [member["name"]])
+        names.add_names("host", [member["host"]])
+    names.add_names("zone", {member["zone"] for member in cluster.get("members", ())})
     return names
 
 

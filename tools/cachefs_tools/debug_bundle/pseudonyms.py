@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from cachefs_tools.debug_bundle.redaction import walked
+from cachefs_tools.debug_bundle.redaction import map_texts
 
 # Paths of the system and of cachefs, which reveal nothing about the users.
 _SYSTEM: Final = (
@@ -32,8 +32,10 @@ _KINDS: Final = {
     "key": "path", "zone": "zone", "account": "user", "profile": "user", "consumer": "consumer",
 }  # fmt: skip
 # Words of cachefs, and names shorter than this, are not searched for in texts.
-_SHORTEST: Final = 3
-_OURS: Final = frozenset(("all", "memory", "ssd", "state", "root", "cachefs", "cachefsd", "localhost", "default"))
+_MIN_LENGTH: Final = 3
+_CACHEFS_WORDS: Final = frozenset(
+    ("all", "memory", "ssd", "state", "root", "cachefs", "cachefsd", "localhost", "default")
+)
 
 
 class Pseudonyms:
@@ -44,7 +46,7 @@ class Pseudonyms:
         self._counts: dict[str, int] = {}  # by kind
         self._search: re.Pattern[str] | None = None
 
-    def of(self, kind: str, name: str) -> str:
+    def pseudonym(self, kind: str, name: str) -> str:
         """Return the pseudonym of a name."""
         if name not in self._known:
             self._counts[kind] = self._counts.get(kind, 0) + 1
@@ -52,40 +54,40 @@ class Pseudonyms:
             self._search = None
         return self._known[name]
 
-    def learn(self, kind: str, names: Iterable[str]) -> None:
+    def add_names(self, kind: str, names: Iterable[str]) -> None:
         """Add names that are to be found in texts."""
         for name in names:
-            if name and name not in _OURS:
-                self.of(kind, name)
+            if name and name not in _CACHEFS_WORDS:
+                self.pseudonym(kind, name)
 
-    def text(self, text: str) -> str:
+    def replace_in_text(self, text: str) -> str:
         text = _URL.sub(self._url, text)
         text = _PATH.sub(self._path, text)
-        text = _RELATIVE.sub(lambda found: self.of("path", found[0]), text)
+        text = _RELATIVE.sub(lambda found: self.pseudonym("path", found[0]), text)
         if self._search is None:
-            names = sorted((name for name in self._known if len(name) >= _SHORTEST), key=len, reverse=True)
+            names = sorted((name for name in self._known if len(name) >= _MIN_LENGTH), key=len, reverse=True)
             self._search = re.compile(
                 rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, names)) or '(?!)'})(?![A-Za-z0-9])"
             )
         known = self._known
         return self._search.sub(lambda found: known[found[0]], text)
 
-    def document(self, value: Any) -> Any:
-        return walked(value, self.text, self._field)
+    def replace_in_document(self, value: Any) -> Any:
+        return map_texts(value, self.replace_in_text, self._field)
 
     def _field(self, key: str, item: Any) -> Any:
         kind = _KINDS.get(key)
-        if kind is None or not isinstance(item, str) or not item or item in _OURS or _OF_SYSTEM.match(item):
+        if kind is None or not isinstance(item, str) or not item or item in _CACHEFS_WORDS or _OF_SYSTEM.match(item):
             return item
-        return self.of(kind, item)
+        return self.pseudonym(kind, item)
 
     def _url(self, found: re.Match[str]) -> str:
-        host = self.of("host", found["host"]) if found["host"] else ""
-        path = f"/{self.of('path', found['path'])}" if (found["path"] or "/") != "/" else ""
+        host = self.pseudonym("host", found["host"]) if found["host"] else ""
+        path = f"/{self.pseudonym('path', found['path'])}" if (found["path"] or "/") != "/" else ""
         return f"{found['scheme']}://{host}{path}"
 
     def _path(self, found: re.Match[str]) -> str:
         path = found[0].rstrip(".")
         if _OF_SYSTEM.match(path) or path.startswith(("/path-", "/host-")):
             return found[0]
-        return f"/{self.of('path', path)}{found[0][len(path) :]}"
+        return f"/{self.pseudonym('path', path)}{found[0][len(path) :]}"

@@ -14,13 +14,13 @@ from urllib.parse import quote, quote_plus, urlsplit, urlunsplit
 
 REMOVED: Final = "[removed]"
 # A shorter known secret could be a part of any word, and is removed only beside its name.
-_SHORTEST: Final = 6
+_MIN_SECRET: Final = 6
 # Characters of a token too short to be a key; of a harmless part of a token; of a mixed part of letters and digits; of
 # a word.
-_SHORT: Final = 12
-_PART: Final = 6
-_NAME: Final = 12
-_WORD: Final = 24
+_MAX_SHORT_TOKEN: Final = 12
+_MAX_SHORT_PART: Final = 6
+_MAX_MIXED: Final = 12
+_MAX_WORD: Final = 24
 
 _PEM: Final = re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.DOTALL)
 _URL: Final = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
@@ -53,11 +53,11 @@ class Redaction:
 
     def __init__(self, known: Iterable[str], allowed: Collection[str] = ()) -> None:
         """known: secrets. allowed: long ids that are not secret, such as those of snapshots."""
-        forms = {form for secret in known if len(secret) >= _SHORTEST for form in _forms(secret)}
+        forms = {form for secret in known if len(secret) >= _MIN_SECRET for form in _encodings(secret)}
         self._known = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
         self._allowed = frozenset(allowed)
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Return the text without secrets."""
         if self._known is not None:
             text = self._known.sub(REMOVED, text)
@@ -68,11 +68,11 @@ class Redaction:
         text = _SCHEME.sub(lambda found: f"{found[1]} {REMOVED}", text)
         return _TOKEN.sub(lambda found: found[0] if self._is_harmless(found[0]) else REMOVED, text)
 
-    def document(self, value: Any) -> Any:
+    def redact_document(self, value: Any) -> Any:
         """Redact all texts and keys of a JSON document, and remove the values of keys that name secrets."""
-        return walked(
+        return map_texts(
             value,
-            self.text,
+            self.redact_text,
             lambda key, item: REMOVED if isinstance(item, str) and item and names_secret(key) else item,
         )
 
@@ -81,25 +81,25 @@ class Redaction:
         return self._known is None or self._known.search(text) is None
 
     def _is_harmless(self, token: str) -> bool:
-        return len(token) <= _SHORT or all(self._is_name(part) for part in _PARTS.split(token))
+        return len(token) <= _MAX_SHORT_TOKEN or all(self._is_name(part) for part in _PARTS.split(token))
 
     def _is_name(self, part: str) -> bool:
-        if len(part) <= _PART or part in self._allowed:
+        if len(part) <= _MAX_SHORT_PART or part in self._allowed:
             return True
         if part.isdecimal():
             return len(part) <= 20  # nanoseconds since 1970 have 19 digits
         has_one_case = part.islower() or part.isupper()
         if part.isalpha():
-            return len(part) <= _WORD and (has_one_case or _CAMEL.fullmatch(part) is not None)
-        return len(part) <= _NAME and (has_one_case or _NUMBERED.fullmatch(part) is not None)
+            return len(part) <= _MAX_WORD and (has_one_case or _CAMEL.fullmatch(part) is not None)
+        return len(part) <= _MAX_MIXED and (has_one_case or _NUMBERED.fullmatch(part) is not None)
 
 
-def walked(value: Any, text: Callable[[str], str], field: Callable[[str, Any], Any]) -> Any:
+def map_texts(value: Any, text: Callable[[str], str], field: Callable[[str, Any], Any]) -> Any:
     """Apply *text* to all texts and keys of a document, after *field* to each value with its key."""
     if isinstance(value, dict):
-        return {text(str(key)): walked(field(str(key), item), text, field) for key, item in value.items()}
+        return {text(str(key)): map_texts(field(str(key), item), text, field) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [walked(item, text, field) for item in value]
+        return [map_texts(item, text, field) for item in value]
     return text(value) if isinstance(value, str) else value
 
 
@@ -118,7 +118,7 @@ def _plain_url(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", "")) + (f"?{REMOVED}" if parts.query else "")
 
 
-def _forms(secret: str) -> Iterable[str]:
+def _encodings(secret: str) -> Iterable[str]:
     """Return the encodings of a secret that may occur in texts."""
     yield secret
     yield from (quote(secret, safe=""), quote(secret), quote_plus(secret))

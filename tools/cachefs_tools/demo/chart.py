@@ -10,41 +10,41 @@ from typing import Final
 from rich.console import Console, Group
 from rich.text import Text
 
-from cachefs_tools.demo import words
-from cachefs_tools.demo.figures import Epoch, Story, rates
-from cachefs_tools.demo.settings import Settings
+from cachefs_tools.demo import result_texts
+from cachefs_tools.demo.results import DemoEpoch, DemoResult, sample_rates
+from cachefs_tools.demo.settings import DemoSettings
 
-LEAST_WIDTH: Final = 80
-MOST_WIDTH: Final = 110
+MIN_WIDTH: Final = 80
+MAX_WIDTH: Final = 110
 _LABEL: Final = 11  # columns in front of a bar
 _FIGURES: Final = 27  # columns behind it
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class ChartGlyphs:
     """The characters of a chart."""
 
     computing: str
     waiting: str
     levels: str  # from nothing to full
-    here: str
+    arrow: str
     rule: str
 
 
-UNICODE: Final = Marks("█", "░", " ▁▂▃▄▅▆▇█", "▲", "─")
-ASCII: Final = Marks("#", ".", " .,:;=+*#", "^", "-")
+UNICODE: Final = ChartGlyphs("█", "░", " ▁▂▃▄▅▆▇█", "▲", "─")
+ASCII: Final = ChartGlyphs("#", ".", " .,:;=+*#", "^", "-")
 COMPUTING: Final = "green"
 WAITING: Final = "red"
 
 
-def chart(story: Story, settings: Settings, screen: Console) -> Group:
+def draw_chart(story: DemoResult, settings: DemoSettings, screen: Console) -> Group:
     """Return the chart, at most as wide as the screen. Titles are wrapped on a narrow one."""
     marks = UNICODE if "utf" in screen.encoding.lower() else ASCII
-    return Group(*_lines(story, settings, marks, max(LEAST_WIDTH, min(screen.width, MOST_WIDTH))))
+    return Group(*_lines(story, settings, marks, max(MIN_WIDTH, min(screen.width, MAX_WIDTH))))
 
 
-def _lines(story: Story, settings: Settings, marks: Marks, width: int) -> Iterator[Text]:
-    yield from (Text(words.heading(story, settings), "bold"), Text(words.store(), "dim"))
+def _lines(story: DemoResult, settings: DemoSettings, marks: ChartGlyphs, width: int) -> Iterator[Text]:
+    yield from (Text(result_texts.heading(story, settings), "bold"), Text(result_texts.store_text(), "dim"))
     yield Text()
     bar = width - _LABEL - _FIGURES
     legend = Text.assemble(
@@ -58,12 +58,12 @@ def _lines(story: Story, settings: Settings, marks: Marks, width: int) -> Iterat
         yield Text.assemble((run.title, "bold"), ("  " + run.explanation, "dim"))
         yield from (_bar(epoch, bar, longest, marks) for epoch in run.epochs)
     yield Text(marks.rule * width, "dim")
-    yield from _killed(story, bar, longest, marks)
+    yield from _killed_lines(story, bar, longest, marks)
     yield Text(marks.rule * width, "dim")
-    yield from map(Text, words.verdict(story))
+    yield from map(Text, result_texts.verdict_lines(story))
 
 
-def _bar(epoch: Epoch, width: int, longest: float, marks: Marks) -> Text:
+def _bar(epoch: DemoEpoch, width: int, longest: float, marks: ChartGlyphs) -> Text:
     trained = epoch.trained
     whole = max(1, round(width * trained.seconds / longest))
     waiting = round(whole * epoch.waiting)
@@ -74,19 +74,19 @@ def _bar(epoch: Epoch, width: int, longest: float, marks: Marks) -> Text:
     )  # fmt: skip
 
 
-def _killed(story: Story, width: int, longest: float, marks: Marks) -> Iterator[Text]:
+def _killed_lines(story: DemoResult, width: int, longest: float, marks: ChartGlyphs) -> Iterator[Text]:
     """Yield the run whose daemon was killed, and the loop's speed in that epoch."""
     kill, run = story.kill, story.killed
     yield Text.assemble((run.title, "bold"), ("  " + run.explanation, "dim"))
     yield from (_bar(epoch, width, longest, marks) for epoch in run.epochs)
-    epoch = run.epochs[kill.at.epoch]
-    speeds = rates(epoch.positions, width)
+    epoch = run.epochs[kill.position.epoch]
+    speeds = sample_rates(epoch.positions, width)
     top = max(speeds)
     levels = "".join(marks.levels[round(speed / top * (len(marks.levels) - 1))] for speed in speeds)
     yield Text.assemble(" samples/s".ljust(_LABEL), (levels, COMPUTING), f"{top:7,.0f} at most")
-    place = min(width - 1, int(width * kill.at.seconds / epoch.trained.seconds))
-    note = words.KILLED_HERE
+    place = min(width - 1, int(width * kill.position.seconds / epoch.trained.seconds))
+    note = result_texts.KILLED_HERE
     before = place > len(note)
-    arrow = f"{note} {marks.here}" if before else f"{marks.here} {note}"
+    arrow = f"{note} {marks.arrow}" if before else f"{marks.arrow} {note}"
     yield Text(" " * (_LABEL + place - (len(note) + 1 if before else 0)) + arrow, WAITING)
-    yield from map(Text, words.kill(story))
+    yield from map(Text, result_texts.kill_lines(story))

@@ -8,17 +8,17 @@ import click
 from rich.console import Console
 
 from cachefs.errors import CachefsError
-from cachefs.extras import needs_extra
-from cachefs_tools.quiet_loading import quiet_loading
+from cachefs.extras import require_extra
+from cachefs_tools.quiet_imports import quiet_imports
 
-with quiet_loading(), needs_extra("demo", "cachefs-demo"):
-    from cachefs_tools.demo.chart import chart
-    from cachefs_tools.demo.display import PROGRAM, shown
-    from cachefs_tools.demo.figures import document
-    from cachefs_tools.demo.picture import picture
-    from cachefs_tools.demo.settings import Settings
-    from cachefs_tools.demo.stage import set_up
-    from cachefs_tools.demo.story import tell
+with quiet_imports(), require_extra("demo", "cachefs-demo"):
+    from cachefs_tools.demo.chart import draw_chart
+    from cachefs_tools.demo.display import PROGRAM, open_display
+    from cachefs_tools.demo.results import result_document
+    from cachefs_tools.demo.runs import run_demo
+    from cachefs_tools.demo.settings import DemoSettings
+    from cachefs_tools.demo.stage import prepare_stage
+    from cachefs_tools.demo.svg import draw_svg
     from cachefs_tools.orderly_exit import orderly_exit
     from cachefs_tools.scratch_node import require_fuse
 
@@ -60,15 +60,15 @@ def main(files: int, file_size: int, compute: int, workers: int, svg: Path, as_j
     with orderly_exit(PROGRAM):
         require_fuse()
         _require_writable(svg)
-        settings = Settings(files, file_size, compute / 1e3, workers)
-        with shown() as display, set_up(settings, display) as stage:
-            story = tell(stage, display)
-        svg.write_text(picture(story, settings), encoding="utf-8")
+        settings = DemoSettings(files, file_size, compute / 1e3, workers)
+        with open_display() as display, prepare_stage(settings, display) as stage:
+            story = run_demo(stage, display)
+        svg.write_text(draw_svg(story, settings), encoding="utf-8")
         if as_json:
-            click.echo(json.dumps({**document(story), "svg": str(svg.resolve())}, indent=2))
+            click.echo(json.dumps({**result_document(story), "svg": str(svg.resolve())}, indent=2))
         else:
             screen = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-            screen.print(chart(story, settings, screen))
+            screen.print(draw_chart(story, settings, screen))
             click.echo(f"The same as a picture: {svg.resolve()}")
 
 

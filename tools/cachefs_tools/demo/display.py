@@ -9,18 +9,18 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from cachefs_tools.demo.figures import Epoch, Position
+from cachefs_tools.demo.results import DemoEpoch, LoopPosition
 
 PROGRAM: Final = "cachefs-demo"
 
 
-class Display:
+class DemoDisplay:
     """The demo's progress, on standard error."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
 
-    def say(self, step: str) -> None:
+    def show_step(self, step: str) -> None:
         """Show the name of a step."""
         if self._bars.disable:
             click.echo(f"{PROGRAM}: {step}", err=True)
@@ -28,7 +28,7 @@ class Display:
             self._bars.console.print(step, style="dim", markup=False)
 
     @contextmanager
-    def working(self, step: str) -> Iterator[None]:
+    def show_work(self, step: str) -> Iterator[None]:
         """Show a step of some seconds while it runs."""
         task = self._bars.add_task(step, total=None, note="")
         try:
@@ -37,26 +37,26 @@ class Display:
             self._bars.remove_task(task)
 
     @contextmanager
-    def epoch(self, title: str, samples: int) -> Iterator["Bar"]:
+    def show_epoch(self, title: str, samples: int) -> Iterator["EpochBar"]:
         """Show a bar for an epoch."""
         task = self._bars.add_task(title, total=samples, note="")
-        bar = Bar(self._bars, task, samples)
+        bar = EpochBar(self._bars, task, samples)
         try:
             yield bar
         finally:
             self._bars.stop_task(task)
 
-    def done(self, title: str, epoch: Epoch) -> None:
+    def report_epoch(self, title: str, epoch: DemoEpoch) -> None:
         """Report the time of an epoch, if there are no bars."""
         if self._bars.disable:
             trained = epoch.trained
-            self.say(
+            self.show_step(
                 f"{title}: {trained.seconds:.1f} s, {epoch.waiting:.0%} of it waiting,"
                 f" {epoch.requests:,} requests to the object store"
             )
 
 
-class Bar:
+class EpochBar:
     """The progress of an epoch."""
 
     def __init__(self, bars: Progress, task: TaskID, samples: int) -> None:
@@ -64,7 +64,7 @@ class Bar:
         self._task = task
         self._samples = samples
 
-    def move(self, position: Position) -> None:
+    def show_position(self, position: LoopPosition) -> None:
         """Move the bar to the loop's position."""
         waiting = f"{position.waited / position.seconds:4.0%} waiting" if position.seconds else ""
         self._bars.update(
@@ -75,7 +75,7 @@ class Bar:
 
 
 @contextmanager
-def shown() -> Iterator[Display]:
+def open_display() -> Iterator[DemoDisplay]:
     """Yield a display, until the demo ends."""
     screen = Console(file=sys.stderr, highlight=False)
     columns = (
@@ -83,4 +83,4 @@ def shown() -> Iterator[Display]:
         TextColumn("{task.fields[note]}", markup=False),
     )  # fmt: skip
     with Progress(*columns, console=screen, disable=not screen.is_terminal) as bars:
-        yield Display(bars)
+        yield DemoDisplay(bars)

@@ -11,18 +11,18 @@ from typing import Protocol
 from cachefs_tools.demo.settings import BATCH_SIZE, PREFETCH
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """A dataset: its samples, and how to read one."""
 
     @property
     def names(self) -> Sequence[str]:
         """The samples, sorted: paths relative to the dataset."""
 
-    def read(self, name: str) -> bytes:
+    def read_sample(self, name: str) -> bytes:
         """Return the bytes of a sample. Thread-safe."""
 
 
-class Folder:
+class FolderSource:
     """Samples in files, of a mount or a local disk."""
 
     def __init__(self, root: str) -> None:
@@ -33,17 +33,17 @@ class Folder:
             for name in names
         )
 
-    def read(self, name: str) -> bytes:
+    def read_sample(self, name: str) -> bytes:
         """Return the bytes of the file. Raises OSError."""
-        with open(self.path(name), "rb") as file:
+        with open(self.sample_path(name), "rb") as file:
             return file.read()
 
-    def path(self, name: str) -> str:
+    def sample_path(self, name: str) -> str:
         """Return the path of a sample."""
         return f"{self._root}/{name}"
 
 
-class Bucket:
+class BucketSource:
     """Samples in objects, read with one GetObject each by botocore, the client inside boto3. Credentials come from the
     environment, as usual."""
 
@@ -58,31 +58,31 @@ class Bucket:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
         self.names = sorted(entry["Key"] for page in pages for entry in page.get("Contents", ()))
 
-    def read(self, name: str) -> bytes:
+    def read_sample(self, name: str) -> bytes:
         """Return the bytes of the object. Raises botocore's errors."""
         body: bytes = self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
         return body
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class DigestBatch:
     """A batch of the loader."""
 
     digests: list[bytes]  # SHA-256 of each sample, in order
     bytes: int
 
 
-class Loader:
+class BatchLoader:
     """Reads batches in threads, a bounded number ahead, and returns them in order, like PyTorch's DataLoader."""
 
-    def __init__(self, source: Source, workers: int) -> None:
+    def __init__(self, source: SampleSource, workers: int) -> None:
         self._source = source
         self._pool = ThreadPoolExecutor(workers)
         self._ahead = workers * PREFETCH
 
-    def batches(self, order: Sequence[int]) -> Iterator[Batch]:
+    def read_epoch(self, order: Sequence[int]) -> Iterator[DigestBatch]:
         """Yield the batches of an epoch with samples in that order."""
-        waiting: deque[Future[Batch]] = deque()
+        waiting: deque[Future[DigestBatch]] = deque()
         starts = iter(range(0, len(order), BATCH_SIZE))
         for start in starts:
             waiting.append(self._pool.submit(self._read, order[start : start + BATCH_SIZE]))
@@ -97,7 +97,7 @@ class Loader:
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def _read(self, numbers: Sequence[int]) -> Batch:
+    def _read(self, numbers: Sequence[int]) -> DigestBatch:
         names = self._source.names
-        samples = [self._source.read(names[number]) for number in numbers]
-        return Batch([hashlib.sha256(sample).digest() for sample in samples], sum(map(len, samples)))
+        samples = [self._source.read_sample(names[number]) for number in numbers]
+        return DigestBatch([hashlib.sha256(sample).digest() for sample in samples], sum(map(len, samples)))

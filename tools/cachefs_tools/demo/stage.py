@@ -11,19 +11,25 @@ from typing import Final
 
 import psutil
 
-from cachefs.messages import DatasetAdd, OriginOptions
+from cachefs.messages import DatasetAddRequest, OriginOptions
 from cachefs.rpc import DATASET_ADD
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools import image_folder
 from cachefs_tools.cachectl.display import size
-from cachefs_tools.demo.display import Display
-from cachefs_tools.demo.settings import STORE, Settings
+from cachefs_tools.demo.display import DemoDisplay
+from cachefs_tools.demo.settings import STORE_LIMITS, DemoSettings
 from cachefs_tools.lab.host import LOOPBACK
-from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.node import LabNode
 from cachefs_tools.lab.scratch import MEMORY_PREFIX, scratch_directory
-from cachefs_tools.lab.throttle import Throttle, throttled
+from cachefs_tools.lab.throttle import Throttle, run_throttle
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import SCRATCH, environment_for, memory_directory, program, s3_server
+from cachefs_tools.scratch_node import (
+    SCRATCH_CREDENTIALS,
+    environment_with,
+    memory_directory,
+    program_path,
+    run_s3_server,
+)
 
 BUCKET: Final = "demo-bucket"
 DATASET: Final = "demo"
@@ -34,12 +40,12 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoStage:
     """A dataset on the local disk, and the same behind the object store."""
 
-    settings: Settings
+    settings: DemoSettings
     work: Path
-    source: Path  # the dataset on the local disk
+    local_dataset: Path  # the dataset on the local disk
     total: int  # bytes of it
     store: Throttle
 
@@ -49,29 +55,29 @@ class Stage:
         memory = TierSettings(int(MEMORY_SHARE * self.total) + (16 << 20))
         return NodeSettings(memory, TierSettings(self.total + (64 << 20)), BLOCK_SIZE)
 
-    def environment(self, node: Node | None = None) -> dict[str, str]:
+    def environment(self, node: LabNode | None = None) -> dict[str, str]:
         """Return the variables of a training loop: those of a shell, the daemon's socket, and the store's
         credentials."""
         ours: Mapping[str, str] = {SOCKET_VARIABLE: str(node.socket)} if node is not None else {}
-        return {**environment_for(SCRATCH), **ours, "PYTHONUNBUFFERED": "1"}
+        return {**environment_with(SCRATCH_CREDENTIALS), **ours, "PYTHONUNBUFFERED": "1"}
 
-    def training(self, node: Node | None = None, *options: str) -> list[str]:
+    def training_command(self, node: LabNode | None = None, *options: str) -> list[str]:
         """Return the command of a training loop that reads the node's mount; None: the local disk."""
-        return self._loop(str(self.source if node is None else node.mountpoint), *options)
+        return self._loop(str(self.local_dataset if node is None else node.mountpoint), *options)
 
-    def from_store(self) -> list[str]:
+    def store_command(self) -> list[str]:
         """Return the command of a training loop that reads the object store itself."""
         return self._loop(BUCKET, "--endpoint", self.store.endpoint)
 
-    def under_run(self, node: Node) -> list[str]:
+    def cachefs_run_command(self, node: LabNode) -> list[str]:
         """Return the command of a training loop under `cachefs run`."""
-        front = [program("cachefs"), "run", "--job", DATASET, "--socket", str(node.socket), "--"]
-        return [*front, *self.training(node, "--publish")]
+        front = [program_path("cachefs"), "run", "--job", DATASET, "--socket", str(node.socket), "--"]
+        return [*front, *self.training_command(node, "--publish")]
 
-    def _start(self, node: Node) -> None:
+    def _start(self, node: LabNode) -> None:
         node.start(self.node_settings())
         options = OriginOptions(endpoint_url=self.store.endpoint, region="us-east-1", addressing_style="path")
-        for _ in node.client.stream(DATASET_ADD, DatasetAdd(DATASET, f"s3://{BUCKET}", options)):
+        for _ in node.client.stream_responses(DATASET_ADD, DatasetAddRequest(DATASET, f"s3://{BUCKET}", options)):
             pass
         node.mount(DATASET, ())
 
@@ -82,14 +88,14 @@ class Stage:
         ]  # fmt: skip
 
     @contextmanager
-    def node(self, name: str, display: Display) -> Iterator[Node]:
+    def run_node(self, name: str, display: DemoDisplay) -> Iterator[LabNode]:
         """Run a new node with empty tiers, and the dataset listed and mounted."""
         work = self.work / name
         work.mkdir()
         with _memory(self.total, work) as memory:
-            node = Node(name, LOOPBACK, work, memory)
+            node = LabNode(name, LOOPBACK, work, memory)
             try:
-                with display.working("starting a new node"):
+                with display.show_work("starting a new node"):
                     self._start(node)
                 yield node
             finally:
@@ -98,27 +104,27 @@ class Stage:
 
 
 @contextmanager
-def set_up(settings: Settings, display: Display) -> Iterator[Stage]:
+def prepare_stage(settings: DemoSettings, display: DemoDisplay) -> Iterator[DemoStage]:
     """Make the dataset, and run the object store. Everything is removed at the end."""
     with ExitStack() as stack:
         work = stack.enter_context(scratch_directory("cachefs-demo-"))
         source = work / "buckets" / BUCKET
-        display.say(f"generating {settings.files:,} files in {source}")
+        display.show_step(f"generating {settings.files:,} files in {source}")
         total = image_folder.generate(source, settings.files, settings.file_size)
         os.sync()  # otherwise the disk writes during the reads, and dirty pages cannot be dropped
-        display.say(
-            f"starting an S3 server that answers like a distant one: after {1e3 * STORE.latency:.0f} ms (p99"
-            f" {1e3 * STORE.latency_p99:.0f} ms), with {STORE.bandwidth / 1e6:.0f} MB/s"
+        display.show_step(
+            f"starting an S3 server that answers like a distant one: after {1e3 * STORE_LIMITS.latency:.0f} ms (p99"
+            f" {1e3 * STORE_LIMITS.latency_p99:.0f} ms), with {STORE_LIMITS.bandwidth / 1e6:.0f} MB/s"
         )
-        server = stack.enter_context(s3_server(source.parent, work / "s3.log"))
-        store = stack.enter_context(throttled(server, STORE, work / "throttle.log"))
-        display.say(
+        server = stack.enter_context(run_s3_server(source.parent, work / "s3.log"))
+        store = stack.enter_context(run_throttle(server, STORE_LIMITS, work / "throttle.log"))
+        display.show_step(
             f"{size(total)}; one loop with {1e3 * settings.compute:g} ms of computing per sample, fed in four ways"
         )
-        yield Stage(settings, work, source, total, store)
+        yield DemoStage(settings, work, source, total, store)
 
 
-def file_system_of(path: Path) -> str:
+def file_system_type(path: Path) -> str:
     """Return the type of the file system of *path*, such as `ext4`."""
     above = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
     return str(max(above, key=lambda one: len(one.mountpoint)).fstype)

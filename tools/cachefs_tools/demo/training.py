@@ -16,28 +16,32 @@ from typing import Any
 import numpy
 
 import cachefs
-from cachefs_tools.demo.loaders import Batch, Bucket, Folder, Loader
+from cachefs_tools.demo.loaders import BatchLoader, BucketSource, DigestBatch, FolderSource
 from cachefs_tools.demo.settings import BATCH_SIZE, EPOCHS, SEED
 
 
 def main() -> None:
     options = _arguments()
-    source = Bucket(options.endpoint, options.data, options.workers) if options.endpoint else Folder(options.data)
-    loader = Loader(source, options.workers)
+    source = (
+        BucketSource(options.endpoint, options.data, options.workers)
+        if options.endpoint
+        else FolderSource(options.data)
+    )
+    loader = BatchLoader(source, options.workers)
     _say({"ready": len(source.names)})
     for epoch in range(EPOCHS):
         if not sys.stdin.readline():
             break
         begin = time.monotonic()
-        if options.publish and not epoch and isinstance(source, Folder):
+        if options.publish and not epoch and isinstance(source, FolderSource):
             # The only line for cachefs. With PyTorch's DataLoader, `cachefs run` finds all this out by itself.
             cachefs.publish(
-                [source.path(name) for name in source.names],
+                [source.sample_path(name) for name in source.names],
                 sampler=cachefs.SamplerSpec(kind="numpy", size=len(source.names), seed=SEED, epochs=EPOCHS),
                 workers=options.workers, batch_size=BATCH_SIZE,
             )  # fmt: skip
         order = numpy.random.RandomState(SEED + epoch).permutation(len(source.names)).tolist()
-        _train(epoch, begin, loader.batches(order), options.compute)
+        _train(epoch, begin, loader.read_epoch(order), options.compute)
     loader.close()
 
 
@@ -51,7 +55,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _train(epoch: int, begin: float, batches: Iterable[Batch], compute: float) -> None:
+def _train(epoch: int, begin: float, batches: Iterable[DigestBatch], compute: float) -> None:
     """Run an epoch, and print its measurements. Times in seconds."""
     digest = hashlib.sha256()
     waited = slowest = 0.0

@@ -12,9 +12,9 @@ from cachefs_tools.doctor.finding import Finding, note, ok, warning
 _UNSYNCHRONISED: Final = 0x40  # STA_UNSYNC (adjtimex(2))
 _ERROR: Final = 5  # TIME_ERROR
 # Largest movement in seconds of a slewed clock against the monotonic one while doctor runs.
-_STEP: Final = 0.25
+_MAX_SLEW: Final = 0.25
 # S3 refuses requests whose time differs by 15 min. A clock that is behind refuses new certificates.
-_LONG: Final = 60.0
+_MAX_ERROR: Final = 60.0
 
 
 class _Timex(ctypes.Structure):
@@ -56,7 +56,7 @@ def _offset() -> float:
 def findings(facts: ClockFacts, offset_now: float) -> Iterator[Finding]:
     """Yield findings. offset_now: `offset` some seconds later."""
     moved = offset_now - facts.offset
-    if abs(moved) > _STEP:
+    if abs(moved) > _MAX_SLEW:
         yield warning(
             "clock.stepped",
             f"the clock was set by {moved:+.1f} s while this ran",
@@ -72,7 +72,7 @@ def findings(facts: ClockFacts, offset_now: float) -> Iterator[Finding]:
             "where it is wrong by minutes, S3 refuses signed requests (RequestTimeTooSkewed)",
             "run chronyd or systemd-timesyncd; in a container the host may do so",
         )
-    elif facts.error > _LONG:
+    elif facts.error > _MAX_ERROR:
         yield warning(
             "clock.synchronised",
             f"the clock may be wrong by {facts.error:.0f} s",

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from cachefs.listener import listening_process
-from cachefs_tools.doctor.disks import MEMORY, SSD, STATE, Place
+from cachefs_tools.doctor.disks import MEMORY, SSD, STATE, DaemonDirectory
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 
 
@@ -25,7 +25,7 @@ class ConfigFacts(msgspec.Struct, frozen=True):
     problems: Sequence[str] = ()
     remarks: Sequence[str] = ()
     # The configured directories, if there is no problem.
-    places: Sequence[Place] = ()
+    places: Sequence[DaemonDirectory] = ()
     socket: str = ""
     # Seconds for connecting to an origin, and for waiting for its bytes.
     connect_timeout: float = 5.0
@@ -51,12 +51,13 @@ def gather(argument: object) -> ConfigFacts:
     except configuration.InvalidConfig as error:
         return ConfigFacts(path, is_there, problems=error.problems)
     memory, ssd = config.memory, config.ssd
-    places = [Place(MEMORY, str(memory.dir), config.memory_budget, 0, config.memory_min_free)]
+    places = [DaemonDirectory(MEMORY, str(memory.dir), config.memory_budget, 0, config.memory_min_free)]
     if ssd is not None and config.ssd_budget:
-        places.append(Place(SSD, str(ssd.dir), config.ssd_budget, 0, config.ssd_min_free))
-    places.append(Place(STATE, str(config.daemon.state_dir)))
+        places.append(DaemonDirectory(SSD, str(ssd.dir), config.ssd_budget, 0, config.ssd_min_free))
+    places.append(DaemonDirectory(STATE, str(config.daemon.state_dir)))
     return ConfigFacts(
-        path, is_there, remarks=[*config.remarks(), *_notes(config)], places=places, socket=str(config.daemon.socket),
+        path, is_there, remarks=[*config.remarks(), *_directory_remarks(config)], places=places,
+        socket=str(config.daemon.socket),
         connect_timeout=config.origin_timeouts[0], read_timeout=config.origin_timeouts[1],
     )  # fmt: skip
 
@@ -75,7 +76,7 @@ def file_in_use(process: int) -> str:
     return next((path for path in paths if os.access(path, os.R_OK)), "")
 
 
-def _notes(config: object) -> Iterator[str]:
+def _directory_remarks(config: object) -> Iterator[str]:
     """Yield remarks about directories, for root only."""
     from cachefs_daemon.config import Config
     from cachefs_daemon.store import config_check

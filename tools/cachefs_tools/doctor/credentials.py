@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import msgspec
 
-from cachefs.counts import duration
+from cachefs.formatting import format_duration
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 
 # Seconds before expiry from which a warning is due. botocore renews renewable ones earlier.
-_SOON: Final = 600.0
+_WARNING_SECONDS: Final = 600.0
 # botocore's sources, in words.
-_WHERE: Final = {
+_SOURCES: Final = {
     "env": "environment variables",
     "shared-credentials-file": "~/.aws/credentials",
     "config-file": "~/.aws/config",
@@ -78,7 +78,9 @@ def findings(facts: CredentialFacts, whose: str) -> Iterator[Finding]:
             "~/.aws/credentials of the daemon's user",
         )
     else:
-        yield from _found(facts, f"credentials{profile} come from {_WHERE.get(facts.method, facts.method)}, as {whose}")
+        yield from _found(
+            facts, f"credentials{profile} come from {_SOURCES.get(facts.method, facts.method)}, as {whose}"
+        )
 
 
 def _found(facts: CredentialFacts, text: str) -> Iterator[Finding]:
@@ -88,21 +90,21 @@ def _found(facts: CredentialFacts, text: str) -> Iterator[Finding]:
     elif left <= 0:
         yield problem(
             "credentials.s3",
-            f"{text}; they expired {duration(-left)} ago",
+            f"{text}; they expired {format_duration(-left)} ago",
             "requests to S3 are refused",
             "renew them for the daemon",
         )
-    elif left < _SOON and not facts.is_renewed:
+    elif left < _WARNING_SECONDS and not facts.is_renewed:
         yield warning(
             "credentials.s3",
-            f"{text}; they expire in {duration(left)}",
+            f"{text}; they expire in {format_duration(left)}",
             "after that, S3 refuses requests",
             "renew them for the daemon",
         )
     else:
         renewed = ", and are renewed before" if facts.is_renewed else ""
-        yield ok("credentials.s3", f"{text}; they expire in {duration(left)}{renewed}")
+        yield ok("credentials.s3", f"{text}; they expire in {format_duration(left)}{renewed}")
 
 
-def skipped(why: str) -> Finding:
+def skipped_finding(why: str) -> Finding:
     return note("credentials.s3", f"credentials for S3 were not looked for: {why}")

@@ -16,7 +16,7 @@ MEMORY: Final = "memory"
 SSD: Final = "ssd"
 STATE: Final = "state"
 IN_MEMORY: Final = ("tmpfs", "ramfs")
-_OF_OTHERS: Final = (
+_NETWORK_KINDS: Final = (
     "nfs",
     "nfs4",
     "cifs",
@@ -33,10 +33,10 @@ _OF_OTHERS: Final = (
 # Room for the daemon's state apart from snapshots: the index of 10^7 blocks.
 _STATE_ROOM: Final = 2 << 30
 # A tier reserves a small part of its budget.
-_NEARLY: Final = 0.95
+_USABLE_SHARE: Final = 0.95
 
 
-class Place(msgspec.Struct, frozen=True):
+class DaemonDirectory(msgspec.Struct, frozen=True):
     """A directory of the daemon."""
 
     # `memory`, `ssd` or `state`.
@@ -51,7 +51,7 @@ class Place(msgspec.Struct, frozen=True):
 class DiskFacts(msgspec.Struct, frozen=True):
     """Facts about a directory's file system."""
 
-    place: Place
+    place: DaemonDirectory
     # The directory, or its nearest existing parent.
     nearest: str
     # Kind of file system, such as `ext4`; `?`: unknown.
@@ -71,7 +71,7 @@ class DiskFacts(msgspec.Struct, frozen=True):
 
 def gather(argument: object) -> DiskFacts:
     """Gather facts. argument: a Place."""
-    place = msgspec.convert(argument, Place)
+    place = msgspec.convert(argument, DaemonDirectory)
     directory = Path(place.directory)
     try:
         nearest = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
@@ -99,13 +99,13 @@ def findings(facts: DiskFacts) -> Iterator[Finding]:
     if facts.error:
         yield note(name, f"{place.directory}: {facts.error}", "nothing is known of it", "run doctor as root")
         return
-    found = list(_wrong(facts, name))
+    found = list(_directory_findings(facts, name))
     yield from found
     if not found:
         yield ok(name, f"{place.directory}: {facts.kind} of {format_size(facts.size)}, {format_size(facts.free)} free")
 
 
-def shared(facts: Sequence[DiskFacts]) -> Iterator[Finding]:
+def shared_findings(facts: Sequence[DiskFacts]) -> Iterator[Finding]:
     """Yield findings about directories that share a file system."""
     found = {each.place.name: each for each in facts if not each.error}
     state, ssd = found.get(STATE), found.get(SSD)
@@ -130,7 +130,7 @@ def shared(facts: Sequence[DiskFacts]) -> Iterator[Finding]:
         yield ok("disks.shared", f"{text}; ssd.min_free keeps {format_size(ssd.place.min_free)} for it")
 
 
-def _wrong(facts: DiskFacts, name: str) -> Iterator[Finding]:
+def _directory_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
     place = facts.place
     if facts.missing_mount:
         yield problem(
@@ -148,14 +148,14 @@ def _wrong(facts: DiskFacts, name: str) -> Iterator[Finding]:
             "see dmesg for errors of the disk; mount -o remount,rw",
         )
     if place.name == STATE:
-        yield from _wrong_state(facts, name)
+        yield from _state_findings(facts, name)
         return
-    yield from _wrong_kind(facts, name)
-    yield from _wrong_room(facts, name)
+    yield from _kind_findings(facts, name)
+    yield from _room_findings(facts, name)
 
 
-def _wrong_state(facts: DiskFacts, name: str) -> Iterator[Finding]:
-    if facts.kind in _OF_OTHERS:
+def _state_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
+    if facts.kind in _NETWORK_KINDS:
         yield problem(
             name,
             f"state_dir {facts.place.directory} is on {facts.kind}",
@@ -178,10 +178,10 @@ def _wrong_state(facts: DiskFacts, name: str) -> Iterator[Finding]:
         )
 
 
-def _wrong_kind(facts: DiskFacts, name: str) -> Iterator[Finding]:
+def _kind_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
     place = facts.place
     where = f"the {place.name} tier's directory {place.directory} is on {facts.kind}"
-    if facts.kind in _OF_OTHERS or facts.kind.startswith("fuse"):
+    if facts.kind in _NETWORK_KINDS or facts.kind.startswith("fuse"):
         yield problem(
             name,
             where,
@@ -218,7 +218,7 @@ def _wrong_kind(facts: DiskFacts, name: str) -> Iterator[Finding]:
         )
 
 
-def _wrong_room(facts: DiskFacts, name: str) -> Iterator[Finding]:
+def _room_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
     place = facts.place
     if not place.budget:
         return
@@ -231,7 +231,7 @@ def _wrong_room(facts: DiskFacts, name: str) -> Iterator[Finding]:
             "the tier is smaller than it seems; on a full tmpfs nothing is kept in memory",
             f"{more}, or lower {place.name}.budget",
         )
-    elif facts.free - (place.min_free or 0) + place.used < _NEARLY * place.budget:
+    elif facts.free - (place.min_free or 0) + place.used < _USABLE_SHARE * place.budget:
         room = max(0, facts.free - (place.min_free or 0) + place.used)
         yield warning(
             name,

@@ -8,12 +8,12 @@ from typing import Final
 
 import msgspec
 
-from cachefs.counts import counted
 from cachefs.errors import CachefsError
+from cachefs.formatting import format_count
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import FS_TYPE, SOURCE_PREFIX
 from cachefs_tools.doctor.finding import Finding, ok, problem, warning
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 FSTAB: Final = Path("/etc/fstab")
 HELPER: Final = Path("/sbin/mount.cachefs")
@@ -39,14 +39,14 @@ def gather(path: object) -> FstabFacts:
         text = Path(path).read_text(errors="surrogateescape")
     except OSError:
         return FstabFacts()
-    lines = our_lines(text)
+    lines = cachefs_lines(text)
     places = [fields[1] for _, line in lines if len(fields := line.split()) > 1]
     # From the parent directory, since a mount there may hang.
     there = [place for place in places if _name_in_parent(Path(_unescaped(place)))]
     return FstabFacts(lines, os.access(HELPER, os.X_OK), there)
 
 
-def our_lines(text: str) -> list[tuple[int, str]]:
+def cachefs_lines(text: str) -> list[tuple[int, str]]:
     """Return (number, text) of lines that mount cachefs, or seem to."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -60,7 +60,7 @@ def our_lines(text: str) -> list[tuple[int, str]]:
 
 def findings(facts: FstabFacts, datasets: Collection[str] | None) -> Iterator[Finding]:
     """Yield findings. datasets: names known to the daemon; None: no daemon answers."""
-    found = [finding for number, line in facts.lines for finding in _of_line(number, line, facts, datasets)]
+    found = [finding for number, line in facts.lines for finding in _line_findings(number, line, facts, datasets)]
     yield from found
     if facts.lines and not facts.has_helper:
         yield problem(
@@ -70,10 +70,10 @@ def findings(facts: FstabFacts, datasets: Collection[str] | None) -> Iterator[Fi
             "as root: cachefs install-mount-helper",
         )
     elif facts.lines and not found:
-        yield ok("fstab.lines", f"{counted(len(facts.lines), 'line')} of /etc/fstab for mounts of cachefs")
+        yield ok("fstab.lines", f"{format_count(len(facts.lines), 'line')} of /etc/fstab for mounts of cachefs")
 
 
-def _of_line(number: int, line: str, facts: FstabFacts, datasets: Collection[str] | None) -> Iterator[Finding]:
+def _line_findings(number: int, line: str, facts: FstabFacts, datasets: Collection[str] | None) -> Iterator[Finding]:
     where = f"/etc/fstab, line {number}"
     fields = line.split()
     if not 4 <= len(fields) <= 6:
@@ -88,42 +88,42 @@ def _of_line(number: int, line: str, facts: FstabFacts, datasets: Collection[str
     if kind != _TYPE:
         yield problem(
             "fstab.type",
-            f"{where} has the type {escape(kind)}",
+            f"{where} has the type {escape_name(kind)}",
             "mount(8) does not find mount.cachefs",
             "write cachefs as the third field",
         )
-    yield from _source(where, source, datasets)
-    yield from _options(where, given)
+    yield from _source_findings(where, source, datasets)
+    yield from _option_findings(where, given)
     if directory not in facts.directories:
         yield problem(
             "fstab.directory",
-            f"{where}: {escape(directory)} does not exist",
+            f"{where}: {escape_name(directory)} does not exist",
             "nothing is mounted there",
-            f"mkdir -p {shlex.quote(escape(directory))}",
+            f"mkdir -p {shlex.quote(escape_name(directory))}",
         )
 
 
-def _source(where: str, source: str, datasets: Collection[str] | None) -> Iterator[Finding]:
+def _source_findings(where: str, source: str, datasets: Collection[str] | None) -> Iterator[Finding]:
     if not source.startswith(SOURCE_PREFIX):
         yield warning(
             "fstab.source",
-            f"{where} names the dataset as {escape(source)}",
+            f"{where} names the dataset as {escape_name(source)}",
             "a second `mount -a` fails, and a directory of that name is taken for it",
-            f"write {SOURCE_PREFIX}{escape(source)}",
+            f"write {SOURCE_PREFIX}{escape_name(source)}",
         )
     if datasets is None:
         return
-    for part in MountSpec.parse(_unescaped(source)).parts:
+    for part in MountSpec.parse(_unescaped(source)).datasets:
         if "://" not in part.name and part.name not in datasets:
             yield problem(
                 "fstab.dataset",
-                f"{where} names dataset {escape(part.name)}, which the daemon does not have",
+                f"{where} names dataset {escape_name(part.name)}, which the daemon does not have",
                 "the mount fails",
-                f"cachectl dataset add {shlex.quote(escape(part.name))} URL",
+                f"cachectl dataset add {shlex.quote(escape_name(part.name))} URL",
             )
 
 
-def _options(where: str, given: str) -> Iterator[Finding]:
+def _option_findings(where: str, given: str) -> Iterator[Finding]:
     options = given.split(",")
     if "_netdev" not in options:
         yield warning(
@@ -155,9 +155,9 @@ def _options(where: str, given: str) -> Iterator[Finding]:
             f"add x-systemd.after={_SERVICE}",
         )
     try:
-        from cachefs.mount.options import parse
+        from cachefs.mount.options import parse_options
 
-        parse((_unescaped(given),))
+        parse_options((_unescaped(given),))
     except CachefsError as error:
         yield problem("fstab.options", f"{where}: {error}", "the mount fails", "correct the option")
 

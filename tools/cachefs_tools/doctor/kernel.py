@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs.extras import way_out
+from cachefs.extras import install_command
 from cachefs_tools.doctor.finding import Finding, Level, note, ok, problem, warning
 
 _SYS_ADMIN: Final = 21  # CAP_SYS_ADMIN (linux/capability.h)
@@ -72,7 +72,7 @@ def gather(_: object) -> KernelFacts:
         fusermount=shutil.which("fusermount3") or "",
         user_allow_other=any(line.strip() == "user_allow_other" for line in fuse_conf),
         most_background=int(_text(_PARAMETERS / "max_user_bgreq").strip() or 0),
-        lacking=_lacking(),
+        lacking=_missing_python_part(),
     )
 
 
@@ -87,11 +87,11 @@ def findings(facts: KernelFacts) -> Iterator[Finding]:
             "fuse.python",
             facts.lacking,
             "without zero-open, each open is a request to the mount; without pyfuse3, nothing can be mounted here",
-            f"with a C compiler, pkg-config and libfuse3-dev: {way_out('mount')}",
+            f"with a C compiler, pkg-config and libfuse3-dev: {install_command('mount')}",
         )
 
 
-def version(release: str) -> tuple[int, int]:
+def release_version(release: str) -> tuple[int, int]:
     """Return the first two numbers of a release; (0, 0) if there are none."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return (int(found[1]), int(found[2])) if found else (0, 0)
@@ -115,7 +115,7 @@ def _device(facts: KernelFacts) -> Iterator[Finding]:
 
 
 def _features(facts: KernelFacts) -> Iterator[Finding]:
-    now = version(facts.release)
+    now = release_version(facts.release)
     missing = [feature for feature in _FEATURES if now < feature[0]]
     for (major, minor), name, what, consequence in missing:
         yield warning(
@@ -131,7 +131,7 @@ def _features(facts: KernelFacts) -> Iterator[Finding]:
 def _control(facts: KernelFacts) -> Finding:
     if facts.has_control:
         return ok("fuse.control", "the control files of FUSE connections are there (fusectl)")
-    if facts.may_mount and version(facts.release) >= (5, 2):
+    if facts.may_mount and release_version(facts.release) >= (5, 2):
         return ok("fuse.control", "fusectl is not mounted; mounts by root reach it on their own")
     return Finding(
         "fuse.control",
@@ -181,11 +181,11 @@ def _ordinary_user(facts: KernelFacts) -> Iterator[Finding]:
         )
 
 
-def _lacking() -> str:
-    from cachefs.mount.zero_open import ZeroOpenUnavailable, load
+def _missing_python_part() -> str:
+    from cachefs.mount.zero_open import ZeroOpenUnavailable, load_interposer
 
     try:
-        load()
+        load_interposer()
         import pyfuse3  # noqa: F401
     except ZeroOpenUnavailable as error:
         return str(error)

@@ -15,7 +15,7 @@ from cachefs_tools.doctor.finding import Finding, Level, note, ok, warning
 # The daemon opens segments, snapshots and connections; mounts open segments and clones of the device.
 ENOUGH_FILES: Final = 65536
 # Enough for a node with a few datasets and jobs.
-FEW_FILES: Final = 16384
+MIN_FILES: Final = 16384
 _HEADROOM: Final = 256 << 20
 
 
@@ -44,7 +44,7 @@ def gather(daemon: object) -> LimitFacts:
         files=files if files != resource.RLIM_INFINITY else 1 << 62,
         files_of_daemon=seen,
         memory=page * os.sysconf("SC_PHYS_PAGES"),
-        available=_available() or page * os.sysconf("SC_AVPHYS_PAGES"),
+        available=_available_memory() or page * os.sysconf("SC_AVPHYS_PAGES"),
         processors=len(os.sched_getaffinity(0)),
         groups=list(memory_limits()),
     )
@@ -57,14 +57,14 @@ def findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
     if facts.files < ENOUGH_FILES:
         yield Finding(
             "limits.files",
-            Level.WARNING if facts.files_of_daemon and facts.files < FEW_FILES else Level.NOTE,
+            Level.WARNING if facts.files_of_daemon and facts.files < MIN_FILES else Level.NOTE,
             f"{whose} may have {shown} files open (hard limit)",
             "a daemon or mount with many snapshots, tiers of TiB or thousands of readers cannot open more",
             f"LimitNOFILE={ENOUGH_FILES} in the unit, or ulimit -Hn {ENOUGH_FILES}",
         )
     else:
         yield ok("limits.files", f"{whose} may have {shown} files open")
-    yield from _groups(facts, memory_budget)
+    yield from _group_findings(facts, memory_budget)
     if memory_budget > facts.memory:
         yield warning(
             "limits.memory",
@@ -80,7 +80,7 @@ def findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
         )
 
 
-def _groups(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
+def _group_findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
     if not facts.groups:
         return
     limit, held = min(facts.groups, key=lambda each: each[0] - each[1])
@@ -103,7 +103,7 @@ def _groups(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
         yield note("limits.cgroup", text)
 
 
-def _available() -> int:
+def _available_memory() -> int:
     try:
         with open("/proc/meminfo") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))

@@ -12,12 +12,12 @@ import msgspec
 from cachefs.messages import MountView
 from cachefs.mount_table import mount_points
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 # Seconds for all mounts to respond, and most mounts that are tested.
 ANSWER_SECONDS: Final = 4.0
-MOST: Final = 256
-ANSWERS: Final = "answers"
+MAX_MOUNTS: Final = 256
+RESPONDS: Final = "answers"
 DEAD: Final = "dead"
 HANGS: Final = "hangs"
 # Findings of one kind that are listed; the rest is counted.
@@ -34,13 +34,13 @@ class MountFacts(msgspec.Struct, frozen=True):
 
 
 def gather(_: object) -> list[MountFacts]:
-    points = mount_points()[:MOST]
+    points = mount_points()[:MAX_MOUNTS]
     states = dict.fromkeys((str(point.path) for point in points), HANGS)
 
     def look(path: str) -> None:
         try:
             os.statvfs(path)
-            states[path] = ANSWERS
+            states[path] = RESPONDS
         except OSError as error:
             states[path] = DEAD if error.errno == errno.ENOTCONN else error.strerror or str(error)
 
@@ -55,46 +55,46 @@ def gather(_: object) -> list[MountFacts]:
 
 def findings(found: Sequence[MountFacts], known: Sequence[MountView] | None, version: str) -> Iterator[Finding]:
     """Yield findings. known: the daemon's mounts; None: no daemon answers. version: of cachectl."""
-    yield from _limited([finding for each in found for finding in _of_mount(each)])
-    living = sum(each.state == ANSWERS for each in found)
+    yield from _limit_findings([finding for each in found for finding in _mount_findings(each)])
+    living = sum(each.state == RESPONDS for each in found)
     if living:
         yield ok("mounts.alive", f"{living} mount{'s answer' if living > 1 else ' answers'}")
     elif not found:
         yield note("mounts.none", "nothing is mounted here")
     if known is not None:
-        yield from _limited([finding for each in known for finding in _as_daemon_says(each, version)])
-        yield from _unknown(found, known)
+        yield from _limit_findings([finding for each in known for finding in _daemon_view_findings(each, version)])
+        yield from _unknown_mount_findings(found, known)
 
 
-def _of_mount(each: MountFacts) -> Iterator[Finding]:
-    if each.state == ANSWERS:
+def _mount_findings(each: MountFacts) -> Iterator[Finding]:
+    if each.state == RESPONDS:
         return
-    way_out = f"cachectl umount {escape(each.path)}, then mount again"
+    way_out = f"cachectl umount {escape_name(each.path)}, then mount again"
     if each.state == DEAD:
         yield problem(
             "mounts.dead",
-            f"{escape(each.path)}: its process is gone",
+            f"{escape_name(each.path)}: its process is gone",
             "everything there fails (Transport endpoint is not connected)",
             way_out,
         )
     elif each.state == HANGS:
         yield problem(
             "mounts.hangs",
-            f"{escape(each.path)} has not answered within {ANSWER_SECONDS:.0f} s",
+            f"{escape_name(each.path)} has not answered within {ANSWER_SECONDS:.0f} s",
             "programs that read there wait; its process is stopped, or stuck",
             way_out,
         )
     else:
         yield note(
             "mounts.error",
-            f"{escape(each.path)}: {each.state}",
+            f"{escape_name(each.path)}: {each.state}",
             "files there cannot be read by this user",
             "look at the rights of the directories above, and at allow_other",
         )
 
 
-def _as_daemon_says(each: MountView, version: str) -> Iterator[Finding]:
-    path = escape(each.mountpoint)
+def _daemon_view_findings(each: MountView, version: str) -> Iterator[Finding]:
+    path = escape_name(each.mountpoint)
     if each.detached and each.alive:
         yield note(
             "mounts.detached",
@@ -110,15 +110,15 @@ def _as_daemon_says(each: MountView, version: str) -> Iterator[Finding]:
         )
 
 
-def _unknown(found: Sequence[MountFacts], known: Sequence[MountView]) -> Iterator[Finding]:
+def _unknown_mount_findings(found: Sequence[MountFacts], known: Sequence[MountView]) -> Iterator[Finding]:
     told = {each.mountpoint for each in known}
-    others = [escape(each.path) for each in found if each.state == ANSWERS and each.path not in told]
+    others = [escape_name(each.path) for each in found if each.state == RESPONDS and each.path not in told]
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
         yield note("mounts.unknown", f"{others[0]}{more}: of another daemon, or just mounted")
 
 
-def _limited(found: Sequence[Finding]) -> Iterator[Finding]:
+def _limit_findings(found: Sequence[Finding]) -> Iterator[Finding]:
     yield from found[:_LISTED]
     if len(found) > _LISTED:
         last = found[_LISTED]

@@ -7,31 +7,40 @@ from typing import Final
 
 import msgspec
 
-from cachefs.counts import counted, duration
 from cachefs.errors import CachefsError, DaemonUnavailable
+from cachefs.formatting import format_count, format_duration
 from cachefs.listener import is_stopped, listening_process
 from cachefs.messages import DatasetName, DatasetView, Empty, OriginOptions, Status
 from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient
-from cachefs.socket_path import refusal
-from cachefs.troubles import Cause, consequence, is_failing, way_out, words
-from cachefs_tools.doctor.asking import Account
+from cachefs.socket_path import refusal_reason
+from cachefs.trouble_texts import Cause, describe_consequence, describe_trouble, is_failing, remedy
+from cachefs_tools.doctor.fact_child import ProcessAccount
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 CALL_SECONDS: Final = 5.0
 SHOW_SECONDS: Final = 30.0
 # Most datasets whose options are requested: each costs the daemon a walk over the dataset's blocks.
-MOST_DATASETS: Final = 16
+MAX_DATASETS: Final = 16
 # Most lines with problems of other nodes.
-MOST_LINES: Final = 8
+MAX_LINES: Final = 8
 # Seconds for which an error counts as current.
 _RECENT: Final = 3600.0
 # Variables with which the daemon finds credentials, CAs and proxies; checks in its place need them.
-_OF_ORIGINS: Final = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "REQUESTS_CA_BUNDLE", "SSL_CERT_", "HOME", "CURL_CA_BUNDLE")
+_ORIGIN_VARIABLES: Final = (
+    "AWS_",
+    "GOOGLE_",
+    "AZURE_",
+    "HF_",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_",
+    "HOME",
+    "CURL_CA_BUNDLE",
+)
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
 
-class Question(msgspec.Struct, frozen=True):
+class NodeQuery(msgspec.Struct, frozen=True):
     """The request to this check."""
 
     socket: str
@@ -41,7 +50,7 @@ class Question(msgspec.Struct, frozen=True):
     all_datasets: bool = False
 
 
-class NodeFacts(msgspec.Struct, frozen=True):
+class DaemonFacts(msgspec.Struct, frozen=True):
     """Facts about the daemon."""
 
     socket: str
@@ -59,29 +68,29 @@ class NodeFacts(msgspec.Struct, frozen=True):
     cluster: Sequence[str] = ()
 
 
-def gather(argument: object) -> NodeFacts:
+def gather(argument: object) -> DaemonFacts:
     """Gather facts. argument: a Question."""
-    wanted = msgspec.convert(argument, Question)
+    wanted = msgspec.convert(argument, NodeQuery)
     socket = Path(wanted.socket)
-    if reason := refusal(socket):
-        return NodeFacts(wanted.socket, reason)
+    if reason := refusal_reason(socket):
+        return DaemonFacts(wanted.socket, reason)
     pid = listening_process(socket) or 0
     if pid and is_stopped(pid):
-        return NodeFacts(wanted.socket, pid=pid, is_stopped=True, error="it is stopped")
+        return DaemonFacts(wanted.socket, pid=pid, is_stopped=True, error="it is stopped")
     try:
         client = DaemonClient(socket)
         status = client.call(STATUS, Empty(), CALL_SECONDS)
         datasets = client.call(DATASET_LIST, Empty(), CALL_SECONDS).datasets
         known = [each.name for each in datasets]
         names = known if wanted.all_datasets else [name for name in wanted.datasets if name in known]
-        details = [client.call(DATASET_SHOW, DatasetName(name=name), SHOW_SECONDS) for name in names[:MOST_DATASETS]]
+        details = [client.call(DATASET_SHOW, DatasetName(name=name), SHOW_SECONDS) for name in names[:MAX_DATASETS]]
         options = {detail.dataset.name: detail.options for detail in details}
     except DaemonUnavailable as error:
-        return NodeFacts(wanted.socket, pid=pid, error=str(error))
+        return DaemonFacts(wanted.socket, pid=pid, error=str(error))
     except CachefsError as error:
-        return NodeFacts(wanted.socket, pid=pid, error=f"it answers with an error: {error}")
+        return DaemonFacts(wanted.socket, pid=pid, error=f"it answers with an error: {error}")
     cluster = _cluster_problems(client) if status.cluster.source != "none" else []
-    return NodeFacts(wanted.socket, "", status.pid, False, status, datasets, options, cluster=cluster)
+    return DaemonFacts(wanted.socket, "", status.pid, False, status, datasets, options, cluster=cluster)
 
 
 def _cluster_problems(client: DaemonClient) -> list[str]:
@@ -93,36 +102,36 @@ def _cluster_problems(client: DaemonClient) -> list[str]:
     return [f"node {node}: {line}" for node, counters in said if counters is not None for line in counters.problems]
 
 
-def environment_of(process: int) -> dict[str, str]:
+def origin_variables(process: int) -> dict[str, str]:
     """Return the daemon's variables for access to origins; empty if this user may not see them."""
     try:
         content = Path(f"/proc/{process}/environ").read_bytes()
     except OSError:
         return {}
     pairs = (os.fsdecode(item).partition("=") for item in content.split(b"\0"))
-    return {name: value for name, _, value in pairs if name.startswith(_OF_ORIGINS) or name.lower() in _PROXIES}
+    return {name: value for name, _, value in pairs if name.startswith(_ORIGIN_VARIABLES) or name.lower() in _PROXIES}
 
 
-def account_of(process: int) -> Account | None:
+def process_account(process: int) -> ProcessAccount | None:
     """Return the user of a process; None if it is gone."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
         return None
     found = {name: values.split() for name, _, values in (line.partition(":") for line in lines)}
-    return Account(int(found["Uid"][1]), int(found["Gid"][1]), [int(group) for group in found["Groups"]])
+    return ProcessAccount(int(found["Uid"][1]), int(found["Gid"][1]), [int(group) for group in found["Groups"]])
 
 
-def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
+def findings(facts: DaemonFacts, version: str, now: float) -> Iterator[Finding]:
     """Yield findings. version: of cachectl. now: Unix time."""
     if facts.status is None:
-        yield _absent(facts)
+        yield _no_daemon_finding(facts)
         return
     status = facts.status
     yield ok(
         "daemon.answers",
         f"cachefsd {status.version} answers at {facts.socket} (pid {status.pid}, up "
-        f"{duration(status.uptime)}), datasets: {status.datasets:,}",
+        f"{format_duration(status.uptime)}), datasets: {status.datasets:,}",
     )
     if status.version != version:
         yield warning(
@@ -133,18 +142,20 @@ def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
         )
     for one in status.troubles:
         report = problem if one.waiting or is_failing(one.cause) or one.cause == Cause.TIER else warning
-        yield report(f"daemon.{one.cause}", escape(words(one, now)), consequence(one), way_out(one))
+        yield report(
+            f"daemon.{one.cause}", escape_name(describe_trouble(one, now)), describe_consequence(one), remedy(one)
+        )
     if status.cluster.problem:
         yield warning(
             "daemon.cluster",
-            f"the cluster: {escape(status.cluster.problem)}",
+            f"the cluster: {escape_name(status.cluster.problem)}",
             "nodes may not see each other",
             "see cachectl cluster",
         )
-    for line in facts.cluster[:MOST_LINES]:
+    for line in facts.cluster[:MAX_LINES]:
         yield warning(
             "daemon.cluster_datasets",
-            escape(line),
+            escape_name(line),
             "blocks may be read from the origin more often than once, or not be readable there",
             "cachectl cluster shows all, the log of that node says more",
         )
@@ -153,14 +164,15 @@ def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
         last = max(recent, key=lambda error: error.when)
         yield warning(
             "daemon.errors",
-            f"{counted(sum(error.count for error in recent), 'failure')}, the last {duration(now - last.when)} ago: "
-            f"{escape(last.message if last.subject in last.message else f'{last.subject}: {last.message}')}",
+            f"{format_count(sum(error.count for error in recent), 'failure')}, "
+            f"the last {format_duration(now - last.when)} ago: "
+            f"{escape_name(last.message if last.subject in last.message else f'{last.subject}: {last.message}')}",
             "reads may have failed or waited",
             "cachectl errors shows all",
         )
 
 
-def _absent(facts: NodeFacts) -> Finding:
+def _no_daemon_finding(facts: DaemonFacts) -> Finding:
     away = "mounts serve what is cached, and nothing can be fetched, mounted or published"
     if facts.is_stopped:
         return problem(
@@ -190,20 +202,20 @@ def _absent(facts: NodeFacts) -> Finding:
     )
 
 
-def without_datasets(names: Sequence[str], facts: NodeFacts) -> Iterator[Finding]:
+def missing_dataset_findings(names: Sequence[str], facts: DaemonFacts) -> Iterator[Finding]:
     """Yield findings for named datasets that do not exist."""
     known = {each.name for each in facts.datasets}
     for name in names:
         if facts.status is not None and name not in known:
             yield problem(
                 "daemon.dataset",
-                f"there is no dataset {escape(name)}",
+                f"there is no dataset {escape_name(name)}",
                 "no program can read it",
                 "cachectl dataset list shows all; cachectl dataset add adds one",
             )
     if facts.status is None and names:
         yield note(
             "origin.skipped",
-            f"datasets were named ({', '.join(map(escape, names[:4]))}), and no daemon answers",
+            f"datasets were named ({', '.join(map(escape_name, names[:4]))}), and no daemon answers",
             "their origins are not known, and were not asked",
         )

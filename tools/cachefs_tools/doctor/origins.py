@@ -7,21 +7,21 @@ from typing import Final
 
 import msgspec
 
-from cachefs.counts import counted
 from cachefs.errors import CachefsError
+from cachefs.formatting import format_count
 from cachefs.messages import OriginOptions
 from cachefs.sizes import format_size
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
-from cachefs_tools.names import escape
-from cachefs_tools.origin_speed import Look, OriginSpeed, measure
+from cachefs_tools.escaped_names import escape_name
+from cachefs_tools.origin_speed import MeasurementBounds, OriginSpeed, measure_origin
 
 # At most 20 requests and 17 MiB.
-LOOK: Final = Look(small=12, widths=(4,), large=8, large_bytes=2 << 20, seconds=20.0)
+DEFAULT_BOUNDS: Final = MeasurementBounds(small=12, widths=(4,), large=8, large_bytes=2 << 20, seconds=20.0)
 # Seconds of a small read above which one stream is slow, whatever the bandwidth.
-_SLOW: Final = 0.5
+_SLOW_SECONDS: Final = 0.5
 
 
-class Question(msgspec.Struct, frozen=True):
+class OriginQuery(msgspec.Struct, frozen=True):
     """The dataset to test."""
 
     dataset: str
@@ -31,7 +31,7 @@ class Question(msgspec.Struct, frozen=True):
     # The daemon's timeouts in seconds.
     connect_timeout: float = 5.0
     read_timeout: float = 10.0
-    look: Look = LOOK
+    look: MeasurementBounds = DEFAULT_BOUNDS
 
 
 class OriginFacts(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ def gather(argument: object) -> OriginFacts:
     """Gather facts. argument: a Question."""
     from cachefs_daemon.origin.base import OriginSettings
 
-    wanted = msgspec.convert(argument, Question)
+    wanted = msgspec.convert(argument, OriginQuery)
     settings = OriginSettings(
         max_connections=max(wanted.look.widths),
         connect_timeout=wanted.connect_timeout,
@@ -57,7 +57,7 @@ def gather(argument: object) -> OriginFacts:
         hedge_share=0.0,
     )
     try:
-        speed = measure(Path(wanted.snapshot), wanted.options, settings, wanted.look)
+        speed = measure_origin(Path(wanted.snapshot), wanted.options, settings, wanted.look)
     except CachefsError as error:
         return OriginFacts(wanted.dataset, error=str(error))
     return OriginFacts(wanted.dataset, speed=speed)
@@ -65,12 +65,12 @@ def gather(argument: object) -> OriginFacts:
 
 def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
     """Yield findings. whose: whose credentials were used, in words."""
-    speed, dataset = facts.speed, f"dataset {escape(facts.dataset)}"
+    speed, dataset = facts.speed, f"dataset {escape_name(facts.dataset)}"
     if facts.error:
-        yield note("origin.skipped", f"{dataset}: its origin was not asked: {escape(facts.error)}")
+        yield note("origin.skipped", f"{dataset}: its origin was not asked: {escape_name(facts.error)}")
         return
     if speed.error:
-        yield from _failed(facts, whose)
+        yield from _failure_findings(facts, whose)
         return
     if not speed.requests and not speed.bytes:
         yield note("origin.empty", f"{dataset} has no file with bytes in it, so its origin was not asked")
@@ -78,10 +78,10 @@ def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
     best = max((each.bytes for each in speed.throughput), default=0.0)
     text = (
         f"{dataset}: first byte to last of a small read {1e3 * speed.p50:.1f} ms (p99 {1e3 * speed.p99:.1f} ms), "
-        f"{best / 1e6:,.0f} MB/s with {counted(max(LOOK.widths), 'request')} at once, asked {whose}: "
-        f"{counted(speed.requests, 'request')}, {format_size(speed.bytes)}"
+        f"{best / 1e6:,.0f} MB/s with {format_count(max(DEFAULT_BOUNDS.widths), 'request')} at once, asked {whose}: "
+        f"{format_count(speed.requests, 'request')}, {format_size(speed.bytes)}"
     )
-    if speed.p50 > _SLOW:
+    if speed.p50 > _SLOW_SECONDS:
         yield warning(
             "origin.speed",
             text,
@@ -92,8 +92,8 @@ def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
         yield ok("origin.speed", text)
 
 
-def _failed(facts: OriginFacts, whose: str) -> Iterator[Finding]:
-    text = f"dataset {escape(facts.dataset)}, asked {whose}: {escape(facts.speed.message)}"
+def _failure_findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
+    text = f"dataset {escape_name(facts.dataset)}, asked {whose}: {escape_name(facts.speed.message)}"
     waits = "what is not cached cannot be read"
     match facts.speed.error:
         case "ObjectChanged":
@@ -101,7 +101,7 @@ def _failed(facts: OriginFacts, whose: str) -> Iterator[Finding]:
                 "origin.changed",
                 text,
                 "reads of such objects fail with ESTALE",
-                f"cachectl dataset refresh {escape(facts.dataset)}",
+                f"cachectl dataset refresh {escape_name(facts.dataset)}",
             )
         case "OriginAccessDenied":
             yield problem("origin.refused", text, waits, "see the finding about credentials, and the bucket's policy")

@@ -13,9 +13,9 @@ import msgspec
 from cachefs_tools.doctor.disks import MEMORY
 from cachefs_tools.doctor.finding import Finding, note, ok, warning
 
-MOST_BYTES: Final = 64 << 20
-MOST_SECONDS: Final = 1.0
-_PIECE: Final = 1 << 20
+MAX_BYTES: Final = 64 << 20
+MAX_SECONDS: Final = 1.0
+_CHUNK: Final = 1 << 20
 # Bytes per second below which a tier is hardly useful: the speed of one connection to an object store.
 _SLOW: Final = {MEMORY: 500e6}
 _SLOW_DISK: Final = 100e6
@@ -40,7 +40,7 @@ def gather(directory: object) -> SpeedFacts:
         return SpeedFacts(error=error.strerror or str(error))
     try:
         free = os.fstatvfs(descriptor)
-        if free.f_bavail * free.f_frsize < 4 * MOST_BYTES:
+        if free.f_bavail * free.f_frsize < 4 * MAX_BYTES:
             return SpeedFacts(error="too little room for a look")
         began = time.monotonic()
         count = _write(descriptor, began)
@@ -74,15 +74,15 @@ def findings(tier: str, directory: str, facts: SpeedFacts) -> Iterator[Finding]:
 
 
 def _write(descriptor: int, began: float) -> int:
-    piece, count = os.urandom(_PIECE), 0
-    while count < MOST_BYTES and time.monotonic() - began < MOST_SECONDS:
+    piece, count = os.urandom(_CHUNK), 0
+    while count < MAX_BYTES and time.monotonic() - began < MAX_SECONDS:
         count += os.write(descriptor, piece)
     return count
 
 
 def _read(descriptor: int, began: float) -> int:
-    buffer, count = bytearray(_PIECE), 0
-    while time.monotonic() - began < MOST_SECONDS:
+    buffer, count = bytearray(_CHUNK), 0
+    while time.monotonic() - began < MAX_SECONDS:
         got = os.preadv(descriptor, [buffer], count)
         if not got:
             break

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from cachefs_tools.lab.host import Host, require_root, started_host
+from cachefs_tools.lab.host import LabHost, create_host, require_root
 
 _NETWORK: Final = "10.77.0"
 _HUB: Final = 254
-MOST_HOSTS: Final = 64
+MAX_HOSTS: Final = 64
 # Bytes of a switch port's queue, and of a burst.
 QUEUE: Final = 256 << 10
 _BURST: Final = 128 << 10
@@ -31,45 +31,45 @@ _OFFLOADS: Final = (0x1F, 0x24, 0x2C)  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGR
 class Bridge:
     """A bridged network. Settings hold until they are changed."""
 
-    hub: Host
-    hosts: Sequence[Host]
+    hub: LabHost
+    hosts: Sequence[LabHost]
     _cut: dict[int, bool] = field(default_factory=dict)  # host -> whether it is cut from the hub, too
     _loss: dict[int, float] = field(default_factory=dict)  # host -> share of packets lost, each way
 
-    def limit(self, number: int, megabits: float, queue: int = QUEUE) -> None:
+    def limit_bandwidth(self, number: int, megabits: float, queue: int = QUEUE) -> None:
         """Limit the link towards host *number* to *megabits* per second; what does not fit into *queue* bytes is
         dropped."""
-        self.hub.run(
+        self.hub.run_command(
             "tc", "qdisc", "replace", "dev", _port(number), "root", "tbf",
             "rate", f"{round(megabits * 1000)}kbit", "burst", str(_BURST), "limit", str(queue),
         )  # fmt: skip
 
-    def unlimit(self, number: int) -> None:
+    def remove_limit(self, number: int) -> None:
         """Remove the limit of host *number*."""
-        self.hub.run("tc", "qdisc", "delete", "dev", _port(number), "root")
+        self.hub.run_command("tc", "qdisc", "delete", "dev", _port(number), "root")
 
-    def lose(self, number: int, share: float) -> None:
+    def drop_packets(self, number: int, share: float) -> None:
         """Drop this share (0 to 1, in thousandths) of all packets between host *number* and the others except the hub,
         each way."""
         self._loss[number] = share
         self._apply()
 
-    def cut(self, number: int, hub: bool = True) -> None:
+    def cut_host(self, number: int, hub: bool = True) -> None:
         """Cut host *number* from all others. hub: from the hub, too."""
         self._cut[number] = hub
         self._apply()
 
-    def heal(self) -> None:
+    def restore_links(self) -> None:
         """End all losses and cuts."""
         self._cut, self._loss = {}, {}
         self._apply()
 
-    def offload(self, on: bool) -> None:
+    def set_offload(self, on: bool) -> None:
         """Switch segmentation and receive offload of hosts and ports."""
         for host in self.hosts:
-            host.within(lambda: _offload("eth0", on=on))
+            host.run_in_network(lambda: _set_offload("eth0", on=on))
         ports = [_port(number) for number in range(len(self.hosts))]
-        self.hub.within(lambda: _offload(*ports, on=on))
+        self.hub.run_in_network(lambda: _set_offload(*ports, on=on))
 
     def _apply(self) -> None:
         forwarded, to_hub = [], []
@@ -89,20 +89,19 @@ class Bridge:
         lines = ["table bridge lab", "delete table bridge lab", "table bridge lab {"]
         for hook, rules in chains.items():
             lines += [f"chain {hook} {{", f"type filter hook {hook} priority 0; policy accept;", *rules, "}"]
-        self.hub.run("nft", "-f", "-", text="\n".join([*lines, "}"]) + "\n")
+        self.hub.run_command("nft", "-f", "-", text="\n".join([*lines, "}"]) + "\n")
 
 
 @contextmanager
 def bridge_network(hosts: int) -> Iterator[Bridge]:
     """Create a network of *hosts* hosts, at 10.77.0.1 and so on, and its hub at 10.77.0.254."""
     require_root()
-    if not 1 <= hosts <= MOST_HOSTS:
-        raise ValueError(f"{hosts} hosts: expected 1 to {MOST_HOSTS}")
+    if not 1 <= hosts <= MAX_HOSTS:
+        raise ValueError(f"{hosts} hosts: expected 1 to {MAX_HOSTS}")
     with ExitStack() as stack:
-        hub = stack.enter_context(started_host("hub", f"{_NETWORK}.{_HUB}"))
+        hub = stack.enter_context(create_host("hub", f"{_NETWORK}.{_HUB}"))
         made = [
-            stack.enter_context(started_host(f"node{number + 1}", f"{_NETWORK}.{number + 1}"))
-            for number in range(hosts)
+            stack.enter_context(create_host(f"node{number + 1}", f"{_NETWORK}.{number + 1}")) for number in range(hosts)
         ]
         lines = [
             "link set lo up", "link add lab type bridge forward_delay 0 mcast_snooping 0", "link set lab up",
@@ -113,15 +112,15 @@ def bridge_network(hosts: int) -> Iterator[Bridge]:
             lines += [
                 f"link add {port} type veth peer name eth0 netns {host.pid}", f"link set {port} master lab up",
             ]  # fmt: skip
-        batch(hub, lines)
+        run_ip_batch(hub, lines)
         for host in made:
-            batch(host, ["link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up"])
+            run_ip_batch(host, ["link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up"])
         yield Bridge(hub, made)
 
 
-def batch(host: Host, lines: Sequence[str]) -> None:
+def run_ip_batch(host: LabHost, lines: Sequence[str]) -> None:
     """Run a batch of `ip` commands on the host. Raises CachefsError."""
-    host.run("ip", "-batch", "-", text="\n".join(lines) + "\n")
+    host.run_command("ip", "-batch", "-", text="\n".join(lines) + "\n")
 
 
 def _port(number: int) -> str:
@@ -129,7 +128,7 @@ def _port(number: int) -> str:
     return f"port{number + 1}"
 
 
-def _offload(*interfaces: str, on: bool) -> None:
+def _set_offload(*interfaces: str, on: bool) -> None:
     with socket.socket() as any_socket:
         for interface, command in product(interfaces, _OFFLOADS):
             value = array("I", [command, on])

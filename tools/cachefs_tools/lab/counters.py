@@ -11,7 +11,7 @@ from cachefs.errors import DaemonUnavailable
 from cachefs.job_messages import JobName
 from cachefs.messages import Empty
 from cachefs.rpc import CLUSTER, STALL_LIST
-from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.node import LabNode
 from cachefs_tools.lab.throttle import Throttle
 
 # Prefix of a stall's cause that was another node.
@@ -19,7 +19,7 @@ _PEER: Final = "peer"
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCounters:
+class LabNodeCounters:
     """Counters of one node since its daemon started, or their growth."""
 
     hits_memory: int = 0  # reads of its mount
@@ -34,51 +34,51 @@ class NodeCounters:
     given_fetched: int = 0  # those of the given blocks that were fetched from the origin for it
     filled: int = 0  # blocks received to fill the tier, without a reader
 
-    def __sub__(self, before: "NodeCounters") -> "NodeCounters":
-        return _each(self, before, -1)
+    def __sub__(self, before: "LabNodeCounters") -> "LabNodeCounters":
+        return _combine(self, before, -1)
 
-    def __add__(self, other: "NodeCounters") -> "NodeCounters":
-        return _each(self, other, 1)
+    def __add__(self, other: "LabNodeCounters") -> "LabNodeCounters":
+        return _combine(self, other, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ClusterCounters:
     """The counters of all nodes, and of the origin."""
 
     when: float
-    nodes: dict[str, NodeCounters]  # by name
+    nodes: dict[str, LabNodeCounters]  # by name
     origin_bytes: int
     origin_requests: int
 
-    def __sub__(self, before: "Moment") -> "Moment":
+    def __sub__(self, before: "ClusterCounters") -> "ClusterCounters":
         grown = {
             name: counters - before.nodes[name] if name in before.nodes else counters
             for name, counters in self.nodes.items()
         }
-        return Moment(
+        return ClusterCounters(
             self.when - before.when, grown, self.origin_bytes - before.origin_bytes,
             self.origin_requests - before.origin_requests,
         )  # fmt: skip
 
     @property
-    def total(self) -> NodeCounters:
-        return sum(self.nodes.values(), NodeCounters())
+    def total(self) -> LabNodeCounters:
+        return sum(self.nodes.values(), LabNodeCounters())
 
 
-def take(nodes: Iterable[Node], throttle: Throttle) -> Moment:
+def read_counters(nodes: Iterable[LabNode], throttle: Throttle) -> ClusterCounters:
     """Return the present counters of the nodes that run and respond."""
-    proxy = throttle.counters()
+    proxy = throttle.read_counters()
     found = {}
     for node in nodes:
-        if node.runs:
+        if node.is_running:
             try:
-                found[node.name] = counters_of(node)
+                found[node.name] = node_counters(node)
             except DaemonUnavailable:
                 continue
-    return Moment(time.monotonic(), found, proxy.bytes, proxy.requests)
+    return ClusterCounters(time.monotonic(), found, proxy.bytes, proxy.requests)
 
 
-def counters_of(node: Node) -> NodeCounters:
+def node_counters(node: LabNode) -> LabNodeCounters:
     """Return the counters of one node. Raises DaemonUnavailable."""
     status = node.status()
     mounts: Counter[str] = Counter()
@@ -86,7 +86,7 @@ def counters_of(node: Node) -> NodeCounters:
         mounts.update(mount.counters)
     traffic = [member.traffic for member in node.client.call(CLUSTER, Empty(), timeout=10).members]
     stalls = node.client.call(STALL_LIST, JobName(job=""), timeout=10).rows
-    return NodeCounters(
+    return LabNodeCounters(
         mounts["hits_memory"], mounts["hits_ssd"], mounts["misses"],
         sum(one.blocks_in for one in traffic), sum(one.bytes_in for one in traffic),
         sum(one.blocks_out for one in traffic), sum(one.bytes_out for one in traffic),
@@ -95,11 +95,11 @@ def counters_of(node: Node) -> NodeCounters:
     )  # fmt: skip
 
 
-def held_in_ssd(node: Node) -> int:
+def ssd_blocks(node: LabNode) -> int:
     """Return the number of blocks in the SSD tier of a node."""
     return sum(tier.blocks for tier in node.status().tiers if tier.name == TIER_NAMES[SSD])
 
 
-def _each(left: NodeCounters, right: NodeCounters, sign: int) -> NodeCounters:
-    names: list[Any] = [one.name for one in fields(NodeCounters)]
-    return NodeCounters(*(getattr(left, name) + sign * getattr(right, name) for name in names))
+def _combine(left: LabNodeCounters, right: LabNodeCounters, sign: int) -> LabNodeCounters:
+    names: list[Any] = [one.name for one in fields(LabNodeCounters)]
+    return LabNodeCounters(*(getattr(left, name) + sign * getattr(right, name) for name in names))

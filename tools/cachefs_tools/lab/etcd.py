@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs_tools.lab.host import Host
-from cachefs_tools.scratch_node import WITH_PARENT, Child, wait, wait_until
+from cachefs_tools.lab.host import LabHost
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, Child, wait_or_kill, wait_until
 
 _READY: Final = b"serving client traffic"
 _INSTALL: Final = "etcd is missing; install it with: apt-get install etcd-server"
@@ -19,7 +19,7 @@ _INSTALL: Final = "etcd is missing; install it with: apt-get install etcd-server
 class Etcd:
     """A one-member etcd that can be stopped, and restarted with its data."""
 
-    def __init__(self, host: Host, work: Path) -> None:
+    def __init__(self, host: LabHost, work: Path) -> None:
         self._work = work
         self._command = _command(host, work)
         self.endpoint = self._command[self._command.index("--advertise-client-urls") + 1]
@@ -30,7 +30,7 @@ class Etcd:
         log = self._work / "etcd.log"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [*WITH_PARENT, *self._command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                [*KILL_WITH_PARENT, *self._command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True,
             )  # fmt: skip
         wait_until(lambda: _READY in log.read_bytes(), self._process, log)
@@ -39,12 +39,12 @@ class Etcd:
         """Kill etcd."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
-            wait(self._process)
+            wait_or_kill(self._process)
             self._process = None
 
 
 @contextmanager
-def running_etcd(host: Host, work: Path) -> Iterator[Etcd]:
+def run_etcd(host: LabHost, work: Path) -> Iterator[Etcd]:
     """Run an etcd on the host; its data is in the new directory *work*."""
     work.mkdir(parents=True, exist_ok=True)
     etcd = Etcd(host, work)
@@ -55,13 +55,13 @@ def running_etcd(host: Host, work: Path) -> Iterator[Etcd]:
         etcd.stop()
 
 
-def _command(host: Host, work: Path) -> list[str]:
+def _command(host: LabHost, work: Path) -> list[str]:
     found = shutil.which("etcd")
     if found is None:
         raise CachefsError(_INSTALL)
     clients, peers = (f"http://{host.address}:{port}" for port in host.free_ports(2))
     return [
-        *host.enter, found, "--name", "lab", "--data-dir", str(work / "data"),
+        *host.enter_command, found, "--name", "lab", "--data-dir", str(work / "data"),
         "--listen-client-urls", clients, "--advertise-client-urls", clients,
         "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"lab={peers}",
         "--logger", "zap", "--log-outputs", "stderr",

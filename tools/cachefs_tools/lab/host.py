@@ -1,7 +1,7 @@
 """A host of the lab: a network namespace and a mount namespace, which live as long as a process that only waits.
 
-Programs are started on a host by a command prefix (`Host.enter`). The host's mounts are visible on the host, and from
-outside through `Host.seen`.
+Programs are started on a host by a command prefix (`LabHost.enter_command`). The host's mounts are visible on the host,
+and from outside through `LabHost.path_from_outside`.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from cachefs.errors import CachefsError
 from cachefs_tools.lab.ports import free_ports
-from cachefs_tools.scratch_node import WITH_PARENT, wait
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, wait_or_kill
 
 _NEW_NET: Final = 0x40000000  # CLONE_NEWNET
 # Deadline in seconds of a program that configures the network.
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class LabHost:
     """An execution environment for processes."""
 
     name: str
@@ -38,50 +38,52 @@ class Host:
     pid: int = 0  # of the process that holds the namespaces; 0: this process's namespaces
 
     @property
-    def enter(self) -> tuple[str, ...]:
+    def enter_command(self) -> tuple[str, ...]:
         """Words before a command that run it on the host. The started process becomes the command."""
         return ("nsenter", f"--net=/proc/{self.pid}/ns/net", f"--mount=/proc/{self.pid}/ns/mnt") if self.pid else ()
 
-    def seen(self, path: Path) -> Path:
+    def path_from_outside(self, path: Path) -> Path:
         """Return an absolute path of the host, including its mounts, as this process can open it."""
         return Path(f"/proc/{self.pid}/root", *path.parts[1:]) if self.pid else path
 
     def listen(self) -> socket.socket:
         """Return a socket that listens on a free port of the host's address. Any process of the machine may accept from
         it."""
-        return self.within(lambda: socket.create_server((self.address, 0), backlog=_BACKLOG))
+        return self.run_in_network(lambda: socket.create_server((self.address, 0), backlog=_BACKLOG))
 
     def free_ports(self, count: int) -> range:
         """Return *count* free ports in a row on the host. Raises CachefsError if there are none."""
-        return self.within(lambda: free_ports(count, self.address))
+        return self.run_in_network(lambda: free_ports(count, self.address))
 
-    def within(self, work: Callable[[], Result]) -> Result:
+    def run_in_network(self, work: Callable[[], Result]) -> Result:
         """Run *work* in a thread within the host's network, and return its result."""
         return _in_network_of(self.pid, work) if self.pid else work()
 
-    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[Any]":
+    def start_program(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> "subprocess.Popen[Any]":
         """Start a program on the host, in a session of its own, and append its output to *log*. The program is killed
         when this process ends."""
         with log.open("ab") as output:
             return subprocess.Popen(
-                [*WITH_PARENT, *self.enter, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=environment, start_new_session=True,
+                [*KILL_WITH_PARENT, *self.enter_command, *command], stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, env=environment, start_new_session=True,
             )  # fmt: skip
 
-    def run(self, *command: str, text: str = "") -> str:
+    def run_command(self, *command: str, text: str = "") -> str:
         """Run a command on the host, with *text* as its input. Returns its output. Raises CachefsError."""
-        return run([*self.enter, *command], text)
+        return run_command([*self.enter_command, *command], text)
 
 
 # This machine, where each node has a port of its own.
-LOOPBACK: Final = Host("loopback", "127.0.0.1")
+LOOPBACK: Final = LabHost("loopback", "127.0.0.1")
 
 
 @contextmanager
-def started_host(name: str, address: str) -> Iterator[Host]:
+def create_host(name: str, address: str) -> Iterator[LabHost]:
     """Create a host with an empty network, which vanishes with its last process."""
     process = subprocess.Popen(
-        [*WITH_PARENT, *_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*KILL_WITH_PARENT, *_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
     try:
@@ -89,10 +91,10 @@ def started_host(name: str, address: str) -> Iterator[Host]:
         if process.stdout.readline() != b"ready\n":
             assert process.stderr is not None
             raise CachefsError(f"no host for the lab: {process.stderr.read().decode(errors='replace').strip()}")
-        yield Host(name, address, process.pid)
+        yield LabHost(name, address, process.pid)
     finally:
         process.terminate()
-        wait(process)
+        wait_or_kill(process)
 
 
 def require_root() -> None:
@@ -101,7 +103,7 @@ def require_root() -> None:
         raise CachefsError("nodes in network namespaces need root: run this with sudo, or in a container as root")
 
 
-def run(command: list[str], text: str = "") -> str:
+def run_command(command: list[str], text: str = "") -> str:
     """Run a command with *text* as its input, and return its output. Raises CachefsError with the begin of its error
     output."""
     try:
@@ -115,7 +117,7 @@ def run(command: list[str], text: str = "") -> str:
     return done.stdout
 
 
-def until(reached: Callable[[], bool], seconds: float, what: str) -> None:
+def wait_for(reached: Callable[[], bool], seconds: float, what: str) -> None:
     """Wait for a condition. Raises CachefsError that *what* did not happen in time."""
     deadline = time.monotonic() + seconds
     while not reached():

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobProgress, JobPublish, SampleMap
+from cachefs.job_messages import JobProgress, JobPublication, SampleMap
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
-from cachefs_tools.lab.host import until
-from cachefs_tools.lab.node import Node
-from cachefs_tools.lab.reader import EpochResult, Script, Trouble
-from cachefs_tools.scratch_node import WITH_PARENT, program, wait
+from cachefs_tools.lab.host import wait_for
+from cachefs_tools.lab.node import LabNode
+from cachefs_tools.lab.reader import EpochResult, ReadProblem, ScriptKind
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, program_path, wait_or_kill
 
 _START_SECONDS: Final = 60.0
 
@@ -33,27 +33,27 @@ class JobSettings:
     rate: float = 100.0  # samples per second of each rank
     threads: int = 4
     publish: bool = True
-    torch: Script | None = None  # trains with torch under `cachefs run`, which publishes the sequence
+    torch: ScriptKind | None = None  # trains with torch under `cachefs run`, which publishes the sequence
 
 
 @dataclass(slots=True)
-class Progress:
+class ReaderProgress:
     """The reports of a reader so far."""
 
     ready: bool = False
     epoch: int = 0
     position: int = 0  # reads of the epoch
     results: list[EpochResult] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
+    troubles: list[ReadProblem] = field(default_factory=list)
 
 
-class Rank:
+class LabRank:
     """The process of one rank, which reads."""
 
-    def __init__(self, job: JobSettings, node: Node, rank: int, ranks: int, first: int = 0) -> None:
+    def __init__(self, job: JobSettings, node: LabNode, rank: int, ranks: int, first: int = 0) -> None:
         self.node = node
         self.rank = rank
-        self.progress = Progress()
+        self.progress = ReaderProgress()
         self._spec = SamplerSpec(
             kind="torch-distributed", size=job.files, seed=job.seed, epochs=job.epochs, replicas=ranks, rank=rank
         )
@@ -62,10 +62,10 @@ class Rank:
         self._log = node.work / f"{job.name}-{rank}.log"
         reader = [sys.executable, "-m", "cachefs_tools.lab.reader"]
         if job.torch is not None:
-            under = [program("cachefs"), "run", "--job", job.name, "--socket", str(node.socket), "--"]
+            under = [program_path("cachefs"), "run", "--job", job.name, "--socket", str(node.socket), "--"]
             reader = [*under, sys.executable, "-m", "cachefs_tools.lab.torch_reader", "--script", job.torch]
         command = [
-            *WITH_PARENT, *node.host.enter, *reader,
+            *KILL_WITH_PARENT, *node.host.enter_command, *reader,
             str(node.mountpoint), "--files", str(job.files), "--epochs", str(job.epochs), "--rank", str(rank),
             "--replicas", str(ranks), "--seed", str(job.seed), "--threads", str(job.threads), "--rate", str(job.rate),
             "--first", str(first),
@@ -77,13 +77,13 @@ class Rank:
         self._listener = threading.Thread(target=self._listen, name=f"{job.name}-{rank}", daemon=True)
         self._listener.start()
 
-    def publish(self) -> None:
+    def publish_sequence(self) -> None:
         """Publish the sequence from the reader's first epoch on, unless the job does so itself. May be repeated, for
         instance after a restart."""
         job = self._job
         if not job.publish or job.torch is not None:
             return
-        publication = JobPublish(
+        publication = JobPublication(
             job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self._spec, map=SampleMap(kind="tree"),
             rank=self.rank, world_size=self._spec.replicas, workers=job.threads, batch_size=1, prefetch=1,
             pid=self._process.pid, source="lab",
@@ -93,23 +93,23 @@ class Rank:
             progress = JobProgress(job=job.name, consumer=str(self.rank), epoch=self._first, position=0)
             self.node.client.call(JOB_PROGRESS, progress)
 
-    def ready(self) -> None:
+    def wait_ready(self) -> None:
         """Wait until the reader has found its files."""
-        until(lambda: self.progress.ready or not self.runs, _START_SECONDS, f"{self._log.name} is ready")
+        wait_for(lambda: self.progress.ready or not self.is_running, _START_SECONDS, f"{self._log.name} is ready")
         self._require_running()
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def go(self, word: str = "go") -> None:
+    def start_epoch(self, word: str = "go") -> None:
         """Let the reader read an epoch; `on`: all remaining ones."""
         self._require_running()
         assert self._process.stdin is not None
         self._process.stdin.write(word.encode() + b"\n")
         self._process.stdin.flush()
 
-    def done(self, epoch: int) -> bool:
+    def has_read(self, epoch: int) -> bool:
         """Return whether the reader has read an epoch. Raises CachefsError if it has ended before."""
         if any(result.epoch == epoch for result in self.progress.results):
             return True
@@ -123,11 +123,11 @@ class Rank:
             self._process.kill()
         else:
             self._process.terminate()
-        wait(self._process)
+        wait_or_kill(self._process)
         self._listener.join(_START_SECONDS)
 
     def _require_running(self) -> None:
-        if not self.runs and self._process.returncode:
+        if not self.is_running and self._process.returncode:
             said = self._log.read_text(errors="replace")[-1500:].strip()
             raise CachefsError(f"the reader {self._log.stem} ended with status {self._process.returncode}: {said}")
 
@@ -140,41 +140,41 @@ class Rank:
             elif "at" in said:
                 self.progress.epoch, self.progress.position = said["at"]
             elif "trouble" in said:
-                self.progress.troubles.append(Trouble(**said["trouble"]))
+                self.progress.troubles.append(ReadProblem(**said["trouble"]))
             else:
                 self.progress.results.append(EpochResult(**said["epoch"]))
 
 
-class Job:
+class LabJob:
     """A running job, one rank on each node."""
 
-    def __init__(self, settings: JobSettings, ranks: list[Rank]) -> None:
+    def __init__(self, settings: JobSettings, ranks: list[LabRank]) -> None:
         self.settings = settings
         self.ranks = ranks
 
-    def epoch(self, number: int, seconds: float, ranks: Sequence[Rank] | None = None) -> None:
+    def run_epoch(self, number: int, seconds: float, ranks: Sequence[LabRank] | None = None) -> None:
         """Let these ranks (None: all) read an epoch, and wait until all have."""
-        self.begin(ranks)
-        self.join(number, seconds, ranks)
+        self.begin_epoch(ranks)
+        self.wait_for_epoch(number, seconds, ranks)
 
-    def begin(self, ranks: Sequence[Rank] | None = None) -> None:
+    def begin_epoch(self, ranks: Sequence[LabRank] | None = None) -> None:
         """Let these ranks (None: all) read their next epoch."""
         for rank in self.ranks if ranks is None else ranks:
-            rank.go()
+            rank.start_epoch()
 
-    def join(self, number: int, seconds: float, ranks: Sequence[Rank] | None = None) -> None:
+    def wait_for_epoch(self, number: int, seconds: float, ranks: Sequence[LabRank] | None = None) -> None:
         """Wait until these ranks (None: all) have read an epoch."""
         waiting = self.ranks if ranks is None else ranks
-        until(lambda: all(rank.done(number) for rank in waiting), seconds, f"all ranks have read epoch {number}")
+        wait_for(lambda: all(rank.has_read(number) for rank in waiting), seconds, f"all ranks have read epoch {number}")
 
-    def replace(self, rank: Rank, first: int) -> Rank:
+    def replace_rank(self, rank: LabRank, first: int) -> LabRank:
         """Replace a reader that has ended by a new one, which begins with epoch *first*."""
-        anew = Rank(self.settings, rank.node, rank.rank, len(self.ranks), first)
+        anew = LabRank(self.settings, rank.node, rank.rank, len(self.ranks), first)
         anew.progress.results = rank.progress.results
         anew.progress.troubles = rank.progress.troubles
         self.ranks[self.ranks.index(rank)] = anew
-        anew.publish()
-        anew.ready()
+        anew.publish_sequence()
+        anew.wait_ready()
         return anew
 
     def results(self, since: int = 0) -> list[EpochResult]:
@@ -183,21 +183,21 @@ class Job:
 
 
 @contextmanager
-def started_job(settings: JobSettings, nodes: Sequence[Node]) -> Iterator[Job]:
+def start_job(settings: JobSettings, nodes: Sequence[LabNode]) -> Iterator[LabJob]:
     """Start a job with a rank on each node. All ranks have published and found their files; none has read yet."""
     with ExitStack() as stack:
-        job = Job(settings, [])
+        job = LabJob(settings, [])
         stack.callback(_stop, job)
         for number, node in enumerate(nodes):
-            job.ranks.append(Rank(settings, node, number, len(nodes)))
+            job.ranks.append(LabRank(settings, node, number, len(nodes)))
         for rank in job.ranks:
-            rank.publish()
+            rank.publish_sequence()
         for rank in job.ranks:
-            rank.ready()
+            rank.wait_ready()
         yield job
 
 
-def _stop(job: Job) -> None:
+def _stop(job: LabJob) -> None:
     for rank in job.ranks:
         rank.stop(kill=True)
 

@@ -1,7 +1,7 @@
 """A node of the lab: a daemon and a mount on a host, which can be killed, suspended and restarted.
 
 What must outlive the daemon (its state, the SSD tier, its logs) is in one directory. The memory tier is in /dev/shm,
-and is emptied by `Node.reboot`.
+and is emptied by `LabNode.reboot`.
 """
 
 import shutil
@@ -18,19 +18,19 @@ from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import Empty, Status
 from cachefs.mount import kernel
 from cachefs.rpc import STATUS, DaemonClient
-from cachefs_tools.lab.host import Host, run
+from cachefs_tools.lab.host import LabHost, run_command
 from cachefs_tools.lab.scratch import MEMORY_PREFIX
-from cachefs_tools.scratch_config import NodeSettings, configuration
+from cachefs_tools.scratch_config import NodeSettings, configuration_text
 from cachefs_tools.scratch_node import (
-    MOUNTED,
-    SCRATCH,
+    MOUNTED_LINE,
+    SCRATCH_CREDENTIALS,
     START_SECONDS,
-    Account,
     Child,
-    environment_for,
+    S3Credentials,
+    environment_with,
     is_mounted,
     memory_directory,
-    program,
+    program_path,
     wait_until,
 )
 
@@ -42,10 +42,12 @@ _GRACE: Final = 5
 MOUNT_OPTIONS: Final = ("no_push", "shield=off")
 
 
-class Node:
-    """One node, initially stopped; `made_node` ends it in any case."""
+class LabNode:
+    """One node, initially stopped; `create_node` ends it in any case."""
 
-    def __init__(self, name: str, host: Host, work: Path, memory: Path, account: Account = SCRATCH) -> None:
+    def __init__(
+        self, name: str, host: LabHost, work: Path, memory: Path, account: S3Credentials = SCRATCH_CREDENTIALS
+    ) -> None:
         self.name = name
         self.host = host
         self.work = work  # holds its socket, state, SSD tier, configuration, logs and mount point
@@ -69,12 +71,12 @@ class Node:
         return self.work / "mnt"
 
     @property
-    def seen(self) -> Path:
+    def dataset_path(self) -> Path:
         """Path of the dataset for this process."""
-        return self.host.seen(self.mountpoint)
+        return self.host.path_from_outside(self.mountpoint)
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the daemon's process runs."""
         return self._daemon is not None and self._daemon.poll() is None
 
@@ -87,18 +89,18 @@ class Node:
 
     def start(self, settings: NodeSettings) -> None:
         """Start the daemon, and wait until it responds. Raises CachefsError with the end of its log."""
-        self.spawn(settings)
-        self.ready()
+        self.start_daemon(settings)
+        self.wait_ready()
 
-    def spawn(self, settings: NodeSettings) -> None:
+    def start_daemon(self, settings: NodeSettings) -> None:
         """Start the daemon without waiting."""
         config = self.work / "cachefsd.toml"
-        config.write_text(configuration(self.work, self.memory, settings))
+        config.write_text(configuration_text(self.work, self.memory, settings))
         self.socket.unlink(missing_ok=True)
-        command = [program("cachefsd"), "--config", str(config)]
+        command = [program_path("cachefsd"), "--config", str(config)]
         self._daemon = self._run(command, self.log)
 
-    def ready(self) -> None:
+    def wait_ready(self) -> None:
         """Wait until a spawned daemon responds."""
         assert self._daemon is not None
         wait_until(self.socket.exists, self._daemon, self.log)
@@ -110,12 +112,12 @@ class Node:
         self.mountpoint.mkdir(exist_ok=True)
         log = self.work / "mount.log"
         command = [
-            program("mount.cachefs"), dataset, str(self.mountpoint), "-f", "-o",
+            program_path("mount.cachefs"), dataset, str(self.mountpoint), "-f", "-o",
             ",".join((f"socket={self.socket}", f"grace={_GRACE}", *options)),
         ]  # fmt: skip
         said = log.stat().st_size if log.exists() else 0  # length of the log of earlier mounts
         self._mount = self._run(command, log)
-        wait_until(lambda: MOUNTED in log.read_bytes()[said:], self._mount, log)
+        wait_until(lambda: MOUNTED_LINE in log.read_bytes()[said:], self._mount, log)
 
     def status(self) -> Status:
         """Return the status as shown by `cachectl status`. Raises DaemonUnavailable."""
@@ -126,10 +128,10 @@ class Node:
         for process in self._processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._ended()
+        self._clean_up()
 
     def kill_daemon(self) -> None:
-        """Kill the daemon (SIGKILL); the mount goes on, and `spawn` starts another daemon."""
+        """Kill the daemon (SIGKILL); the mount goes on, and `start_daemon` starts another daemon."""
         if self._daemon is not None:
             self._daemon.kill()
             self._daemon.wait()
@@ -164,23 +166,23 @@ class Node:
                     process.wait(STOP_SECONDS)
                 except subprocess.TimeoutExpired:
                     self.kill()
-                    raise CachefsError(f"{self.name} does not stop; its log ends: {self.last_words()}") from None
-        self._ended()
+                    raise CachefsError(f"{self.name} does not stop; its log ends: {self.log_end()}") from None
+        self._clean_up()
 
-    def last_words(self) -> str:
+    def log_end(self) -> str:
         """Return the end of the daemon's log."""
         return self.log.read_text(errors="replace")[-1500:].strip() if self.log.exists() else "(no log)"
 
     def _processes(self) -> list[psutil.Process]:
         found = self._daemon_processes()
         if self._mount is not None and self._mount.poll() is None:
-            found += _family(self._mount.pid)
+            found += _process_tree(self._mount.pid)
         return found
 
     def _daemon_processes(self) -> list[psutil.Process]:
-        return _family(self._daemon.pid) if self.runs and self._daemon is not None else []
+        return _process_tree(self._daemon.pid) if self.is_running and self._daemon is not None else []
 
-    def _ended(self) -> None:
+    def _clean_up(self) -> None:
         for process in (self._mount, self._daemon):
             if process is not None:
                 process.wait()
@@ -194,33 +196,35 @@ class Node:
     def _unmount(self) -> None:
         with suppress(CachefsError, OSError):
             if self.host.pid:
-                run([*self.host.enter, "umount", "--lazy", str(self.mountpoint)])
+                run_command([*self.host.enter_command, "umount", "--lazy", str(self.mountpoint)])
             elif is_mounted(self.mountpoint):
                 kernel.unmount(self.mountpoint, lazy=True)
 
     def _run(self, command: Sequence[str], log: Path) -> Child:
-        return self.host.start(command, log, environment_for(self._account))
+        return self.host.start_program(command, log, environment_with(self._account))
 
 
 @contextmanager
-def made_node(name: str, host: Host, work: Path, account: Account = SCRATCH) -> Iterator[Node]:
+def create_node(
+    name: str, host: LabHost, work: Path, account: S3Credentials = SCRATCH_CREDENTIALS
+) -> Iterator[LabNode]:
     """Create a stopped node in the new directory *work*. At the end nothing of it runs or is mounted."""
     work.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         memory = stack.enter_context(memory_directory(MEMORY_PREFIX))
-        node = Node(name, host, work, memory, account)
+        node = LabNode(name, host, work, memory, account)
         try:
             yield node
         finally:
             node.kill()
 
 
-def unavailable(node: Node, error: DaemonUnavailable) -> CachefsError:
+def unavailable_error(node: LabNode, error: DaemonUnavailable) -> CachefsError:
     """Return an error for a daemon that should respond and does not."""
-    return CachefsError(f"{node.name}: {error}; its log ends: {node.last_words()}")
+    return CachefsError(f"{node.name}: {error}; its log ends: {node.log_end()}")
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _process_tree(pid: int) -> list[psutil.Process]:
     """Return a process and its descendants, children last: a supervisor must go first."""
     try:
         parent = psutil.Process(pid)

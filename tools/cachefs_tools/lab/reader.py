@@ -24,19 +24,19 @@ from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_tools.sample_data import is_sample, sample_name
 
 # Seconds. Longer reads have waited for something outside this node's memory.
-SLOW: Final = 0.01
+SLOW_SECONDS: Final = 0.01
 # Seconds. Longer reads are reported one by one.
-LONG: Final = 0.5
+LONG_SECONDS: Final = 0.5
 # Seconds of delay that a reader catches up on.
-_BEHIND: Final = 1.0
-_SAY_EVERY: Final = 1.0
+_MAX_DELAY: Final = 1.0
+_REPORT_SECONDS: Final = 1.0
 # Kinds of torch scripts: sets its sampler's epoch, does not (so all epochs are equal), or has a validation loader after
 # each epoch.
-Script = Literal["set-epoch", "no-set-epoch", "validation"]
+ScriptKind = Literal["set-epoch", "no-set-epoch", "validation"]
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ReadProblem:
     """A slow, failed or wrong read."""
 
     kind: str  # long, error, wrong
@@ -57,16 +57,16 @@ class EpochResult:
     bytes: int = 0
     errors: int = 0
     wrong: int = 0
-    slow: int = 0  # reads that took longer than SLOW
+    slow: int = 0  # reads that took longer than SLOW_SECONDS
     p50: float = 0.0
     p99: float = 0.0
     longest: float = 0.0
     _seconds: list[float] = field(default_factory=list)
 
-    def add(self, seconds: float, size: int) -> None:
+    def add_read(self, seconds: float, size: int) -> None:
         self.reads += 1
         self.bytes += size
-        self.slow += seconds > SLOW
+        self.slow += seconds > SLOW_SECONDS
         self._seconds.append(seconds)
 
     def as_line(self) -> dict[str, float]:
@@ -77,41 +77,41 @@ class EpochResult:
         return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
 
 
-class Reader:
+class RankReader:
     """Reads with several threads, which take samples in the order of the epoch."""
 
     def __init__(self, root: str, spec: SamplerSpec, rate: float, threads: int) -> None:
         self._root, self._spec, self._rate, self._threads = root, spec, rate, threads
         self._lock = threading.Lock()
         self._due = 0.0
-        self._said = 0.0
-        self._over = threading.Event()  # set when the parent has gone
+        self._reported_at = 0.0
+        self._parent_gone = threading.Event()  # set when the parent has gone
 
-    def read(self, epoch: int) -> None:
+    def read_epoch(self, epoch: int) -> None:
         """Read an epoch, and report the results."""
         order = deque(epoch_order(self._spec, epoch).tolist())
         result = EpochResult(epoch, time.monotonic())
-        self._due = max(self._due, result.begin - _BEHIND)
+        self._due = max(self._due, result.begin - _MAX_DELAY)
         threads = [threading.Thread(target=self._work, args=(order, result)) for _ in range(self._threads)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         result.end = time.monotonic()
-        self.say({"epoch": result.as_line()})
+        self.report_line({"epoch": result.as_line()})
 
     def _work(self, order: "deque[int]", result: EpochResult) -> None:
-        while not self._over.is_set():
+        while not self._parent_gone.is_set():
             with self._lock:
                 if not order:
                     return
                 sample = order.popleft()
                 now = time.monotonic()
-                self._due = max(self._due + 1 / self._rate, now - _BEHIND)
+                self._due = max(self._due + 1 / self._rate, now - _MAX_DELAY)
                 due = self._due
-                if now - self._said > _SAY_EVERY:
-                    self._said = now
-                    self.say({"at": [result.epoch, result.reads]})
+                if now - self._reported_at > _REPORT_SECONDS:
+                    self._reported_at = now
+                    self.report_line({"at": [result.epoch, result.reads]})
             time.sleep(max(0.0, due - now))
             self._read_one(sample, result)
 
@@ -120,36 +120,36 @@ class Reader:
         trouble = None
         size = 0
         try:
-            data = content(f"{self._root}/{sample_name(sample)}")
+            data = read_and_drop(f"{self._root}/{sample_name(sample)}")
             seconds, size = time.monotonic() - begin, len(data)
             if not is_sample(data, sample):
-                trouble = Trouble("wrong", begin, seconds, sample)
-            elif seconds > LONG:
-                trouble = Trouble("long", begin, seconds, sample)
+                trouble = ReadProblem("wrong", begin, seconds, sample)
+            elif seconds > LONG_SECONDS:
+                trouble = ReadProblem("long", begin, seconds, sample)
         except OSError as error:
             seconds = time.monotonic() - begin
-            trouble = Trouble("error", begin, seconds, sample, error.strerror or "")
+            trouble = ReadProblem("error", begin, seconds, sample, error.strerror or "")
         with self._lock:
-            result.add(seconds, size)
+            result.add_read(seconds, size)
             if trouble is not None:
                 result.errors += trouble.kind == "error"
                 result.wrong += trouble.kind == "wrong"
-                self.say({"trouble": asdict(trouble)})
+                self.report_line({"trouble": asdict(trouble)})
 
-    def say(self, line: object) -> None:
+    def report_line(self, line: object) -> None:
         """Report a line to the parent; note if it has gone."""
         try:
-            say(line)
+            write_line(line)
         except BrokenPipeError:
-            self._over.set()
+            self._parent_gone.set()
 
 
-def say(line: object) -> None:
+def write_line(line: object) -> None:
     """Write a whole line, which a pipe takes at once. Raises BrokenPipeError."""
     os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
-def content(path: str) -> bytes:
+def read_and_drop(path: str) -> bytes:
     """Return a file's bytes, and drop its pages."""
     file = os.open(path, os.O_RDONLY)
     try:
@@ -167,7 +167,7 @@ def content(path: str) -> bytes:
         os.close(file)
 
 
-def epochs_asked_for(first: int, epochs: int) -> Iterator[int]:
+def requested_epochs(first: int, epochs: int) -> Iterator[int]:
     """Yield the epochs that standard input asks for."""
     going_on = False
     for epoch in range(first, epochs):
@@ -179,7 +179,7 @@ def epochs_asked_for(first: int, epochs: int) -> Iterator[int]:
         yield epoch
 
 
-def arguments() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments shared by all readers of the lab."""
     parser = argparse.ArgumentParser()
     parser.add_argument("root")
@@ -190,16 +190,16 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    given = arguments().parse_args()
+    given = argument_parser().parse_args()
     spec = SamplerSpec(
         kind="torch-distributed", size=given.files, seed=given.seed, epochs=given.epochs, replicas=given.replicas,
         rank=given.rank,
     )  # fmt: skip
-    reader = Reader(given.root, spec, given.rate, given.threads)
+    reader = RankReader(given.root, spec, given.rate, given.threads)
     os.listdir(given.root)
-    reader.say({"ready": True})
-    for epoch in epochs_asked_for(given.first, given.epochs):
-        reader.read(epoch)
+    reader.report_line({"ready": True})
+    for epoch in requested_epochs(given.first, given.epochs):
+        reader.read_epoch(epoch)
 
 
 if __name__ == "__main__":

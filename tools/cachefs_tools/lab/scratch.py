@@ -18,7 +18,7 @@ from typing import Final
 from cachefs.errors import CachefsError
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
-from cachefs_tools.scratch_node import LOCKED_WITHIN, remove_left_ones
+from cachefs_tools.scratch_node import LOCK_SECONDS, remove_unused_directories
 
 # Prefix of memory tiers' directories in /dev/shm.
 MEMORY_PREFIX: Final = "cachefs-lab-"
@@ -60,8 +60,8 @@ def _clean_up(directory: Path) -> None:
         if not directory.exists():
             break
         time.sleep(_PAUSE)
-    time.sleep(LOCKED_WITHIN)
-    remove_left_ones(MEMORY_PREFIX)
+    time.sleep(LOCK_SECONDS)
+    remove_unused_directories(MEMORY_PREFIX)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A Slurm for a lab: munge, a controller and some nodes, on this machine, in a network of its own.
 
 Debian's slurmd may run several times on a host, each as a node with a port. The ports are in slurm.conf, so everything
-runs in a network namespace, where no port is taken; commands enter it (`Slurm.run`). Job steps outlive the slurmd that
-started them, so nodes also have a process namespace, which ends with the process that created it.
+runs in a network namespace, where no port is taken; commands enter it (`LabSlurm.run_command`). Job steps outlive the
+slurmd that started them, so nodes also have a process namespace, which ends with the process that created it.
 """
 
 import shutil
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs_tools.lab.host import until
-from cachefs_tools.scratch_node import WITH_PARENT, Child, wait, wait_until
+from cachefs_tools.lab.host import wait_for
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, Child, wait_or_kill, wait_until
 
 CPUS: Final = 4
 # With this scheduler parameter, Slurm accepts jobs whose preferred features no node has.
-PREFERS: Final = "ignore_prefer_validation"
+DEFAULT_SCHEDULER: Final = "ignore_prefer_validation"
 _SECONDS: Final = 60.0
 _COMMAND_SECONDS: Final = 30.0
 _SEARCH: Final = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
@@ -61,7 +61,7 @@ PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class Slurm:
+class LabSlurm:
     """A running Slurm, with its configuration, Lua files, states and logs in one directory."""
 
     def __init__(self, work: Path, nodes: int, stack: ExitStack) -> None:
@@ -73,7 +73,7 @@ class Slurm:
         self._controller: Child | None = None
 
     @property
-    def enter(self) -> tuple[str, ...]:
+    def enter_command(self) -> tuple[str, ...]:
         """Words before a command that let it reach the controller. The started process becomes the command."""
         return ("nsenter", f"--net=/proc/{self._namespace}/ns/net", "--")
 
@@ -82,46 +82,46 @@ class Slurm:
         """Variables for Slurm's commands."""
         return {"PATH": _SEARCH, "SLURM_CONF": str(self.configuration), "LANG": "C.UTF-8"}
 
-    def run(self, *command: str, seconds: float = _COMMAND_SECONDS) -> str:
+    def run_command(self, *command: str, seconds: float = _COMMAND_SECONDS) -> str:
         """Run a command of Slurm, and return its output. Raises CachefsError with its error output."""
-        done = self.attempt(*command, seconds=seconds)
+        done = self.try_command(*command, seconds=seconds)
         if done.returncode:
             raise CachefsError(f"{' '.join(command)}: {done.stderr.strip()[:500]}")
         return done.stdout.strip()
 
-    def attempt(self, *command: str, seconds: float = _COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
+    def try_command(self, *command: str, seconds: float = _COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
         """Run a command of Slurm that may fail."""
         try:
             return subprocess.run(
-                [*self.enter, *command], env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=seconds, check=False,
+                [*self.enter_command, *command], env=self.environment, stdin=subprocess.DEVNULL, capture_output=True,
+                text=True, timeout=seconds, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise CachefsError(f"{' '.join(command)} did not end within {seconds:.0f} s") from None
 
-    def submit(self, *options: str, script: str = "#!/bin/sh\nsleep 600\n") -> int:
+    def submit_job(self, *options: str, script: str = "#!/bin/sh\nsleep 600\n") -> int:
         """Submit a batch job. Returns its number."""
         file = self.work / "job.sh"
         file.write_text(script)
-        return int(self.run("sbatch", "--parsable", "--output=/dev/null", *options, str(file)))
+        return int(self.run_command("sbatch", "--parsable", "--output=/dev/null", *options, str(file)))
 
-    def state(self, job: int) -> tuple[str, tuple[str, ...], str]:
+    def job_state(self, job: int) -> tuple[str, tuple[str, ...], str]:
         """Return a job's state, its nodes, and why it waits."""
-        said = self.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%N|%r")
+        said = self.run_command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%N|%r")
         state, nodes, why = said.split("|", 2)
-        return state, self.names(nodes), why
+        return state, self.expand_hostlist(nodes), why
 
-    def names(self, hostlist: str) -> tuple[str, ...]:
+    def expand_hostlist(self, hostlist: str) -> tuple[str, ...]:
         """Return the names in a host list such as `n[1-2]`."""
-        return tuple(self.run("scontrol", "show", "hostnames", hostlist).split()) if hostlist else ()
+        return tuple(self.run_command("scontrol", "show", "hostnames", hostlist).split()) if hostlist else ()
 
-    def features(self, node: str) -> tuple[set[str], set[str]]:
+    def node_features(self, node: str) -> tuple[set[str], set[str]]:
         """Return a node's available and active features."""
-        shown = self.run("sinfo", "--Node", "--noheader", f"--nodes={node}", "--format=%f|%b")
+        shown = self.run_command("sinfo", "--Node", "--noheader", f"--nodes={node}", "--format=%f|%b")
         available, _, active = shown.partition("|")
         return _words(available), _words(active)
 
-    def log(self) -> str:
+    def controller_log(self) -> str:
         """Return the controller's log."""
         return (self.work / "slurmctld.log").read_text(errors="replace")
 
@@ -129,7 +129,7 @@ class Slurm:
         """Start all servers, and wait until the nodes are idle. Raises CachefsError with the end of a log."""
         self._namespace = self._stack.enter_context(_namespace())
         key = self.work / "munge.key"
-        self.run("mungekey", "--create", f"--keyfile={key}", "--bits=1024")
+        self.run_command("mungekey", "--create", f"--keyfile={key}", "--bits=1024")
         munged = self._background(
             "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.work}/munge.socket",
             f"--pid-file={self.work}/munged.pid", f"--seed-file={self.work}/munge.seed",
@@ -140,39 +140,44 @@ class Slurm:
         for node in self.nodes:
             (self.work / f"{node}.spool").mkdir()
             self._background("slurmd", "-D", "-N", node, of_nodes=True, name=node)
-        until(self._is_ready, _SECONDS, f"all nodes are idle; see {self.work}/slurmctld.log")
+        wait_for(self._is_ready, _SECONDS, f"all nodes are idle; see {self.work}/slurmctld.log")
 
     def start_controller(self, *options: str) -> None:
         """Start slurmctld, and wait until it responds."""
         self._controller = self._background("slurmctld", "-D", *options)
         log, process = self.work / "slurmctld.log", self._controller
-        wait_until(lambda: self.attempt("scontrol", "ping").returncode == 0, process, log)
+        wait_until(lambda: self.try_command("scontrol", "ping").returncode == 0, process, log)
 
     def stop_controller(self) -> None:
         """Stop slurmctld in order, so that it saves its state."""
         assert self._controller is not None
         self._controller.send_signal(signal.SIGTERM)
-        wait(self._controller)
+        wait_or_kill(self._controller)
 
     def cancel_all(self) -> None:
         """Cancel all jobs, and wait until their nodes are free."""
-        self.run("scancel", "--user=root")
-        until(lambda: not self.run("squeue", "--noheader"), _SECONDS, "no job is left")
+        self.run_command("scancel", "--user=root")
+        wait_for(lambda: not self.run_command("squeue", "--noheader"), _SECONDS, "no job is left")
 
     def _is_ready(self) -> bool:
-        done = self.attempt("sinfo", "--noheader", "--Node", "--format=%T")
+        done = self.try_command("sinfo", "--noheader", "--Node", "--format=%T")
         return done.returncode == 0 and done.stdout.split() == ["idle"] * len(self.nodes)
 
     def _background(self, *command: str, of_nodes: bool = False, name: str = "") -> Child:
         """Start a server with its output in a log. It is killed at the end."""
-        enter = self.enter
+        enter = self.enter_command
         if of_nodes:
             # nsenter then has a child, which ends with the process namespace.
             namespaces = f"/proc/{self._namespace}/ns"
-            enter = (*self.enter[:-1], f"--mount={namespaces}/mnt", f"--pid={namespaces}/pid_for_children", "--")
+            enter = (
+                *self.enter_command[:-1],
+                f"--mount={namespaces}/mnt",
+                f"--pid={namespaces}/pid_for_children",
+                "--",
+            )
         with (self.work / f"{name or command[0]}.log").open("ab") as output:
             process = subprocess.Popen(
-                [*WITH_PARENT, *enter, *command], env=self.environment, stdin=subprocess.DEVNULL, stdout=output,
+                [*KILL_WITH_PARENT, *enter, *command], env=self.environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, start_new_session=True,
             )  # fmt: skip
         self._stack.callback(_end, process)
@@ -180,14 +185,14 @@ class Slurm:
 
 
 @contextmanager
-def running_slurm(work: Path, nodes: int = 4, scheduler: str = PREFERS, more: str = "") -> Iterator[Slurm]:
+def run_slurm(work: Path, nodes: int = 4, scheduler: str = DEFAULT_SCHEDULER, more: str = "") -> Iterator[LabSlurm]:
     """Run a Slurm with its files in the existing directory *work*.
 
     scheduler: SchedulerParameters. more: lines of slurm.conf. Raises CachefsError if a program is missing.
     """
     _require("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "scontrol", "nsenter", "unshare", "ip")
     with ExitStack() as stack:
-        slurm = Slurm(work, nodes, stack)
+        slurm = LabSlurm(work, nodes, stack)
         (work / "state").mkdir()
         ports = f"[17001-{17000 + nodes}]"
         slurm.configuration.write_text(_CONFIGURATION.format(
@@ -201,7 +206,7 @@ def running_slurm(work: Path, nodes: int = 4, scheduler: str = PREFERS, more: st
 def _namespace() -> Iterator[int]:
     """Create namespaces, which live as long as the process whose id is yielded."""
     process = subprocess.Popen(
-        [*WITH_PARENT, *_UNSHARE, "sh", "-c", _INIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [*KILL_WITH_PARENT, *_UNSHARE, "sh", "-c", _INIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:

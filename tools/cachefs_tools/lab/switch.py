@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs_tools.lab.bridge import batch
-from cachefs_tools.lab.host import Host, require_root, run, started_host
-from cachefs_tools.scratch_node import WITH_PARENT, wait
+from cachefs_tools.lab.bridge import run_ip_batch
+from cachefs_tools.lab.host import LabHost, create_host, require_root, run_command
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, wait_or_kill
 
 _NETWORK: Final = "10.78.0"
 # linux/if_tun.h
@@ -33,35 +33,35 @@ _TUNSETVNETHDRSZ: Final = 0x400454D8
 _TAP: Final = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
 _ANY_SEGMENTS: Final = 0x01 | 0x02 | 0x04  # TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6
 _HEADER: Final = 10  # bytes of the header of virtio
-_MOST: Final = _HEADER + 65_550
+_MAX_FRAME: Final = _HEADER + 65_550
 # Frames read from one device before the next one has its turn.
-_TURN: Final = 32
+_FRAMES_PER_TURN: Final = 32
 # Most frames in flight; more are dropped, as by a switch.
-_HELD: Final = 20_000
+_MAX_DELAYED: Final = 20_000
 _MAC: Final = bytes((2, 0x78, 0, 0, 0))
 
 
-class Switch:
+class LabSwitch:
     """The network, in the process that created it. Hosts count from 0."""
 
-    def __init__(self, hub: Host, hosts: Sequence[Host], process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, hub: LabHost, hosts: Sequence[LabHost], process: subprocess.Popen[bytes]) -> None:
         self.hub = hub
         self.hosts = hosts
         self._process = process
 
-    def delay(self, seconds: float) -> None:
+    def delay_frames(self, seconds: float) -> None:
         """Delay frames between hosts by *seconds*. Frames from and to the hub are not delayed."""
-        self._tell({"delay": seconds})
+        self._send_command({"delay": seconds})
 
-    def cut(self, number: int, hub: bool = True) -> None:
+    def cut_host(self, number: int, hub: bool = True) -> None:
         """Cut host *number* from all others. hub: from the hub, too."""
-        self._tell({"cut": number + 1, "hub": hub})
+        self._send_command({"cut": number + 1, "hub": hub})
 
-    def heal(self) -> None:
+    def restore_links(self) -> None:
         """End all cuts."""
-        self._tell({"cut": 0, "hub": False})
+        self._send_command({"cut": 0, "hub": False})
 
-    def _tell(self, command: dict[str, float]) -> None:
+    def _send_command(self, command: dict[str, float]) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):  # reported by the missing answer
@@ -72,45 +72,58 @@ class Switch:
 
 
 @contextmanager
-def switched_network(hosts: int) -> Iterator[Switch]:
+def switched_network(hosts: int) -> Iterator[LabSwitch]:
     """Create a network of *hosts* hosts, at 10.78.0.1 and so on; the hub has the next address."""
     require_root()
     with ExitStack() as stack:
         made = [
-            stack.enter_context(started_host(f"node{number}", f"{_NETWORK}.{number}")) for number in range(1, hosts + 1)
+            stack.enter_context(create_host(f"node{number}", f"{_NETWORK}.{number}")) for number in range(1, hosts + 1)
         ]
-        hub = stack.enter_context(started_host("hub", f"{_NETWORK}.{hosts + 1}"))
+        hub = stack.enter_context(create_host("hub", f"{_NETWORK}.{hosts + 1}"))
         # In a namespace of its own, the devices' names are free until they are handed out.
-        room = stack.enter_context(started_host("switch", ""))
-        everybody = [*made, hub]
+        switch_host = stack.enter_context(create_host("switch", ""))
+        all_hosts = [*made, hub]
         process = subprocess.Popen(
-            [*WITH_PARENT, *room.enter, sys.executable, "-m", "cachefs_tools.lab.switch", str(len(everybody))],
+            [*KILL_WITH_PARENT, *switch_host.enter_command, sys.executable, "-m", "cachefs_tools.lab.switch",
+             str(len(all_hosts))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         stack.callback(_end, process)
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
             raise CachefsError("the lab's switch does not start; is there a /dev/net/tun?")
-        for number, host in enumerate(everybody, 1):
-            run([*room.enter, "ip", "link", "set", f"tap{number}", "netns", str(host.pid), "name", "eth0"])
+        for number, host in enumerate(all_hosts, 1):
+            run_command(
+                [
+                    *switch_host.enter_command,
+                    "ip",
+                    "link",
+                    "set",
+                    f"tap{number}",
+                    "netns",
+                    str(host.pid),
+                    "name",
+                    "eth0",
+                ]
+            )
             mac = (_MAC + bytes((number,))).hex(":")
-            batch(host, [
+            run_ip_batch(host, [
                 "link set lo up", f"link set eth0 address {mac}", f"addr add {host.address}/24 dev eth0",
                 "link set eth0 txqueuelen 2000 up",
             ])  # fmt: skip
-        yield Switch(hub, made, process)
+        yield LabSwitch(hub, made, process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    wait(process)
+    wait_or_kill(process)
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _State:
+class _SwitchState:
     """Current settings. Hosts count from 1; the hub is the last."""
 
     last: int
@@ -118,7 +131,7 @@ class _State:
     cut: int = 0  # the host that is cut off; 0: none
     hub: bool = False  # whether it is cut off from the hub, too
 
-    def passes(self, source: int, target: int) -> bool:
+    def can_pass(self, source: int, target: int) -> bool:
         if self.cut not in (source, target) or not self.cut:
             return True
         return self.last in (source, target) and not self.hub
@@ -130,13 +143,13 @@ class _State:
 def _serve(count: int) -> None:
     devices = {_open(f"tap{number}"): number for number in range(1, count + 1)}
     ends = {number: device for device, number in devices.items()}
-    state = _State(count)
+    state = _SwitchState(count)
     late: list[tuple[float, int, int, bytes]] = []  # due time, sequence number, target, frame
     passed = 0
     poller = select.epoll()
     for device in (*devices, sys.stdin.fileno()):
         poller.register(device, select.EPOLLIN)
-    _say("ready")
+    _write_line("ready")
     while True:
         _wait_for(poller, late)
         for ready, _ in poller.poll(0):
@@ -146,17 +159,17 @@ def _serve(count: int) -> None:
                     return
                 for name, value in json.loads(line).items():
                     setattr(state, name, value)
-                _say("done")
+                _write_line("done")
                 continue
             source = devices[ready]
             for frame in _frames(ready):
                 for target in _targets(frame, source, count):
-                    if not state.passes(source, target):
+                    if not state.can_pass(source, target):
                         continue
                     seconds = state.seconds(source, target)
                     if not seconds:
                         _write(ends[target], frame)
-                    elif len(late) < _HELD:
+                    elif len(late) < _MAX_DELAYED:
                         passed += 1
                         heapq.heappush(late, (time.monotonic() + seconds, passed, target, frame))
         while late and late[0][0] <= time.monotonic():
@@ -181,10 +194,10 @@ def _open(name: str) -> int:
 
 
 def _frames(device: int) -> Iterator[bytes]:
-    """Yield available frames, up to _TURN."""
-    for _ in range(_TURN):
+    """Yield available frames, up to _FRAMES_PER_TURN."""
+    for _ in range(_FRAMES_PER_TURN):
         try:
-            yield os.read(device, _MOST)
+            yield os.read(device, _MAX_FRAME)
         except OSError:  # nothing to read, or the device is not up yet
             return
 
@@ -202,7 +215,7 @@ def _write(device: int, frame: bytes) -> None:
         os.write(device, frame)
 
 
-def _say(line: str) -> None:
+def _write_line(line: str) -> None:
     os.write(sys.stdout.fileno(), line.encode() + b"\n")
 
 

@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs_tools.lab.slow_link import Latency, Limits, Pipe, TokenBucket
-from cachefs_tools.scratch_node import WITH_PARENT, wait
+from cachefs_tools.lab.slow_link import LatencyModel, LinkLimits, SharedLink, TokenBucket
+from cachefs_tools.scratch_node import KILL_WITH_PARENT, wait_or_kill
 
 # Large enough to cost little, and small enough for concurrent responses to share the bandwidth evenly.
 CHUNK: Final = 64 << 10
@@ -62,23 +62,23 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
         self.counters = ProxyCounters()
-        self.limit(Limits())
+        self.set_limits(LinkLimits())
 
-    def limit(self, limits: Limits) -> None:
+    def set_limits(self, limits: LinkLimits) -> None:
         """Replace the limits from the next request on."""
         self._limits = limits
-        self._latency = Latency(limits)
+        self._latency = LatencyModel(limits)
         self._admission = TokenBucket(limits.request_rate)
-        self._link = Pipe(limits.bandwidth)
+        self._link = SharedLink(limits.bandwidth)
 
-    async def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+    async def serve_client(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """Serve one connection of a client until it ends."""
-        pair = _Pair(client, to_client)
+        pair = _ConnectionPair(client, to_client)
         with closing(pair), suppress(ConnectionError, asyncio.IncompleteReadError):
-            while await self._answer(pair):
+            while await self._serve_request(pair):
                 pass
 
-    async def _answer(self, pair: "_Pair") -> bool:
+    async def _serve_request(self, pair: "_ConnectionPair") -> bool:
         """Serve one request. Returns whether the connection may be reused."""
         head = await pair.client.readuntil(b"\r\n\r\n")
         arrival = time.monotonic()
@@ -86,7 +86,7 @@ class Proxy:
             pair.to_client.write(CONTINUE)
         body = await pair.client.readexactly(_length(head))
         self.counters.requests += 1
-        if not self._admission.admits(arrival):
+        if not self._admission.try_admit(arrival):
             self.counters.refused += 1
             pair.to_client.write(REFUSAL)
             await pair.to_client.drain()
@@ -95,7 +95,7 @@ class Proxy:
         pair.to_server.writelines((head, body))
         while (answer := await pair.server.readuntil(b"\r\n\r\n"))[9:12] == b"100":
             pass  # the client has its 100 Continue already
-        await _sleep_until(arrival + self._latency.draw())
+        await _sleep_until(arrival + self._latency.draw_latency())
         if head.startswith(b"HEAD ") or answer[9:12] in BODILESS:
             pair.to_client.write(answer)
         elif _header(answer, b"transfer-encoding") == b"chunked":
@@ -104,9 +104,9 @@ class Proxy:
             await self._send(pair, answer)
         return _header(answer, b"connection").lower() != b"close"
 
-    async def _send(self, pair: "_Pair", head: bytes) -> None:
+    async def _send(self, pair: "_ConnectionPair", head: bytes) -> None:
         """Forward the body of a response as fast as the limits allow."""
-        stream, link = Pipe(self._limits.stream_bandwidth), self._link
+        stream, link = SharedLink(self._limits.stream_bandwidth), self._link
         left = _length(head)
         pair.to_client.write(head)
         while left:
@@ -114,13 +114,13 @@ class Proxy:
             if not chunk:
                 raise ConnectionResetError("the server closed the connection within an answer")
             left -= len(chunk)
-            await _sleep_until(stream.reserve(len(chunk), time.monotonic()))
-            await _sleep_until(link.reserve(len(chunk), time.monotonic()))
+            await _sleep_until(stream.reserve_time(len(chunk), time.monotonic()))
+            await _sleep_until(link.reserve_time(len(chunk), time.monotonic()))
             pair.to_client.write(chunk)
             self.counters.bytes += len(chunk)
             await pair.to_client.drain()
 
-    async def _send_chunked(self, pair: "_Pair", head: bytes) -> None:
+    async def _send_chunked(self, pair: "_ConnectionPair", head: bytes) -> None:
         """Forward a chunked body chunk by chunk. Listings have such bodies."""
         pair.to_client.write(head)
         size = -1
@@ -128,13 +128,13 @@ class Proxy:
             line = await pair.server.readline()
             size = int(line.split(b";")[0], 16)
             data = await pair.server.readexactly(size + 2)
-            await _sleep_until(self._link.reserve(size, time.monotonic()))
+            await _sleep_until(self._link.reserve_time(size, time.monotonic()))
             pair.to_client.writelines((line, data))
             self.counters.bytes += size
             await pair.to_client.drain()
 
 
-class _Pair:
+class _ConnectionPair:
     """A connection of a client, and its connection to the server."""
 
     server: asyncio.StreamReader
@@ -186,15 +186,15 @@ class Throttle:
         self._commands, self._answers = process.stdin, process.stdout
         self.endpoint = self._read_line().decode().strip()  # the URL of the proxy
 
-    def limit(self, limits: Limits) -> None:
+    def set_limits(self, limits: LinkLimits) -> None:
         """Replace the limits. Raises CachefsError if the proxy has ended."""
-        self._ask(json.dumps(asdict(limits)).encode())
+        self._send_line(json.dumps(asdict(limits)).encode())
 
-    def counters(self) -> ProxyCounters:
+    def read_counters(self) -> ProxyCounters:
         """Return the present counters. Raises CachefsError if the proxy has ended."""
-        return self._ask(b"")
+        return self._send_line(b"")
 
-    def _ask(self, line: bytes) -> ProxyCounters:
+    def _send_line(self, line: bytes) -> ProxyCounters:
         with suppress(BrokenPipeError):
             self._commands.write(line + b"\n")
             self._commands.flush()
@@ -208,11 +208,13 @@ class Throttle:
 
 
 @contextmanager
-def throttled(upstream: str, limits: Limits, log: Path, listener: socket.socket | None = None) -> Iterator[Throttle]:
+def run_throttle(
+    upstream: str, limits: LinkLimits, log: Path, listener: socket.socket | None = None
+) -> Iterator[Throttle]:
     """Run a proxy in front of the URL *upstream*. It accepts from *listener*, which may be of another network
     namespace; None: on a loopback port."""
     given = () if listener is None else (listener.fileno(),)
-    command = [*WITH_PARENT, sys.executable, "-m", "cachefs_tools.lab.throttle", upstream, *map(str, given)]
+    command = [*KILL_WITH_PARENT, sys.executable, "-m", "cachefs_tools.lab.throttle", upstream, *map(str, given)]
     with log.open("wb") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
@@ -220,11 +222,11 @@ def throttled(upstream: str, limits: Limits, log: Path, listener: socket.socket 
         )  # fmt: skip
     try:
         throttle = Throttle(process)
-        throttle.limit(limits)
+        throttle.set_limits(limits)
         yield throttle
     finally:
         process.terminate()
-        wait(process)
+        wait_or_kill(process)
 
 
 async def _run(upstream: str, listener: socket.socket | None) -> None:
@@ -234,20 +236,20 @@ async def _run(upstream: str, listener: socket.socket | None) -> None:
     parts = urlsplit(upstream)
     proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or 80)
     listener = listener or socket.create_server(("127.0.0.1", 0))
-    server = await asyncio.start_server(proxy.serve, sock=listener, limit=BUFFER, backlog=1024)
+    server = await asyncio.start_server(proxy.serve_client, sock=listener, limit=BUFFER, backlog=1024)
     host, port = server.sockets[0].getsockname()
-    _say(f"http://{host}:{port}")
+    _write_line(f"http://{host}:{port}")
     loop = asyncio.get_running_loop()
     commands = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin.buffer)
     while line := await commands.readline():
         if line.strip():
-            proxy.limit(msgspec.json.decode(line, type=Limits))
+            proxy.set_limits(msgspec.json.decode(line, type=LinkLimits))
         proxy.counters.cpu_seconds = time.process_time()
-        _say(json.dumps(asdict(proxy.counters)))
+        _write_line(json.dumps(asdict(proxy.counters)))
 
 
-def _say(line: str) -> None:
+def _write_line(line: str) -> None:
     os.write(sys.stdout.fileno(), line.encode() + b"\n")
 
 

@@ -15,16 +15,25 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from cachefs_tools.lab.reader import LONG, EpochResult, Script, Trouble, arguments, content, epochs_asked_for, say
+from cachefs_tools.lab.reader import (
+    LONG_SECONDS,
+    EpochResult,
+    ReadProblem,
+    ScriptKind,
+    argument_parser,
+    read_and_drop,
+    requested_epochs,
+    write_line,
+)
 from cachefs_tools.sample_data import is_sample, sample_name
 
-BATCH: Final = 8
+BATCH_SIZE: Final = 8
 # Seconds of delay that a job catches up on.
 _BEHIND: Final = 1.0
 Read = tuple[int, float, float, int, str]
 
 
-class Files(Dataset[Read]):
+class SampleFiles(Dataset[Read]):
     """Items are (sample number, begin of its read, seconds, bytes, problem)."""
 
     def __init__(self, root: str, numbers: range) -> None:
@@ -37,34 +46,36 @@ class Files(Dataset[Read]):
     def __getitem__(self, index: int) -> Read:
         begin, number = time.monotonic(), self._numbers[index]
         try:
-            data = content(self.samples[index])
+            data = read_and_drop(self.samples[index])
         except OSError as error:
             return number, begin, time.monotonic() - begin, 0, error.strerror or "error"
         seconds = time.monotonic() - begin
         return number, begin, seconds, len(data), "" if is_sample(data, number) else "wrong"
 
 
-def read(loader: DataLoader[Any], result: EpochResult, rate: float) -> None:
+def read_loader(loader: DataLoader[Any], result: EpochResult, rate: float) -> None:
     """Read all of a loader, at *rate* samples per second."""
     due, said = time.monotonic(), 0.0
     for batch in loader:
         for one in batch:
-            _count(result, *one)
+            _add_read(result, *one)
         now = time.monotonic()
         due = max(due + len(batch) / rate, now - _BEHIND)
         if now - said > 1.0:
             said = now
-            say({"at": [result.epoch, result.reads]})
+            write_line({"at": [result.epoch, result.reads]})
         time.sleep(max(0.0, due - now))
 
 
-def _count(result: EpochResult, number: int, begin: float, seconds: float, size: int, problem: str) -> None:
-    result.add(seconds, size)
+def _add_read(result: EpochResult, number: int, begin: float, seconds: float, size: int, problem: str) -> None:
+    result.add_read(seconds, size)
     result.wrong += problem == "wrong"
     result.errors += problem not in ("", "wrong")
-    kind = "" if not problem and seconds <= LONG else "long" if not problem else "wrong" if not size else "error"
+    kind = (
+        "" if not problem and seconds <= LONG_SECONDS else "long" if not problem else "wrong" if not size else "error"
+    )
     if kind:
-        say({"trouble": asdict(Trouble(kind, begin, seconds, number, problem))})
+        write_line({"trouble": asdict(ReadProblem(kind, begin, seconds, number, problem))})
 
 
 def loaders(given: argparse.Namespace) -> tuple[DataLoader[Any], DataLoader[Any] | None]:
@@ -75,32 +86,32 @@ def loaders(given: argparse.Namespace) -> tuple[DataLoader[Any], DataLoader[Any]
     made: list[DataLoader[Any]] = []
     for part in parts:
         if len(part):
-            dataset = Files(given.root, part)
+            dataset = SampleFiles(given.root, part)
             sampler: DistributedSampler[Read] = DistributedSampler(
                 dataset, num_replicas=given.replicas, rank=given.rank, seed=given.seed, shuffle=not made
             )
-            made.append(DataLoader(dataset, BATCH, sampler=sampler, num_workers=given.threads, collate_fn=list))
+            made.append(DataLoader(dataset, BATCH_SIZE, sampler=sampler, num_workers=given.threads, collate_fn=list))
     return made[0], made[1] if len(made) > 1 else None
 
 
 def main() -> None:
-    parser = arguments()
-    parser.add_argument("--script", choices=get_args(Script), default="set-epoch")
+    parser = argument_parser()
+    parser.add_argument("--script", choices=get_args(ScriptKind), default="set-epoch")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(given.rank)
     training, validation = loaders(given)
     os.listdir(given.root)
-    say({"ready": True})
-    for epoch in epochs_asked_for(given.first, given.epochs):
+    write_line({"ready": True})
+    for epoch in requested_epochs(given.first, given.epochs):
         if given.script != "no-set-epoch":
             assert isinstance(training.sampler, DistributedSampler)
             training.sampler.set_epoch(epoch)
         result = EpochResult(epoch, time.monotonic())
         for loader in filter(None, (training, validation)):
-            read(loader, result, given.rate)
+            read_loader(loader, result, given.rate)
         result.end = time.monotonic()
-        say({"epoch": result.as_line()})
+        write_line({"epoch": result.as_line()})
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import cachefs
-from cachefs_tools.training_loop import Batch, train
+from cachefs_tools.training_loop import TrainingBatch, train
 
 # Batches that each worker reads ahead, like torch's DataLoader.
 PREFETCH = 2
 _PIECE = 1 << 20
 # An epoch that takes this multiple of its computing time is cut short: the share of waiting is known by then.
-_LONGEST = 4.0
+_MAX_EPOCH_FACTOR = 4.0
 
 
 def main() -> None:
@@ -38,13 +38,13 @@ def main() -> None:
         publication.order(number, order)
     pool = ThreadPoolExecutor(workers)
 
-    def read_batch(numbers: list[int]) -> Batch:
+    def read_batch(numbers: list[int]) -> TrainingBatch:
         reads = [_read(files[number]) for number in numbers]
-        return Batch([begin for begin, _ in reads], [seconds for _, seconds in reads], 0)
+        return TrainingBatch([begin for begin, _ in reads], [seconds for _, seconds in reads], 0)
 
-    def load(epoch: int) -> Iterator[Batch]:
-        order, done, ahead = orders[epoch], 0, deque[Future[Batch]]()
-        over = time.monotonic() + _LONGEST * max(1.0, len(order) / given["rate"])
+    def load(epoch: int) -> Iterator[TrainingBatch]:
+        order, done, ahead = orders[epoch], 0, deque[Future[TrainingBatch]]()
+        over = time.monotonic() + _MAX_EPOCH_FACTOR * max(1.0, len(order) / given["rate"])
         for start in range(0, len(order), batch):
             ahead.append(pool.submit(read_batch, order[start : start + batch]))
             if len(ahead) >= workers * PREFETCH or start + batch >= len(order):

@@ -13,23 +13,23 @@ import msgspec
 from cachefs.errors import AccessDenied, CachefsError
 from cachefs.messages import DatasetDetail, Empty, ErrorView, Selection
 from cachefs.rpc import EVICT, STATUS, DaemonClient
-from cachefs.troubles import SEE_ERRORS
+from cachefs.trouble_texts import SEE_ERRORS
 from cachefs_tools.doctor import origins
-from cachefs_tools.doctor.asking import Asked, NoAnswer
-from cachefs_tools.doctor.examination import asking_as
+from cachefs_tools.doctor.examination import origin_identity
+from cachefs_tools.doctor.fact_child import FactChild, NoFacts
 from cachefs_tools.origin_speed import OriginSpeed
-from cachefs_tools.scratch_node import mounted, require_fuse
-from cachefs_tools.trial import running, warm
-from cachefs_tools.trial.load import Choice, Job, Sample, look_of
-from cachefs_tools.trial.verdict import Figures
+from cachefs_tools.scratch_node import mount_dataset, require_fuse
+from cachefs_tools.trial import job_process, warm
+from cachefs_tools.trial.extent import FileChoice, TrialJob, TrialSample, origin_bounds
+from cachefs_tools.trial.verdict import TrialFigures
 
 _EVICTED_AT_ONCE: Final = 2000
 _GRACE: Final = 20.0
 
-Step = Callable[[str, int], None]  # called with a step and its finished samples
+ReportStep = Callable[[str, int], None]  # called with a step and its finished samples
 
 
-def reason_of(errors: Sequence[ErrorView], url: str, began: float) -> str:
+def failure_reason(errors: Sequence[ErrorView], url: str, began: float) -> str:
     """Return the last error since *began* (Unix time) of an origin; "" if there is none."""
     prefix = f"{url.rstrip('/')}/"
     failed = [each for each in errors if each.when >= began and f"{each.subject}/".startswith(prefix)]
@@ -43,80 +43,82 @@ class Trial:
     client: DaemonClient
     socket: Path
     detail: DatasetDetail
-    job: Job
-    choice: Choice
-    step: Step
+    job: TrialJob
+    choice: FileChoice
+    step: ReportStep
     # Steps that failed, one line each.
     remarks: list[str] = field(default_factory=list)
 
-    def run(self) -> Figures:
+    def run(self) -> TrialFigures:
         """Run the trial. Raises CachefsError, OSError."""
         require_fuse()
         status = self.client.call(STATUS, Empty(), 20.0)
         self.step("asking the origin", 0)
-        origin = self._origin(status.pid)
+        origin = self._measure_origin(status.pid)
         with (
-            self._as_before(),
+            self._restore_node(),
             tempfile.TemporaryDirectory(prefix="cachectl-bench-", ignore_cleanup_errors=True) as made,
         ):
             work = Path(made)
             dataset = self.detail.dataset
-            with mounted(f"{dataset.name}@{dataset.snapshot}", work / "mnt", self.socket, work / "mount.log"):
-                stage = running.Stage(work / "mnt", self.socket, f"bench-{dataset.name}", work)
-                epochs = self._play(stage)
+            with mount_dataset(f"{dataset.name}@{dataset.snapshot}", work / "mnt", self.socket, work / "mount.log"):
+                stage = job_process.TrialEnvironment(work / "mnt", self.socket, f"bench-{dataset.name}", work)
+                epochs = self._run_job(stage)
                 self.step("reading what is here", 0)
-                speed = self._warm(work / "mnt", work)
+                speed = self._measure_warm(work / "mnt", work)
         capacity = sum(tier.budget for tier in status.tiers)
-        return Figures(self.job, self.choice, origin, epochs, speed, dataset.bytes, capacity)
+        return TrialFigures(self.job, self.choice, origin, epochs, speed, dataset.bytes, capacity)
 
-    def _play(self, stage: running.Stage) -> list[running.Epoch]:
+    def _run_job(self, stage: job_process.TrialEnvironment) -> list[job_process.TrialEpoch]:
         """Run the job. Raises CachefsError with the daemon's reason for failed reads: a program that reads files gets
         only an errno."""
         began = time.time()
         try:
-            return running.run(stage, self.job, self.choice, lambda done: self.step("playing the job", done))
+            return job_process.run_job(stage, self.job, self.choice, lambda done: self.step("playing the job", done))
         except CachefsError as error:
             errors = self.client.call(STATUS, Empty(), 20.0).errors
-            said = reason_of(errors, self.detail.dataset.url, began)
+            said = failure_reason(errors, self.detail.dataset.url, began)
             raise CachefsError(f"{error}; {said}; {SEE_ERRORS}" if said else str(error)) from None
 
-    def _origin(self, daemon: int) -> OriginSpeed:
+    def _measure_origin(self, daemon: int) -> OriginSpeed:
         """Measure the origin like the daemon would, if its environment is visible."""
-        look = look_of(self.job, self.choice.mean)
-        question = origins.Question(self.detail.dataset.name, self.detail.dataset.path, self.detail.options, look=look)
-        name = asking_as(daemon)
-        asked = Asked(
+        look = origin_bounds(self.job, self.choice.mean_size)
+        question = origins.OriginQuery(
+            self.detail.dataset.name, self.detail.dataset.path, self.detail.options, look=look
+        )
+        name = origin_identity(daemon)
+        asked = FactChild(
             "origins", msgspec.to_builtins(question), origins.OriginFacts, look.seconds + _GRACE, name.variables,
             name.account,
         )  # fmt: skip
         try:
-            facts = asked.answer()
-        except NoAnswer as error:
+            facts = asked.wait_for_facts()
+        except NoFacts as error:
             return OriginSpeed(error="NoAnswer", message=str(error))
         return facts.speed if not facts.error else OriginSpeed(error="CachefsError", message=facts.error)
 
-    def _warm(self, mount: Path, work: Path) -> warm.WarmSpeed | None:
+    def _measure_warm(self, mount: Path, work: Path) -> warm.WarmSpeed | None:
         try:
-            return warm.measure(mount, work, self.choice.samples)
+            return warm.measure_warm(mount, work, self.choice.samples)
         except (CachefsError, OSError) as error:
             self.remarks.append(f"warm reads were not measured: {error}")
             return None
 
     @contextlib.contextmanager
-    def _as_before(self) -> Iterator[None]:
+    def _restore_node(self) -> Iterator[None]:
         """At the end, evict what was not on the node before."""
         try:
             yield
         finally:
             self.step("cleaning up", 0)
             try:
-                for start in range(0, len(self.choice.cold), _EVICTED_AT_ONCE):
-                    self._evict(self.choice.cold[start : start + _EVICTED_AT_ONCE])
+                for start in range(0, len(self.choice.cold_samples), _EVICTED_AT_ONCE):
+                    self._evict(self.choice.cold_samples[start : start + _EVICTED_AT_ONCE])
             except AccessDenied:
                 self.remarks.append("what was fetched stays on the node: only administrators may evict it")
             except CachefsError as error:
                 self.remarks.append(f"what was fetched stays on the node: {error}")
 
-    def _evict(self, samples: Sequence[Sample]) -> None:
+    def _evict(self, samples: Sequence[TrialSample]) -> None:
         paths = [sample.path for sample in samples]
         self.client.call(EVICT, Selection(dataset=self.detail.dataset.name, paths=paths), 60.0)

@@ -7,41 +7,41 @@ import msgspec
 
 from cachefs.sizes import format_size
 from cachefs_tools.origin_speed import OriginSpeed
-from cachefs_tools.trial.load import Choice, Job
-from cachefs_tools.trial.running import Epoch
+from cachefs_tools.trial.extent import FileChoice, TrialJob
+from cachefs_tools.trial.job_process import TrialEpoch
 from cachefs_tools.trial.warm import WarmSpeed
 
 # Share of waiting that is negligible, and share from which something should be changed.
-NOTHING: Final = 0.01
-MUCH: Final = 0.05
+NEGLIGIBLE_SHARE: Final = 0.01
+LARGE_SHARE: Final = 0.05
 # Warm reads through a mount below this ratio to native ones have a specific cause.
-_SLOW: Final = 0.6
+_SLOW_RATIO: Final = 0.6
 
 
-class Figures(msgspec.Struct, frozen=True):
+class TrialFigures(msgspec.Struct, frozen=True):
     """The figures of a trial."""
 
-    job: Job
-    choice: Choice
+    job: TrialJob
+    choice: FileChoice
     origin: OriginSpeed
-    epochs: Sequence[Epoch]
+    epochs: Sequence[TrialEpoch]
     warm: WarmSpeed | None
     # Bytes of the whole dataset, and capacity of all tiers.
     dataset_bytes: int
     capacity: int
 
     @property
-    def demand(self) -> float:
+    def demanded_rate(self) -> float:
         """Bytes per second that the job takes."""
-        return self.job.rate * self.choice.mean
+        return self.job.rate * self.choice.mean_size
 
     @property
-    def origin_bytes(self) -> float:
+    def origin_rate(self) -> float:
         """The origin's highest measured bytes per second."""
         return max((each.bytes for each in self.origin.throughput), default=0.0)
 
 
-def verdict(found: Figures) -> Iterator[str]:
+def verdict_sentences(found: TrialFigures) -> Iterator[str]:
     """Yield sentences, the answer first."""
     if found.epochs:
         yield _first_epoch(found)
@@ -50,30 +50,30 @@ def verdict(found: Figures) -> Iterator[str]:
     yield from _advice(found)
 
 
-def _first_epoch(found: Figures) -> str:
-    share = found.epochs[0].waiting
-    here = 1 - len(found.choice.cold) / len(found.choice.samples)
+def _first_epoch(found: TrialFigures) -> str:
+    share = found.epochs[0].waiting_share
+    here = 1 - len(found.choice.cold_samples) / len(found.choice.samples)
     note = (
         f" ({here:.0%} of these files were on the node already, so a real first epoch waits more)" if here > 0.1 else ""
     )
-    return f"A job of {found.job.rate:,.0f} samples/s {_waits(share)} in its first epoch{note}."
+    return f"A job of {found.job.rate:,.0f} samples/s {_waiting_text(share)} in its first epoch{note}."
 
 
-def _later_epochs(found: Figures) -> str:
-    share = sum(epoch.waiting for epoch in found.epochs[1:]) / (len(found.epochs) - 1)
+def _later_epochs(found: TrialFigures) -> str:
+    share = sum(epoch.waiting_share for epoch in found.epochs[1:]) / (len(found.epochs) - 1)
     missing = 1 - min(1.0, found.capacity / max(1, found.dataset_bytes))
     if missing <= 0:
-        return f"In later epochs it {_waits(share)}: the tiers hold the whole dataset."
-    expected = missing * found.epochs[0].waiting + (1 - missing) * share
+        return f"In later epochs it {_waiting_text(share)}: the tiers hold the whole dataset."
+    expected = missing * found.epochs[0].waiting_share + (1 - missing) * share
     return (
-        f"In later epochs it {_waits(share)} for files that are on the node. But the tiers hold {1 - missing:.0%} of "
-        f"the dataset; the rest is fetched in each epoch: count with {_percent(expected)}."
+        f"In later epochs it {_waiting_text(share)} for files that are on the node. But the tiers hold "
+        f"{1 - missing:.0%} of the dataset; the rest is fetched in each epoch: count with {_percent(expected)}."
     )
 
 
-def _advice(found: Figures) -> Iterator[str]:
-    demand, origin = found.demand, found.origin_bytes
-    waits = bool(found.epochs) and found.epochs[0].waiting > MUCH
+def _advice(found: TrialFigures) -> Iterator[str]:
+    demand, origin = found.demanded_rate, found.origin_rate
+    waits = bool(found.epochs) and found.epochs[0].waiting_share > LARGE_SHARE
     if found.origin.error:
         yield f"The origin failed ({found.origin.message}); see cachectl doctor."
     elif origin and origin < demand:
@@ -87,7 +87,7 @@ def _advice(found: Figures) -> Iterator[str]:
             "The origin is quick enough, so the waits are those of a short run or of few workers: try more --workers "
             "and --seconds, and publish the order in the job (cachefs run)."
         )
-    slow = [epoch for epoch in found.epochs[1:] if epoch.waiting > MUCH]
+    slow = [epoch for epoch in found.epochs[1:] if epoch.waiting_share > LARGE_SHARE]
     if slow and found.warm is not None:
         if found.warm.tier < demand:
             yield (
@@ -101,15 +101,15 @@ def _advice(found: Figures) -> Iterator[str]:
             f"The dataset has {format_size(found.dataset_bytes)} and the tiers {format_size(found.capacity)}: raise "
             "ssd.budget, or use several nodes, so that later epochs need no origin."
         )
-    if found.warm is not None and found.warm.ratio < _SLOW:
+    if found.warm is not None and found.warm.ratio < _SLOW_RATIO:
         yield (
             f"Warm reads have {found.warm.ratio:.0%} of the speed of a native file: see cachectl doctor, "
             "and docs/posix.md#the-shield."
         )
 
 
-def _waits(share: float) -> str:
-    if share < NOTHING:
+def _waiting_text(share: float) -> str:
+    if share < NEGLIGIBLE_SHARE:
         return "would not wait for data"
     return f"would wait for data {_percent(share)} of its time"
 

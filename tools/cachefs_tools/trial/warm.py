@@ -13,12 +13,12 @@ import msgspec
 
 import cachefs_tools
 from cachefs.errors import CachefsError
-from cachefs_tools.kernel_pages import forget_pages
-from cachefs_tools.trial.load import Sample
+from cachefs_tools.kernel_pages import drop_pages
+from cachefs_tools.trial.extent import TrialSample
 
 # Most bytes and files that are copied.
-MOST_BYTES: Final = 64 << 20
-MOST_FILES: Final = 1000
+MAX_BYTES: Final = 64 << 20
+MAX_FILES: Final = 1000
 _PYREAD: Final = Path(cachefs_tools.__file__).parent / "bench" / "pyread.py"
 _ROUNDS: Final = 3
 _SECONDS: Final = 120.0
@@ -42,11 +42,11 @@ class WarmSpeed(msgspec.Struct, frozen=True):
         return self.native_us / self.mount_us if self.mount_us else 0.0
 
 
-def measure(mount: Path, work: Path, samples: Sequence[Sample]) -> WarmSpeed:
+def measure_warm(mount: Path, work: Path, samples: Sequence[TrialSample]) -> WarmSpeed:
     """Measure reads of files that are all on the node. *work* is a directory on a local disk. Raises CachefsError,
     OSError."""
     names = _readable(samples)
-    forget_pages(mount / name for name in names)
+    drop_pages(mount / name for name in names)
     took, count = [], 0
     for name in names:
         began = time.perf_counter()
@@ -57,22 +57,22 @@ def measure(mount: Path, work: Path, samples: Sequence[Sample]) -> WarmSpeed:
         _copy(mount / name, native / name)
     # Load one file of each tree in turn, so that their pages are placed alike in memory (see
     # cachefs_tools.kernel_pages). An fsync could not be interrupted by Ctrl-C.
-    forget_pages((native / name for name in names), _WRITTEN_SECONDS)
-    forget_pages(mount / name for name in names)
+    drop_pages((native / name for name in names), _WRITTEN_SECONDS)
+    drop_pages(mount / name for name in names)
     for name in names:
         for root in (native, mount):
             (root / name).read_bytes()
-    native_us, mount_us = _timed(work, names, native, mount)
+    native_us, mount_us = _time_reads(work, names, native, mount)
     return WarmSpeed(count / sum(took), sorted(took)[len(took) // 2], native_us, mount_us)
 
 
-def _readable(samples: Sequence[Sample]) -> list[str]:
+def _readable(samples: Sequence[TrialSample]) -> list[str]:
     """Return names that fit a list of one per line, within the bounds."""
     names: list[str] = []
-    room = MOST_BYTES
-    for sample in samples[: 4 * MOST_FILES]:
+    room = MAX_BYTES
+    for sample in samples[: 4 * MAX_FILES]:
         name = os.fsdecode(sample.path)
-        if name.isprintable() and sample.size <= room and len(names) < MOST_FILES:
+        if name.isprintable() and sample.size <= room and len(names) < MAX_FILES:
             names.append(name)
             room -= sample.size
     if not names:
@@ -87,7 +87,7 @@ def _copy(source: Path, target: Path) -> None:
     target.write_bytes(source.read_bytes())
 
 
-def _timed(work: Path, names: Sequence[str], native: Path, mount: Path) -> tuple[float, float]:
+def _time_reads(work: Path, names: Sequence[str], native: Path, mount: Path) -> tuple[float, float]:
     listing = work / "names"
     listing.write_text("\n".join(names) + "\n")
     command = [sys.executable, str(_PYREAD), str(listing), str(_ROUNDS), str(native), str(mount)]

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from cachefs.errors import ConfigError
-from cachefs.planning.cluster.standing import Standing
+from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.eviction.policies.alsd import Alsd
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.policies.fifo import Fifo
@@ -17,7 +17,7 @@ from cachefs.planning.eviction.policies.lfu import Lfu
 from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.planning.eviction.policies.minio import Minio
 from cachefs.planning.eviction.policies.refcount import Refcount
-from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.eviction.policies.use_order import UseOrder
 from cachefs.planning.pagecache.coverage import MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 
@@ -34,37 +34,38 @@ class PolicyName(StrEnum):
     FIFO = "fifo"
 
 
-class Policy(Protocol):
+class EvictionPolicy(Protocol):
     """The decisions of one tier."""
 
     @property
-    def evicts(self) -> bool:
+    def can_evict(self) -> bool:
         """False where the policy never evicts, so that room must be held back for transient blocks. May change with the
         plan."""
         ...
 
-    def admits(self, key: bytes, size: int, free: int) -> bool:
-        """Return whether the tier should take this block, given *free* bytes and the right to evict `victims`."""
+    def can_admit(self, key: bytes, size: int, free: int) -> bool:
+        """Return whether the tier should take this block, given *free* bytes and the right to evict
+        `choose_victims`."""
         ...
 
-    def added(self, key: bytes, size: int) -> None:
+    def note_added(self, key: bytes, size: int) -> None:
         """Record that the tier has taken the block."""
         ...
 
-    def accessed(self, key: bytes) -> None:
+    def note_accessed(self, key: bytes) -> None:
         """Record a use by a reader. Unknown keys are ignored."""
         ...
 
-    def removed(self, key: bytes) -> None:
+    def note_removed(self, key: bytes) -> None:
         """Record that the block left the tier. Unknown keys are ignored."""
         ...
 
-    def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
+    def rank_incoming(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
         """Return which of these blocks (as indices in *keys*) may be worth more to the policy than some that it has,
         most wanted first. For the others it would evict nothing."""
         ...
 
-    def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
+    def choose_victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
         """Return blocks to evict so that at least *size* bytes come free: enough of them, or none where that is
         impossible, or where the policy prefers one of them to any of *incoming*. There may be more after `catch_up` was
         True."""
@@ -75,18 +76,18 @@ class Policy(Protocol):
         takes some milliseconds at most, as the store calls it under its lock."""
         ...
 
-    def replaceable(self, incoming: bytes) -> int:
+    def replaceable_bytes(self, incoming: bytes) -> int:
         """Return about how many bytes the policy would evict for this block."""
         ...
 
     def last_use(self, key: bytes) -> int | None:
-        """Return the block's number in `Uses`; None where the policy does not have it, or does not track uses."""
+        """Return the block's number in `UseOrder`; None where the policy does not have it, or does not track uses."""
         ...
 
 
-_Maker = Callable[[Plan, MemoryCoverage | None, Uses | None, Standing | None], Policy]
+_PolicyFactory = Callable[[Plan, MemoryCoverage | None, UseOrder | None, Ownership | None], EvictionPolicy]
 
-POLICIES: Final[Mapping[PolicyName, _Maker]] = {
+POLICIES: Final[Mapping[PolicyName, _PolicyFactory]] = {
     PolicyName.CLAIRVOYANT: lambda plan, cached, uses, standing: Clairvoyant(plan, cached, standing),
     PolicyName.ALSD: lambda plan, cached, uses, standing: Alsd(plan, cached, standing),
     PolicyName.REFCOUNT: lambda plan, cached, uses, standing: Refcount(plan, cached, standing),
@@ -97,18 +98,18 @@ POLICIES: Final[Mapping[PolicyName, _Maker]] = {
 }
 
 
-def open_policy(
+def make_policy(
     name: str,
     plan: Plan,
-    cached: MemoryCoverage | None = None,
-    uses: Uses | None = None,
-    standing: Standing | None = None,
-) -> Policy:
+    coverage: MemoryCoverage | None = None,
+    uses: UseOrder | None = None,
+    ownership: Ownership | None = None,
+) -> EvictionPolicy:
     """Return a policy for one tier. Policies that use the future take it from *plan*. They evict first blocks that are
-    *cached* in page caches and kept below, or in a cluster blocks that are not this node's to keep according to
-    *standing*. uses: the order of uses, shared by the tiers between which blocks move. Raises ConfigError for an
+    *coverage* in page caches and kept below, or in a cluster blocks that are not this node's to keep according to
+    *ownership*. uses: the order of uses, shared by the tiers between which blocks move. Raises ConfigError for an
     unknown name."""
     try:
-        return POLICIES[PolicyName(name)](plan, cached, uses, standing)
+        return POLICIES[PolicyName(name)](plan, coverage, uses, ownership)
     except ValueError:
         raise ConfigError(f"policy {name!r} does not exist; choose one of: {', '.join(POLICIES)}") from None

@@ -17,28 +17,28 @@ from typing import Final
 import numpy as np
 
 from cachefs.planning.blocks.space import Numbers
-from cachefs.planning.cluster.standing import Standing
-from cachefs.planning.eviction.policies.ranked import Ranked
+from cachefs.planning.cluster.ownership import Ownership
+from cachefs.planning.eviction.policies.ranked import RankedPolicy
 from cachefs.planning.pagecache.coverage import MemoryCoverage
-from cachefs.planning.sequences.course import Future, Seconds
-from cachefs.planning.sequences.epoch import UNKNOWN
+from cachefs.planning.sequences.epoch import UNKNOWN_READ
 from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.timeline import KnownFuture, Seconds
 
 # Reads whose order is certain, as loaders have drawn them ahead: 8 workers with 2 batches of 64 each.
 CERTAIN_READS: Final = 1024
 
 
-class Alsd(Ranked):
+class Alsd(RankedPolicy):
     """Scores are expected seconds until the next read."""
 
     def __init__(
         self,
         plan: Plan,
-        cached: MemoryCoverage | None = None,
-        standing: Standing | None = None,
+        coverage: MemoryCoverage | None = None,
+        ownership: Ownership | None = None,
         certain: int = CERTAIN_READS,
     ) -> None:
-        super().__init__(plan, cached, standing)
+        super().__init__(plan, coverage, ownership)
         self._certain = certain
 
     def _scores(self, snapshot: str, ids: Numbers) -> Seconds:
@@ -47,12 +47,12 @@ class Alsd(Ranked):
             soonest[where] = np.minimum(soonest[where], self._estimate(future, theirs))
         return soonest
 
-    def _estimate(self, future: Future, ids: Numbers) -> Seconds:
+    def _estimate(self, future: KnownFuture, ids: Numbers) -> Seconds:
         left = max(0, future.length - future.position)
         reads = future.next_read[ids]
         distance = np.subtract(reads, future.position, dtype=np.float64)
         certain = min(self._certain, left)
         distance[distance >= certain] = certain + (left - certain) / 2
         distance[reads >= future.length] = left + future.length / 2
-        distance[reads == UNKNOWN] = future.beyond - future.position
+        distance[reads == UNKNOWN_READ] = future.beyond - future.position
         return distance / future.rate

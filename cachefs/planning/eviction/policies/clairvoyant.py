@@ -6,11 +6,11 @@ sooner than the blocks evicted for it, so no block is taken that would be evicte
 """
 
 from cachefs.planning.blocks.space import Numbers
-from cachefs.planning.eviction.policies.ranked import Ranked
-from cachefs.planning.sequences.course import Seconds
+from cachefs.planning.eviction.policies.ranked import RankedPolicy
+from cachefs.planning.sequences.timeline import Seconds
 
 
-class Clairvoyant(Ranked):
+class Clairvoyant(RankedPolicy):
     """Scores are seconds until the next read."""
 
     def _scores(self, snapshot: str, ids: Numbers) -> Seconds:

@@ -6,5 +6,5 @@ from cachefs.planning.eviction.policies.lru import Lru
 class Fifo(Lru):
     """First in, first out: an `Lru` in which only the arrival of a block is a use."""
 
-    def accessed(self, key: bytes) -> None:
+    def note_accessed(self, key: bytes) -> None:
         """Ignore uses."""

@@ -8,7 +8,7 @@ from typing import Final
 class Lfu:
     """A least-recently-used list for each number of uses. A new block has one use: it came for a reader."""
 
-    evicts: Final = True
+    can_evict: Final = True
 
     def __init__(self) -> None:
         self.bytes = 0  # size of all blocks it holds
@@ -16,28 +16,28 @@ class Lfu:
         self._sizes: dict[bytes, int] = {}
         self._by_uses: dict[int, OrderedDict[bytes, None]] = {}  # number of uses -> blocks, the last used at the end
 
-    def admits(self, key: bytes, size: int, free: int) -> bool:
+    def can_admit(self, key: bytes, size: int, free: int) -> bool:
         return True
 
-    def added(self, key: bytes, size: int) -> None:
-        self.removed(key)
+    def note_added(self, key: bytes, size: int) -> None:
+        self.note_removed(key)
         self._sizes[key] = size
         self.bytes += size
         self._count(key, 1)
 
-    def accessed(self, key: bytes) -> None:
+    def note_accessed(self, key: bytes) -> None:
         if key in self._sizes:
             self._count(key, self._uncount(key) + 1)
 
-    def removed(self, key: bytes) -> None:
+    def note_removed(self, key: bytes) -> None:
         if key in self._sizes:
             self.bytes -= self._sizes.pop(key)
             self._uncount(key)
 
-    def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
+    def rank_incoming(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
         return list(range(len(keys)))
 
-    def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
+    def choose_victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
         if size > self.bytes:
             return ()
         found = []
@@ -50,7 +50,7 @@ class Lfu:
                         return found
         return ()
 
-    def replaceable(self, incoming: bytes) -> int:
+    def replaceable_bytes(self, incoming: bytes) -> int:
         return self.bytes
 
     def catch_up(self) -> bool:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.eviction.policies.use_order import UseOrder
 
 # Removed blocks are purged from the queue once they outnumber the others, and exceed this number.
-_GONE: Final = 1024
+_MIN_OUTDATED: Final = 1024
 
 
 @dataclass(slots=True)
@@ -19,17 +19,17 @@ class _Block:
 
 
 class Lru:
-    """Least recently used first; first in, first out where `accessed` is never called.
+    """Least recently used first; first in, first out where `note_accessed` is never called.
 
     Tiers that share their *uses* form one list of their total size: a block comes from another tier with its last use
     there, and no block that was used later is evicted for it.
     """
 
-    evicts: Final = True
+    can_evict: Final = True
 
-    def __init__(self, uses: Uses | None = None) -> None:
+    def __init__(self, uses: UseOrder | None = None) -> None:
         self.bytes = 0  # size of all blocks it holds
-        self._uses = uses or Uses()
+        self._uses = uses or UseOrder()
         self._shares_uses = uses is not None
         self._blocks: dict[bytes, _Block] = {}
         # (use, block): at least one for each block, none after its last use. Outdated entries are skipped when popped.
@@ -41,39 +41,39 @@ class Lru:
     def __contains__(self, key: bytes) -> bool:
         return key in self._blocks
 
-    def admits(self, key: bytes, size: int, free: int) -> bool:
+    def can_admit(self, key: bytes, size: int, free: int) -> bool:
         return True
 
-    def added(self, key: bytes, size: int) -> None:
+    def note_added(self, key: bytes, size: int) -> None:
         self._drop(key)
-        block = self._blocks[key] = _Block(size, self._uses.between.get(key) or self._uses.next())
+        block = self._blocks[key] = _Block(size, self._uses.moving_uses.get(key) or self._uses.next_use())
         self.bytes += size
         heappush(self._queue, (block.used, key))
-        if len(self._queue) > 2 * len(self._blocks) + _GONE:
+        if len(self._queue) > 2 * len(self._blocks) + _MIN_OUTDATED:
             self._queue = [(block.used, key) for key, block in self._blocks.items()]
             heapify(self._queue)
 
-    def accessed(self, key: bytes) -> None:
+    def note_accessed(self, key: bytes) -> None:
         block = self._blocks.get(key)
         if block is not None:
-            block.used = self._uses.next()
+            block.used = self._uses.next_use()
 
-    def removed(self, key: bytes) -> None:
+    def note_removed(self, key: bytes) -> None:
         block = self._drop(key)
         if block is not None and self._shares_uses:
-            self._uses.between.setdefault(key, block.used)
+            self._uses.moving_uses.setdefault(key, block.used)
 
-    def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
+    def rank_incoming(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
         return list(range(len(keys)))
 
-    def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
+    def choose_victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
         if not 0 < size <= self.bytes:
             return ()
-        latest = min((self._uses.between.get(key, math.inf) for key in incoming), default=math.inf)
+        latest = min((self._uses.moving_uses.get(key, math.inf) for key in incoming), default=math.inf)
         found: dict[bytes, _Block] = {}
         passed: dict[bytes, _Block] = {}
         total = 0
-        for key, block in self._taken_out():
+        for key, block in self._pop_oldest():
             if key in pinned:
                 passed[key] = block
                 continue
@@ -83,13 +83,13 @@ class Lru:
                 break
         # Pinned blocks need no position; at the far end they are not passed over each time.
         for block in passed.values():
-            block.used = self._uses.next()
+            block.used = self._uses.next_use()
         for key, block in (*found.items(), *passed.items()):
             heappush(self._queue, (block.used, key))
         enough = total >= size and all(block.used <= latest for block in found.values())
         return list(found) if enough else ()
 
-    def replaceable(self, incoming: bytes) -> int:
+    def replaceable_bytes(self, incoming: bytes) -> int:
         return self.bytes
 
     def catch_up(self) -> bool:
@@ -99,7 +99,7 @@ class Lru:
         block = self._blocks.get(key)
         return block.used if block is not None else None
 
-    def _taken_out(self) -> Iterator[tuple[bytes, _Block]]:
+    def _pop_oldest(self) -> Iterator[tuple[bytes, _Block]]:
         """Yield blocks in the order of their last use, and remove them from the queue; some may come twice."""
         while self._queue:
             used, key = heappop(self._queue)

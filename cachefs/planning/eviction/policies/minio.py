@@ -12,27 +12,27 @@ from typing import Final
 class Minio:
     """Takes blocks while there is room for them, and never evicts one."""
 
-    evicts: Final = False
+    can_evict: Final = False
 
-    def admits(self, key: bytes, size: int, free: int) -> bool:
+    def can_admit(self, key: bytes, size: int, free: int) -> bool:
         return size <= free
 
-    def added(self, key: bytes, size: int) -> None:
+    def note_added(self, key: bytes, size: int) -> None:
         pass
 
-    def accessed(self, key: bytes) -> None:
+    def note_accessed(self, key: bytes) -> None:
         pass
 
-    def removed(self, key: bytes) -> None:
+    def note_removed(self, key: bytes) -> None:
         pass
 
-    def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
+    def rank_incoming(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
         return []
 
-    def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
+    def choose_victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
         return ()
 
-    def replaceable(self, incoming: bytes) -> int:
+    def replaceable_bytes(self, incoming: bytes) -> int:
         return 0
 
     def catch_up(self) -> bool:

@@ -4,14 +4,14 @@ Learning Dataloader with Shared Data Preparation", NeurIPS 2022)."""
 import numpy as np
 
 from cachefs.planning.blocks.space import Numbers
-from cachefs.planning.eviction.policies.ranked import Ranked
-from cachefs.planning.sequences.course import Seconds
+from cachefs.planning.eviction.policies.ranked import RankedPolicy
+from cachefs.planning.sequences.timeline import Seconds
 
 
-class Refcount(Ranked):
+class Refcount(RankedPolicy):
     """Scores are the negated number of consumers that still read a block in their current epoch."""
 
-    _NEAR = -1.0  # a copy stays as long as any consumer will read it
+    _COPY_WINDOW = -1.0  # a copy stays as long as any consumer will read it
 
     def _scores(self, snapshot: str, ids: Numbers) -> Seconds:
         score = np.zeros(len(ids))

@@ -8,7 +8,7 @@ from cachefs_daemon.api import service
 from cachefs_daemon.api.service import Service
 
 from cachefs.errors import Busy
-from cachefs.messages import DatasetName, Freed
+from cachefs.messages import DatasetName, EvictedAmount
 from tests import virtual_time
 
 
@@ -18,7 +18,7 @@ class Used:
     def __init__(self, looks: int) -> None:
         self.looks = looks
 
-    def check_unused(self, name: str) -> None:
+    def check_not_mounted_elsewhere(self, name: str) -> None:
         if self.looks:
             self.looks -= 1
             raise Busy(f"dataset {name} is mounted at /mnt on node n2; unmount that first")
@@ -29,19 +29,19 @@ def remove(used: Used, taking_over: float = 0.0) -> list[str]:
     removed: list[str] = []
     mounted: list[SimpleNamespace] = []
 
-    async def done(name: str) -> Freed:
+    async def done(name: str) -> EvictedAmount:
         removed.append(name)
-        return Freed(0, 0)
+        return EvictedAmount(0, 0)
 
-    async def until_taken_over(name: str) -> None:
+    async def wait_until_adopted(name: str) -> None:
         await asyncio.sleep(taking_over)
         if taking_over:
             mounted.append(SimpleNamespace(id="m", mountpoint="/data", pid=7))
 
     node = SimpleNamespace(
-        catalog=SimpleNamespace(until_taken_over=until_taken_over),
+        catalog=SimpleNamespace(wait_until_adopted=wait_until_adopted),
         storage=SimpleNamespace(usage=list),
-        mounts=SimpleNamespace(using=lambda name: next(iter(mounted), None), is_mounted=lambda mount: True),
+        mounts=SimpleNamespace(mount_of=lambda name: next(iter(mounted), None), is_mounted=lambda mount: True),
         sharing=SimpleNamespace(used=used, shared=SimpleNamespace(catch_up=asyncio.sleep)),
         changes=SimpleNamespace(remove=done),
     )

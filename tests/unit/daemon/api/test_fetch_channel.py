@@ -9,24 +9,33 @@ from typing import Any, cast
 import msgspec
 import pytest
 from cachefs_daemon.api import fetch_channel
-from cachefs_daemon.api.fetch_channel import FetchChannel
-from cachefs_daemon.api.identity import Admission
+from cachefs_daemon.api.fetch_channel import FetchChannelServer
+from cachefs_daemon.api.identity import CallerRights
+from cachefs_daemon.fetch.block_fetch import BlockResult
+from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.concurrency_limiter import REQUESTER
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.flights import Answer
-from cachefs_daemon.fetch.passing import PassingBlock
-from cachefs_daemon.fetch.slots import ASKER
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachefs.block import MEMORY, PIECE_SIZE, Location, pieces_match
+from cachefs.block import MEMORY, PIECE_SIZE, BlockLocation, pieces_match
 from cachefs.errors import ObjectChanged
-from cachefs.fetch_frames import MOST_ANSWERED, MOST_ASKED, VERSION, Answered, Asked, Frames, Hello, frame
-from cachefs.messages import BlockRef, Fetch, FetchedBlock, Message
+from cachefs.fetch_frames import (
+    MAX_REQUEST_BYTES,
+    MAX_RESPONSE_BYTES,
+    VERSION,
+    FetchRequestFrame,
+    FetchResponseFrame,
+    FrameSplitter,
+    Hello,
+    encode_frame,
+)
+from cachefs.messages import BlockRef, FetchedBlock, FetchRequest, Message
 from tests import virtual_time
 from tests.waiting import until_async
 
-PLACE = Location(MEMORY, 1, 2, 3, bytes(8))
+PLACE = BlockLocation(MEMORY, 1, 2, 3, bytes(8))
 REF = BlockRef("snapshot", 1, 0)
 OTHER = BlockRef("snapshot", 2, 0)
 KEY = b"k" * 16 + bytes(4)
@@ -36,23 +45,23 @@ class SlowFetcher:
     """Stands in for a Fetcher: the test says when blocks come."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[BlockRef], float, Callable[[list[Answer]], None]]] = []
+        self.asked: list[tuple[list[BlockRef], float, Callable[[list[BlockResult]], None]]] = []
         self.is_asked = asyncio.Event()
         self.hinted: list[BlockRef] = []
         self.askers: set[int] = set()
         self.early = False  # may the last question be answered with bytes before the block is stored?
 
-    def ask(
-        self, refs: list[BlockRef], patience: float, answer: Callable[[list[Answer]], None], *, early: bool
+    def request_on_demand(
+        self, refs: list[BlockRef], patience: float, answer: Callable[[list[BlockResult]], None], *, may_be_early: bool
     ) -> None:
-        self.early = early
+        self.early = may_be_early
         if refs[0].snapshot == "bug":
             raise ZeroDivisionError("a bug")
         self.asked.append((refs, patience, answer))
         self.is_asked.set()
-        self.askers.add(ASKER.get())
+        self.askers.add(REQUESTER.get())
 
-    async def hint(self, refs: list[BlockRef]) -> None:
+    async def start_hinted_fetches(self, refs: list[BlockRef]) -> None:
         self.hinted += refs
 
 
@@ -61,19 +70,21 @@ class Client:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
-        self._frames, self._bodies = Frames(MOST_ANSWERED), list[bytes | memoryview]()
+        self._frames, self._bodies = FrameSplitter(MAX_RESPONSE_BYTES), list[bytes | memoryview]()
 
     def send(self, *messages: Message) -> None:
-        self.writer.write(b"".join(map(frame, messages)))
+        self.writer.write(b"".join(map(encode_frame, messages)))
 
     def ask(self, *numbers: int, blocks: int = 1, **fields: Any) -> None:
-        self.send(*(Asked(number=n, fetch=Fetch(blocks=[REF] * blocks, **fields)) for n in numbers))
+        self.send(
+            *(FetchRequestFrame(number=n, request=FetchRequest(blocks=[REF] * blocks, **fields)) for n in numbers)
+        )
 
     async def hello(self) -> Hello:
         return msgspec.msgpack.decode(await self._body(), type=Hello)
 
-    async def answer(self) -> Answered:
-        return msgspec.msgpack.decode(await self._body(), type=Answered)
+    async def answer(self) -> FetchResponseFrame:
+        return msgspec.msgpack.decode(await self._body(), type=FetchResponseFrame)
 
     async def has_ended(self) -> bool:
         """Wait until the daemon hangs up. False where it says anything before."""
@@ -86,7 +97,7 @@ class Client:
         while not self._bodies:
             data = await self.reader.read(1 << 20)
             assert data, "the daemon has hung up"
-            self._bodies += self._frames.feed(data)
+            self._bodies += self._frames.split_frames(data)
         return self._bodies.pop(0)
 
 
@@ -96,7 +107,7 @@ class Scene:
     def __init__(self, directory: Path) -> None:
         self.fetcher = SlowFetcher()
         self.errors = ErrorLog()
-        self.channel = FetchChannel(directory / "s.ch", Admission(0), cast(Fetcher, self.fetcher), self.errors)
+        self.channel = FetchChannelServer(directory / "s.ch", CallerRights(0), cast(Fetcher, self.fetcher), self.errors)
         self._clients: list[Client] = []
 
     async def connect(self) -> Client:
@@ -117,7 +128,7 @@ class Scene:
         before = len(self.fetcher.asked)
         await until_async(lambda: len(self.fetcher.asked) > before)
         self.fetcher.asked[-1][2]([PLACE])
-        return await client.answer() == Answered(number=1, blocks=[FetchedBlock(PLACE.pack())])
+        return await client.answer() == FetchResponseFrame(number=1, blocks=[FetchedBlock(PLACE.pack())])
 
     def close(self) -> None:
         for client in self._clients:
@@ -167,12 +178,12 @@ def test_what_a_block_has_become_is_said(tmp_path: Path) -> None:
         client = await scene.greeted()
         data = bytes(range(256)) * 1024
         refs = [REF, REF, BlockRef("s", 1, 0, start=PIECE_SIZE + 5, size=10), REF]
-        client.send(Asked(number=1, fetch=Fetch(blocks=refs)))
+        client.send(FetchRequestFrame(number=1, request=FetchRequest(blocks=refs)))
         await until_async(lambda: bool(scene.fetcher.asked))
-        passing = PassingBlock.of(KEY, data)
+        passing = BypassBlock.of(KEY, data)
         scene.fetcher.asked[0][2]([PLACE, ObjectChanged("it has changed"), passing, passing])
         place, changed, passed, unasked = (await client.answer()).blocks
-        assert Location.unpack(place.location) == PLACE
+        assert BlockLocation.unpack(place.location) == PLACE
         assert (changed.errno, changed.message) == (ObjectChanged.errno, "it has changed")
         assert passed.data == data[PIECE_SIZE : 2 * PIECE_SIZE]
         assert pieces_match(KEY, passed.checksums, 1, memoryview(passed.data))
@@ -185,7 +196,7 @@ def test_nobody_waits_for_what_is_asked_for_ahead(tmp_path: Path) -> None:
     async def scene(scene: Scene) -> None:
         client = await scene.greeted()
         client.ask(1, ahead=True)
-        assert await client.answer() == Answered(number=1, blocks=[])
+        assert await client.answer() == FetchResponseFrame(number=1, blocks=[])
         assert (scene.fetcher.hinted, scene.fetcher.asked) == ([REF], [])
 
     play(tmp_path, scene)
@@ -194,7 +205,7 @@ def test_nobody_waits_for_what_is_asked_for_ahead(tmp_path: Path) -> None:
 def test_a_bug_is_told_to_the_client_and_harms_no_other_question(tmp_path: Path) -> None:
     async def scene(scene: Scene) -> None:
         client = await scene.greeted()
-        client.send(Asked(number=1, fetch=Fetch(blocks=[BlockRef("bug", 1, 0)])))
+        client.send(FetchRequestFrame(number=1, request=FetchRequest(blocks=[BlockRef("bug", 1, 0)])))
         answer = await client.answer()
         assert (answer.kind, "internal error" in answer.message) == ("CachefsError", True)
         client.ask(2)
@@ -208,13 +219,15 @@ def test_a_bug_is_told_to_the_client_and_harms_no_other_question(tmp_path: Path)
     [
         bytes(4),
         b"\xff\xff\xff\xff" + bytes(100),
-        (MOST_ASKED + 1).to_bytes(4, "big"),
+        (MAX_REQUEST_BYTES + 1).to_bytes(4, "big"),
         b"\0\0\0\1\xc1",
         b"\0\0\0\1\x01",
-        frame(Hello(version=VERSION)),
+        encode_frame(Hello(version=VERSION)),
         b"GET / HTTP/1.1\r\n\r\n",
         b"\0\0\0\3\x92\1\xc1",
-        frame(Asked(number=1, fetch=Fetch(blocks=[REF]))).replace(b"snapshot", b"\x80napshot"),
+        encode_frame(FetchRequestFrame(number=1, request=FetchRequest(blocks=[REF]))).replace(
+            b"snapshot", b"\x80napshot"
+        ),
     ],
 )
 def test_garbage_ends_the_connection_with_one_line(
@@ -258,7 +271,7 @@ class Transport:
     close = abort
 
 
-QUESTION = Asked(number=1, fetch=Fetch(blocks=[REF], deadline=5.0))
+QUESTION = FetchRequestFrame(number=1, request=FetchRequest(blocks=[REF], deadline=5.0))
 
 
 @settings(deadline=None)
@@ -267,9 +280,11 @@ QUESTION = Asked(number=1, fetch=Fetch(blocks=[REF], deadline=5.0))
         st.one_of(
             st.binary(max_size=40),
             st.binary(min_size=1, max_size=40).map(lambda body: len(body).to_bytes(4, "big") + body),
-            st.just(frame(QUESTION)),
-            st.tuples(st.integers(4, len(frame(QUESTION)) - 1), st.integers(0, 255)).map(
-                lambda change: frame(QUESTION)[: change[0]] + bytes([change[1]]) + frame(QUESTION)[change[0] + 1 :]
+            st.just(encode_frame(QUESTION)),
+            st.tuples(st.integers(4, len(encode_frame(QUESTION)) - 1), st.integers(0, 255)).map(
+                lambda change: (
+                    encode_frame(QUESTION)[: change[0]] + bytes([change[1]]) + encode_frame(QUESTION)[change[0] + 1 :]
+                )
             ),
         ),
         max_size=8,
@@ -278,16 +293,16 @@ QUESTION = Asked(number=1, fetch=Fetch(blocks=[REF], deadline=5.0))
 def test_whatever_a_client_sends_is_answered_or_ends_its_connection(said: list[bytes]) -> None:
     async def run() -> None:
         fetcher, errors = SlowFetcher(), ErrorLog()
-        channel = FetchChannel(Path("/nowhere/s.ch"), Admission(0), cast(Fetcher, fetcher), errors)
+        channel = FetchChannelServer(Path("/nowhere/s.ch"), CallerRights(0), cast(Fetcher, fetcher), errors)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             connection, transport = fetch_channel._Connection(channel), Transport(ours)
             connection.connection_made(transport)
-            for data in (frame(Hello(version=VERSION)), *said):
+            for data in (encode_frame(Hello(version=VERSION)), *said):
                 connection.get_buffer(-1)[: len(data)] = data
                 connection.buffer_updated(len(data))
             for refs, patience, answer in fetcher.asked:
-                assert 0 <= patience <= fetch_channel.MOST_PATIENCE
+                assert 0 <= patience <= fetch_channel.MAX_DEADLINE
                 answer([PLACE] * len(refs))
             await asyncio.sleep(0)
             connection.connection_lost(None)
@@ -300,9 +315,9 @@ def test_whatever_a_client_sends_is_answered_or_ends_its_connection(said: list[b
 
 def test_a_client_that_ends_within_a_question_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scene(scene: Scene) -> None:
-        for cut in range(1, len(frame(QUESTION))):
+        for cut in range(1, len(encode_frame(QUESTION))):
             client = await scene.greeted()
-            client.writer.write(frame(QUESTION)[:cut])
+            client.writer.write(encode_frame(QUESTION)[:cut])
             client.writer.close()
         await until_async(lambda: not scene.channel._connections)
         assert (scene.channel._users, scene.fetcher.asked, scene.errors.views()) == ({}, [], [])
@@ -318,16 +333,16 @@ def test_of_ten_thousand_questions_each_is_answered_and_others_wait_for_few_of_t
         flood, other = [await scene.greeted() for _ in range(2)]
         flood.ask(*range(many))
         await scene.fetcher.is_asked.wait()
-        other.send(Asked(number=1, fetch=Fetch(blocks=[OTHER])))
+        other.send(FetchRequestFrame(number=1, request=FetchRequest(blocks=[OTHER])))
         await until_async(lambda: any(refs == [OTHER] for refs, _, _ in scene.fetcher.asked))
         before = [refs for refs, _, _ in scene.fetcher.asked].index([OTHER])
         assert before < 1500, "a turn of the loop takes a few hundred questions of one client"
-        await until_async(lambda: len(scene.fetcher.asked) == fetch_channel.MOST_BLOCKS_HERE + 1)
-        refused = [await flood.answer() for _ in range(many - fetch_channel.MOST_BLOCKS_HERE)]
+        await until_async(lambda: len(scene.fetcher.asked) == fetch_channel.MAX_CONNECTION_BLOCKS + 1)
+        refused = [await flood.answer() for _ in range(many - fetch_channel.MAX_CONNECTION_BLOCKS)]
         assert {answer.kind for answer in refused} == {"Busy"}
         for _, _, answer in scene.fetcher.asked:
             answer([PLACE])
-        answered = [await flood.answer() for _ in range(fetch_channel.MOST_BLOCKS_HERE)]
+        answered = [await flood.answer() for _ in range(fetch_channel.MAX_CONNECTION_BLOCKS)]
         assert sorted(answer.number for answer in (*refused, *answered)) == list(range(many))
         assert (await other.answer()).number == 1
 
@@ -341,9 +356,11 @@ def test_answers_may_have_many_bytes(tmp_path: Path) -> None:
     async def scene(scene: Scene) -> None:
         clients = [await scene.greeted() for _ in range(3)]
         for client in clients:
-            client.send(Asked(number=1, fetch=Fetch(blocks=[BlockRef("s", 1, 0, start=0, size=size)])))
+            client.send(
+                FetchRequestFrame(number=1, request=FetchRequest(blocks=[BlockRef("s", 1, 0, start=0, size=size)]))
+            )
         await until_async(lambda: len(scene.fetcher.asked) == len(clients))
-        passing = PassingBlock.of(KEY, data)
+        passing = BypassBlock.of(KEY, data)
         for _, _, answer in scene.fetcher.asked:
             answer([passing])
         # Whoever reads is not kept waiting by those that do not yet.
@@ -356,7 +373,7 @@ def test_answers_may_have_many_bytes(tmp_path: Path) -> None:
 
 
 def test_who_waits_for_few_blocks_may_get_their_bytes_at_once(tmp_path: Path) -> None:
-    most = fetch_channel._MOST_EARLY
+    most = fetch_channel._MAX_EARLY
 
     async def scene(scene: Scene) -> None:
         client = await scene.greeted()
@@ -402,7 +419,7 @@ def test_who_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
 
 def test_who_may_not_mount_gets_nothing_but_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(scene: Scene) -> None:
-        monkeypatch.setattr(fetch_channel, "peer", lambda _: (4321, {4321}))
+        monkeypatch.setattr(fetch_channel, "peer_credentials", lambda _: (4321, {4321}))
         client = await scene.connect()
         client.send(Hello(version=VERSION))
         client.ask(1)
@@ -418,7 +435,7 @@ def test_who_may_not_mount_gets_nothing_but_the_reason(tmp_path: Path, monkeypat
 
 
 def test_one_user_has_only_so_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_channel, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(fetch_channel, "MAX_CONNECTIONS", 3)
 
     async def scene(scene: Scene) -> None:
         clients = [await scene.greeted() for _ in range(3)]
@@ -436,8 +453,8 @@ def test_one_user_has_only_so_many_connections(tmp_path: Path, monkeypatch: pyte
 def test_one_user_and_one_connection_wait_for_only_so_many_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_channel, "MOST_BLOCKS_HERE", 4)
-    monkeypatch.setattr(fetch_channel, "MOST_BLOCKS", 6)
+    monkeypatch.setattr(fetch_channel, "MAX_CONNECTION_BLOCKS", 4)
+    monkeypatch.setattr(fetch_channel, "MAX_USER_BLOCKS", 6)
 
     async def scene(scene: Scene) -> None:
         first, second = [await scene.greeted() for _ in range(2)]
@@ -462,15 +479,15 @@ def test_one_user_and_one_connection_wait_for_only_so_many_blocks(
 
 def test_who_does_not_read_its_answers_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_channel, "SLOW_SECONDS", 0.05)
-    monkeypatch.setattr(fetch_channel, "MOST_UNREAD", 4 << 20)
+    monkeypatch.setattr(fetch_channel, "MAX_UNREAD", 4 << 20)
     wanted = BlockRef("s", 1, 0, start=0, size=1 << 20)
 
     async def scene(scene: Scene) -> None:
-        passing = PassingBlock.of(KEY, bytes(1 << 20))
+        passing = BypassBlock.of(KEY, bytes(1 << 20))
         for answers in (1, 7):  # too slow; too many
             client = await scene.greeted()
             scene.fetcher.asked.clear()
-            client.send(*(Asked(number=n, fetch=Fetch(blocks=[wanted])) for n in range(answers)))
+            client.send(*(FetchRequestFrame(number=n, request=FetchRequest(blocks=[wanted])) for n in range(answers)))
             await until_async(lambda: len(scene.fetcher.asked) == answers)  # noqa: B023
             cast(asyncio.Transport, client.writer.transport).pause_reading()
             for _, _, answer in scene.fetcher.asked:
@@ -484,18 +501,18 @@ def test_who_does_not_read_its_answers_is_not_waited_for(tmp_path: Path, monkeyp
 
 
 def test_what_all_clients_of_a_user_leave_unread_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_channel, "MOST_UNREAD_OF_USER", 4 << 20)
+    monkeypatch.setattr(fetch_channel, "MAX_USER_UNREAD", 4 << 20)
     wanted = BlockRef("s", 1, 0, start=0, size=1 << 20)
 
     async def scene(scene: Scene) -> None:
-        passing = PassingBlock.of(KEY, bytes(1 << 20))
+        passing = BypassBlock.of(KEY, bytes(1 << 20))
         for client in [await scene.greeted() for _ in range(8)]:
-            client.send(*(Asked(number=n, fetch=Fetch(blocks=[wanted])) for n in range(2)))
+            client.send(*(FetchRequestFrame(number=n, request=FetchRequest(blocks=[wanted])) for n in range(2)))
             cast(asyncio.Transport, client.writer.transport).pause_reading()
         await until_async(lambda: len(scene.fetcher.asked) == 16)
         for _, _, answer in scene.fetcher.asked:
             answer([passing])
-            held = sum(connection.unread for connection in scene.channel._connections)
+            held = sum(connection.unread_bytes for connection in scene.channel._connections)
             assert held <= (4 << 20) + (8 << 20), "one answer each more than that"
         await until_async(lambda: len(scene.channel._connections) < 8)
         [view] = scene.errors.views()
@@ -508,7 +525,7 @@ def test_what_all_clients_of_a_user_leave_unread_is_bounded(tmp_path: Path, monk
 def test_questions_for_more_bytes_than_an_answer_has_are_refused(tmp_path: Path) -> None:
     async def scene(scene: Scene) -> None:
         client = await scene.greeted()
-        client.send(Asked(number=1, fetch=Fetch(blocks=[BlockRef("s", 1, 0, size=1 << 40)])))
+        client.send(FetchRequestFrame(number=1, request=FetchRequest(blocks=[BlockRef("s", 1, 0, size=1 << 40)])))
         assert (await client.answer()).kind == "ConfigError"
         assert await scene.works()
 

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from cachefs_daemon.api import local_http
-from cachefs_daemon.api.local_http import LocalHttp
+from cachefs_daemon.api.local_http import LocalHttpServer
 
 from cachefs.errors import CachefsError, ConfigError
 from tests import virtual_time
@@ -22,11 +22,11 @@ async def broken(_: web.Request) -> web.Response:
     raise ValueError("a bug")
 
 
-def serve(work: Callable[[LocalHttp], Awaitable[None]], listen: str = "127.0.0.1:0") -> None:
+def serve(work: Callable[[LocalHttpServer], Awaitable[None]], listen: str = "127.0.0.1:0") -> None:
     async def run() -> None:
-        local = LocalHttp(listen, "metrics.listen")
-        local.add("/hello", hello)
-        local.add("/broken", broken)
+        local = LocalHttpServer(listen, "metrics.listen")
+        local.add_route("/hello", hello)
+        local.add_route("/broken", broken)
         await local.start()
         try:
             await work(local)
@@ -36,7 +36,9 @@ def serve(work: Callable[[LocalHttp], Awaitable[None]], listen: str = "127.0.0.1
     virtual_time.run(asyncio.wait_for(run(), 30))
 
 
-async def ask(local: LocalHttp, path: str = "/hello", method: str = "GET", host: str = "localhost") -> tuple[int, str]:
+async def ask(
+    local: LocalHttpServer, path: str = "/hello", method: str = "GET", host: str = "localhost"
+) -> tuple[int, str]:
     async with (
         aiohttp.ClientSession() as session,
         session.request(method, f"http://127.0.0.1:{local.port}{path}", headers={"Host": host}) as answer,
@@ -48,7 +50,7 @@ async def ask(local: LocalHttp, path: str = "/hello", method: str = "GET", host:
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9568", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:80"])
 def test_names_of_this_machine_are_answered(host: str) -> None:
-    async def work(local: LocalHttp) -> None:
+    async def work(local: LocalHttpServer) -> None:
         assert await ask(local, host=host) == (200, "hello")
 
     serve(work)
@@ -58,7 +60,7 @@ def test_names_of_this_machine_are_answered(host: str) -> None:
     "host", ["evil.example", "evil.example:9568", "10.0.0.1", "localhost.evil.example", "[fe80::1]:80"]
 )
 def test_a_page_of_another_site_is_not(host: str) -> None:
-    async def work(local: LocalHttp) -> None:
+    async def work(local: LocalHttpServer) -> None:
         status, said = await ask(local, host=host)
         assert (status, "name of loopback" in said) == (403, True)
 
@@ -66,7 +68,7 @@ def test_a_page_of_another_site_is_not(host: str) -> None:
 
 
 def test_nothing_can_be_changed_and_bugs_are_not_shown() -> None:
-    async def work(local: LocalHttp) -> None:
+    async def work(local: LocalHttpServer) -> None:
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
             assert (await ask(local, method=method))[0] == 405
         assert (await ask(local, method="HEAD"))[0] == 200
@@ -78,8 +80,8 @@ def test_nothing_can_be_changed_and_bugs_are_not_shown() -> None:
 
 
 def test_who_holds_connections_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(local: LocalHttp) -> None:
-        held = [await asyncio.open_connection("127.0.0.1", local.port) for _ in range(local_http.MOST_CONNECTIONS + 5)]
+    async def work(local: LocalHttpServer) -> None:
+        held = [await asyncio.open_connection("127.0.0.1", local.port) for _ in range(local_http.MAX_CONNECTIONS + 5)]
         assert await ask(local) == (200, "hello")
         assert await asyncio.wait_for(held[0][0].read(), 10) == b"", "the oldest is closed"
         monkeypatch.setattr(local_http, "CONNECTION_SECONDS", 0.1)
@@ -93,7 +95,7 @@ def test_who_holds_connections_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nonsense_is_refused() -> None:
-    async def work(local: LocalHttp) -> None:
+    async def work(local: LocalHttpServer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", local.port)
         writer.write(b"\x16\x03\x01 this is TLS\r\n\r\n")
         assert b"400" in await asyncio.wait_for(reader.read(), 10)
@@ -106,7 +108,7 @@ def test_nonsense_is_refused() -> None:
 def test_a_socket_asks_for_no_name(tmp_path: Path) -> None:
     path = tmp_path / "m"
 
-    async def work(_: LocalHttp) -> None:
+    async def work(_: LocalHttpServer) -> None:
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
             session.get("http://metrics/hello") as answer,
@@ -121,8 +123,8 @@ def test_a_socket_asks_for_no_name(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_said() -> None:
-    async def work(local: LocalHttp) -> None:
+    async def work(local: LocalHttpServer) -> None:
         with pytest.raises(ConfigError, match=r"cannot listen on 127.0.0.1:\d+: .*see `web.listen`"):
-            await LocalHttp(f"127.0.0.1:{local.port}", "web.listen").start()
+            await LocalHttpServer(f"127.0.0.1:{local.port}", "web.listen").start()
 
     serve(work)

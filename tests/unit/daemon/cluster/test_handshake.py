@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain, judge
+from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain_verdict, judge_greeting
 from cachefs_daemon.cluster.view import PROTOCOL, ClusterView
 
 from tests.members import member_id, member_record
@@ -20,7 +20,7 @@ GREETING = Greeting("c", member_id(2), member_id(1), member_record(1).incarnatio
         ({"epoch": 6}, Verdict.OLD_EPOCH),
         ({"epoch": 8}, Verdict.NEWER_EPOCH),
         ({"epoch": 8, "sender": member_id(9)}, Verdict.NEWER_EPOCH),
-        ({"sender": member_id(9)}, Verdict.STRANGER),
+        ({"sender": member_id(9)}, Verdict.NOT_A_MEMBER),
         ({"addressee": member_id(2)}, Verdict.OTHER_NODE),
         ({"incarnation": "f" * 16}, Verdict.OTHER_INCARNATION),
         ({"cluster": "d"}, Verdict.OTHER_CLUSTER),
@@ -29,19 +29,19 @@ GREETING = Greeting("c", member_id(2), member_id(1), member_record(1).incarnatio
 )
 def test_verdicts(change: dict[str, object], verdict: Verdict) -> None:
     greeting = dataclasses.replace(GREETING, **change)  # type: ignore[arg-type]
-    assert judge(VIEW, "c", greeting) is verdict
-    assert verdict.serves == (explain(verdict, VIEW, "c", greeting) == "")
+    assert judge_greeting(VIEW, "c", greeting) is verdict
+    assert verdict.is_accepted == (explain_verdict(verdict, VIEW, "c", greeting) == "")
 
 
 def test_lists_are_the_same_or_not() -> None:
     listed = dataclasses.replace(VIEW, source="static")
-    assert judge(listed, "c", GREETING) is Verdict.WELCOME
-    assert judge(listed, "c", dataclasses.replace(GREETING, sender=member_id(9))) is Verdict.STRANGER
+    assert judge_greeting(listed, "c", GREETING) is Verdict.WELCOME
+    assert judge_greeting(listed, "c", dataclasses.replace(GREETING, sender=member_id(9))) is Verdict.NOT_A_MEMBER
     other = dataclasses.replace(GREETING, epoch=8)
-    assert judge(listed, "c", other) is Verdict.OTHER_LIST
-    assert "make cluster.nodes the same" in explain(Verdict.OTHER_LIST, listed, "c", other)
+    assert judge_greeting(listed, "c", other) is Verdict.OTHER_LIST
+    assert "make cluster.nodes the same" in explain_verdict(Verdict.OTHER_LIST, listed, "c", other)
 
 
 def test_a_node_of_no_cluster_serves_nobody() -> None:
-    assert judge(ClusterView(), "c", GREETING) is Verdict.OTHER_CLUSTER
-    assert "a node of no cluster" in explain(Verdict.OTHER_CLUSTER, ClusterView(), "c", GREETING)
+    assert judge_greeting(ClusterView(), "c", GREETING) is Verdict.OTHER_CLUSTER
+    assert "a node of no cluster" in explain_verdict(Verdict.OTHER_CLUSTER, ClusterView(), "c", GREETING)

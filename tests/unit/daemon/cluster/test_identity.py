@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.cluster.identity import load_identity, own_record
+from cachefs_daemon.cluster.identity import load_identity, make_own_record
 from cachefs_daemon.cluster_section import ClusterSection
 
 from cachefs.errors import ConfigError
@@ -34,7 +34,7 @@ def test_an_id_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 def test_what_a_node_says_of_itself(tmp_path: Path) -> None:
     identity = load_identity(tmp_path)
     section = ClusterSection(membership="etcd", name="n", listen="[::]:7000", advertise="fd00::1", zone="z")
-    found = own_record(section, identity, 6 << 30, 2 << 30)
+    found = make_own_record(section, identity, 6 << 30, 2 << 30)
     assert (found.id, found.name, found.address, found.control_port) == (identity.id, "n", "[fd00::1]:7000", 7001)
     assert (found.memory, found.ssd, found.weight, found.state) == (6 << 30, 2 << 30, 8.0, "joining")
-    assert own_record(section.model_copy(update={"weight": 3.0}), identity, 1, 0).weight == 3.0
+    assert make_own_record(section.model_copy(update={"weight": 3.0}), identity, 1, 0).weight == 3.0

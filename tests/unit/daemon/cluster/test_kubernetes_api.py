@@ -4,7 +4,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.cluster.kubernetes_api import ApiSettings, KubernetesApi
+from cachefs_daemon.cluster.kubernetes_api import LeaseApi, LeaseApiSettings
 
 from cachefs.errors import ConfigError
 from tests.certificates import Authority
@@ -17,7 +17,7 @@ async def test_a_ca_that_is_replaced_is_used_from_the_next_call_on(tmp_path: Pat
     account = tmp_path / "account"
     account.mkdir()
     (account / "ca.crt").write_bytes(first._path.read_bytes())
-    api = KubernetesApi(ApiSettings("https://127.0.0.1:1", "default", account), 1.0)
+    api = LeaseApi(LeaseApiSettings("https://127.0.0.1:1", "default", account), 1.0)
     try:
         before = api._newest_context()
         assert isinstance(before, ssl.SSLContext)
@@ -37,4 +37,4 @@ async def test_a_ca_that_is_replaced_is_used_from_the_next_call_on(tmp_path: Pat
     finally:
         await api.close()
     with pytest.raises(ConfigError, match=r"ca\.crt"):
-        KubernetesApi(ApiSettings("https://127.0.0.1:1", "default", account), 1.0)
+        LeaseApi(LeaseApiSettings("https://127.0.0.1:1", "default", account), 1.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.cluster import secret
-from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain, judge
-from cachefs_daemon.cluster.secret import ClusterSecret, ProofScope, is_proof, load_secret, make_nonce
+from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain_verdict, judge_greeting
+from cachefs_daemon.cluster.secret import ClusterSecret, ProofScope, load_secret, make_nonce, proofs_match
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cluster_section import ClusterSection
 
@@ -37,7 +37,7 @@ def test_daemons_that_start_together_make_one_secret(tmp_path: Path) -> None:
 
 
 def test_daemons_of_one_user_share_a_file_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secret, "default_file", lambda: tmp_path / "state" / "shared")
+    monkeypatch.setattr(secret, "default_secret_file", lambda: tmp_path / "state" / "shared")
     assert load_secret(section(None)) == load_secret(section(None))
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
 
@@ -54,11 +54,11 @@ def test_the_default_file_is_where_no_other_user_can_make_it_first(
     monkeypatch.setattr(secret, "SHM", shm)
     made = pwd.struct_passwd((*user[:5], str(home), *user[6:]))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: made)
-    assert (home in secret.default_file().parents) == is_used
+    assert (home in secret.default_secret_file().parents) == is_used
     made = pwd.struct_passwd((*user[:5], "/nonexistent", *user[6:]))
-    assert secret.default_file() == shm / f"cachefs-secret-{os.geteuid()}"
+    assert secret.default_secret_file() == shm / f"cachefs-secret-{os.geteuid()}"
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a user without a name, as in containers
-    assert secret.default_file() == shm / f"cachefs-secret-{os.geteuid()}"
+    assert secret.default_secret_file() == shm / f"cachefs-secret-{os.geteuid()}"
 
 
 @pytest.mark.parametrize(("first", "later"), [(0o775, 0o755), (0o755, 0o775)])
@@ -80,26 +80,26 @@ def test_a_default_file_that_is_gone_is_made_again_with_the_same_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state" / "shared"
-    monkeypatch.setattr(secret, "default_file", lambda: path)
+    monkeypatch.setattr(secret, "default_secret_file", lambda: path)
     made = load_secret(section(None))
     assert made is not None
     path.unlink()
     path.parent.rmdir()
-    made.keep_file()
+    made.restore_file()
     assert path.stat().st_mode & 0o777 == 0o600
     assert load_secret(section(None)) == made
     path.unlink()
     path.parent.rmdir()
     path.parent.touch()
     with pytest.raises(ConfigError, match=r"is gone and cannot be made again: .*cluster\.secret_file"):
-        made.keep_file()
+        made.restore_file()
 
 
 def test_a_file_that_the_configuration_names_is_not_made_again(tmp_path: Path) -> None:
     made = load_secret(section(tmp_path / "secret"))
     assert made is not None
     (tmp_path / "secret").unlink()
-    made.keep_file()
+    made.restore_file()
     assert not (tmp_path / "secret").exists()
 
 
@@ -112,7 +112,7 @@ def test_what_another_user_makes_in_dev_shm_keeps_no_daemon_from_its_home(
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd((*user[:5], str(home), *user[6:])))
     monkeypatch.setattr(secret, "SHM", shm)
     (shm / f"cachefs-secret-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
-    assert home in secret.default_file().parents
+    assert home in secret.default_secret_file().parents
 
 
 def test_a_node_that_has_certificates_or_asks_for_no_security_needs_none(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_another_user_may_have_prepared_is_not_used(tmp_path: Path, monkeyp
     (tmp_path / "real").chmod(0o600)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(secret, "default_file", lambda: tmp_path / "link")
+    monkeypatch.setattr(secret, "default_secret_file", lambda: tmp_path / "link")
     with pytest.raises(ConfigError, match="name another file, the same for all daemons of the cluster"):
         load_secret(section(None))
     for name in ("pipe", "none/secret"):
@@ -188,7 +188,7 @@ def greeting(key: ClusterSecret = KEY, port: int = PORT, **change: object) -> Gr
 
 
 def test_only_a_proof_for_this_node_and_this_start_of_it_is_taken() -> None:
-    assert judge(VIEW, "c", greeting(), KEY) is Verdict.WELCOME
+    assert judge_greeting(VIEW, "c", greeting(), KEY) is Verdict.WELCOME
     for wrong in (
         greeting(ClusterSecret(b"another-secret-of-it")),
         greeting(port=PORT + 1),  # caught on another port
@@ -198,23 +198,23 @@ def test_only_a_proof_for_this_node_and_this_start_of_it_is_taken() -> None:
         dataclasses.replace(greeting(addressee=member_id(2)), addressee=member_id(1)),  # caught on another one's port
         dataclasses.replace(greeting(incarnation="e" * 16), incarnation=member_record(1).incarnation),
     ):
-        assert judge(VIEW, "c", wrong, KEY) is Verdict.UNPROVEN
-    assert judge(VIEW, "c", greeting(incarnation=""), KEY) is Verdict.OTHER_INCARNATION
-    assert "cluster.secret_file" in explain(Verdict.UNPROVEN, VIEW, "c", greeting())
+        assert judge_greeting(VIEW, "c", wrong, KEY) is Verdict.UNPROVEN
+    assert judge_greeting(VIEW, "c", greeting(incarnation=""), KEY) is Verdict.OTHER_INCARNATION
+    assert "cluster.secret_file" in explain_verdict(Verdict.UNPROVEN, VIEW, "c", greeting())
 
 
 def test_an_answer_proves_its_sender_for_one_request() -> None:
     start = "f" * 16
     scope = ProofScope(make_nonce(), member_id(2), member_id(1), start, 7000, "blocks")
     proof = KEY.response_proof(scope, start, serves=True)
-    assert is_proof(proof, KEY.response_proof(dataclasses.replace(scope), start, serves=True))
+    assert proofs_match(proof, KEY.response_proof(dataclasses.replace(scope), start, serves=True))
     others = [
         {"nonce": make_nonce()},
         {"sender": member_id(3)},
         {"addressee": member_id(2)},
         {"incarnation": "e" * 16},
         {"port": 7001},
-        {"what": "GET /state"},
+        {"purpose": "GET /state"},
     ]
     for other in (
         *(KEY.response_proof(dataclasses.replace(scope, **one), start, serves=True) for one in others),  # type: ignore[arg-type]
@@ -223,7 +223,7 @@ def test_an_answer_proves_its_sender_for_one_request() -> None:
         ClusterSecret(b"another-secret-of-it").response_proof(scope, start, serves=True),
         KEY.request_proof(scope),
     ):
-        assert not is_proof(proof, other)
-    assert not is_proof("", proof)
-    assert not is_proof("\udcff", proof)
+        assert not proofs_match(proof, other)
+    assert not proofs_match("", proof)
+    assert not proofs_match("\udcff", proof)
     assert "0123" not in repr(KEY)

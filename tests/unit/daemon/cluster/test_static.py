@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from cachefs_daemon.cluster.membership import NoMembership
-from cachefs_daemon.cluster.opening import open_membership
+from cachefs_daemon.cluster.open_membership import open_membership
 from cachefs_daemon.cluster.static import StaticMembership, list_epoch, listed_id
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cluster_section import ClusterSection
@@ -24,7 +24,7 @@ def membership(name: str = "a") -> StaticMembership:
 
 
 def placing(view: ClusterView) -> list[str]:
-    return [node.name for node in sorted(view.placing, key=lambda node: node.name)]
+    return [node.name for node in sorted(view.placed_members, key=lambda node: node.name)]
 
 
 def id_of(name: str) -> str:
@@ -58,32 +58,32 @@ def test_a_list_that_differs_is_another_epoch() -> None:
 @on_virtual_time
 async def test_a_node_that_nobody_reaches_stops_counting_here_and_comes_back() -> None:
     found, seen = membership(), list[ClusterView]()
-    found.listen(seen.append)
+    found.add_listener(seen.append)
     await found.announce("active")
-    found.lost(id_of("b"))
-    found.lost(id_of("b"))
-    found.lost("0" * 16)  # of no node
-    since = found._lost[id_of("b")]
+    found.note_silence(id_of("b"))
+    found.note_silence(id_of("b"))
+    found.note_silence("0" * 16)  # of no node
+    since = found._silent_since[id_of("b")]
     found.expire(since + 4.9)
     assert seen[-1].get(id_of("b")).state != "away"  # type: ignore[union-attr]
     found.expire(since + 9.9)
     assert placing(found.view) == ["a", "b", "c"]
-    assert [node.name for node in found.view.present] == ["a", "c"]
-    found.heard(id_of("b"))
-    assert [node.name for node in found.view.present] == ["a", "b", "c"]
-    found.lost(id_of("b"))
-    since = found._lost[id_of("b")]
+    assert [node.name for node in found.view.available_members] == ["a", "c"]
+    found.note_answer(id_of("b"))
+    assert [node.name for node in found.view.available_members] == ["a", "b", "c"]
+    found.note_silence(id_of("b"))
+    since = found._silent_since[id_of("b")]
     found.expire(since + 5)
     assert [node.name for node in found.view.reachable] == ["c"]
     found.expire(since + 10)
     assert placing(found.view) == ["a", "c"]
     assert [node.name for node in found.view.reachable] == ["c"]
     assert found.view.epoch == seen[0].epoch
-    found.heard(id_of("b"), "f" * 16)
+    found.note_answer(id_of("b"), "f" * 16)
     assert placing(found.view) == ["a", "b", "c"]
     assert found.view.get(id_of("b")).incarnation == "f" * 16  # type: ignore[union-attr]
     count = len(seen)
-    found.heard(id_of("b"), "f" * 16)
+    found.note_answer(id_of("b"), "f" * 16)
     assert len(seen) == count
 
 
@@ -93,17 +93,17 @@ async def test_what_a_peer_says_of_itself_is_learned_but_not_its_place() -> None
     said = dataclasses.replace(
         member_record(2), id=id_of("b"), weight=50.0, host="10.0.0.1", memory=5, ssd=6, state="draining"
     )
-    found.learned(said)
+    found.note_record(said)
     known = found.view.get(id_of("b"))
     assert known is not None
     assert (known.memory, known.ssd, known.incarnation, known.state) == (5, 6, said.incarnation, "draining")
     assert (known.weight, known.host) == (2.0, "127.0.0.1")
     assert "b" not in placing(found.view)
-    found.learned(dataclasses.replace(said, state="joining"))  # it has begun again: nothing moves for that
+    found.note_record(dataclasses.replace(said, state="joining"))  # it has begun again: nothing moves for that
     assert "b" in placing(found.view)
-    found.learned(dataclasses.replace(said, id=found.view.me))  # nobody tells a node who it is
-    assert found.view.mine is not None
-    assert found.view.mine.memory == 1 << 30
+    found.note_record(dataclasses.replace(said, id=found.view.me))  # nobody tells a node who it is
+    assert found.view.own_record is not None
+    assert found.view.own_record.memory == 1 << 30
 
 
 @on_virtual_time
@@ -128,7 +128,7 @@ async def test_none_is_nothing(tmp_path: Any) -> None:
 
 def test_opening_a_list(tmp_path: Any) -> None:
     found = open_membership(section("c"), tmp_path, 3 << 30, 0)
-    assert found.view.mine is not None
-    assert (found.view.mine.name, found.view.mine.memory) == ("c", 3 << 30)
+    assert found.view.own_record is not None
+    assert (found.view.own_record.name, found.view.own_record.memory) == ("c", 3 << 30)
     with pytest.raises(KeyError):
         StaticMembership(section("z"), member_record(1))  # the configuration is checked before

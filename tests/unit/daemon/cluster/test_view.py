@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from cachefs_daemon.cluster.shown import cluster_brief, cluster_status, no_traffic
-from cachefs_daemon.cluster.view import MOST_RECORD, PROTOCOL, ClusterView, NodeRecord, decode_record, encode_record
+from cachefs_daemon.cluster.status import cluster_brief, cluster_status, no_traffic
+from cachefs_daemon.cluster.view import MAX_RECORD, PROTOCOL, ClusterView, NodeRecord, decode_record, encode_record
 from cachefs_daemon.cluster_section import ClusterSection
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +50,7 @@ def test_no_bytes_do_more_than_raise(data: bytes) -> None:
 
 def test_a_record_has_a_limit() -> None:
     with pytest.raises(ValueError, match="at most 4,096"):
-        decode_record(encode_record(member_record(1)) + b" " * MOST_RECORD)
+        decode_record(encode_record(member_record(1)) + b" " * MAX_RECORD)
 
 
 def test_a_newer_node_may_say_more() -> None:
@@ -65,18 +65,18 @@ def view(*found: NodeRecord) -> ClusterView:
 def test_others_and_who_can_be_asked() -> None:
     away = dataclasses.replace(member_record(3), state="away")
     found = view(member_record(1), member_record(2), away)
-    assert found.mine == member_record(1)
+    assert found.own_record == member_record(1)
     assert found.others == (member_record(2), away)
     assert found.reachable == (member_record(2),)
-    assert ClusterView().mine is None
+    assert ClusterView().own_record is None
 
 
 def test_who_reaches_fewer_than_half_takes_itself_for_cut_off() -> None:
     away = [dataclasses.replace(member_record(number), state="away") for number in (2, 3)]
-    assert view(member_record(1), away[0]).present == (member_record(1),)
-    assert view(member_record(1), member_record(4), *away).present == (member_record(1), member_record(4))
+    assert view(member_record(1), away[0]).available_members == (member_record(1),)
+    assert view(member_record(1), member_record(4), *away).available_members == (member_record(1), member_record(4))
     cut_off = view(member_record(1), *away)
-    assert cut_off.present == cut_off.placing
+    assert cut_off.available_members == cut_off.placed_members
 
 
 def test_what_is_hardly_meant() -> None:

@@ -5,12 +5,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.content.cached_share import SAMPLE, cached_share
+from cachefs_daemon.content.cached_share import SAMPLED_BLOCKS, cached_share
 from cachefs_daemon.store.index_writer import IndexWriter
 
-from cachefs.block import MEMORY, SSD, Location, block_count, block_key, block_length
+from cachefs.block import MEMORY, SSD, BlockLocation, block_count, block_key, block_length
 from cachefs.snapshot import Snapshot
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 
 BLOCK = 1 << 20
 
@@ -23,7 +23,7 @@ def index(root: Path) -> Iterator[IndexWriter]:
 
 def snapshot_of(directory: Path, sizes: list[int]) -> Snapshot:
     objects = [ListedObject(b"d%d/%06d" % (at % 7, at), size, at, b"v") for at, size in enumerate(sizes)]
-    return Snapshot(build(objects, "s3://bucket/data", BLOCK, lambda key: b"s3:" + key, directory))
+    return Snapshot(build_snapshot_file(objects, "s3://bucket/data", BLOCK, lambda key: b"s3:" + key, directory))
 
 
 def keep(index: IndexWriter, snapshot: Snapshot, tier_of: Callable[[int], int | None]) -> dict[int, int]:
@@ -34,7 +34,7 @@ def keep(index: IndexWriter, snapshot: Snapshot, tier_of: Callable[[int], int | 
         for number in range(block_count(size, BLOCK)):
             length = block_length(size, BLOCK, number)
             if (tier := tier_of(at)) is not None:
-                index.put(block_key(content, number), Location(tier, 0, 0, length, bytes(8)))
+                index.put(block_key(content, number), BlockLocation(tier, 0, 0, length, bytes(8)))
                 total[tier] += length
             at += 1
     return total
@@ -74,6 +74,6 @@ def test_the_work_is_bounded(root: Path, index: IndexWriter, monkeypatch: pytest
     for sizes in ([1] * 3000, [3000 * BLOCK], [200 * BLOCK] * 500, []):
         with closing(snapshot_of(root, sizes)) as snapshot:
             cached_share(index, snapshot, "images")
-    assert all(count <= SAMPLE for count in asked)
-    assert asked[:2] == [pytest.approx(SAMPLE, abs=10)] * 2
+    assert all(count <= SAMPLED_BLOCKS for count in asked)
+    assert asked[:2] == [pytest.approx(SAMPLED_BLOCKS, abs=10)] * 2
     assert asked[3] == 0

@@ -3,8 +3,8 @@
 from typing import Any
 
 import msgspec
-from cachefs_daemon.content.dataset_merge import covers, is_same, resolve
-from cachefs_daemon.datasets.stamps import Stamp, StampClock
+from cachefs_daemon.content.dataset_merge import includes, is_same, resolve
+from cachefs_daemon.datasets.stamps import ChangeStamp, StampClock
 from cachefs_daemon.sharing.sections import SharedDataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +37,7 @@ class Cluster:
         getattr(self, what)(node, argument)
         self.had.append(self.have[node])
 
-    def may_be_gone(self) -> set[Stamp]:
+    def may_be_gone(self) -> set[ChangeStamp]:
         """What was removed, and what a node had as one with it."""
         gone = {stamp for one in self.removed for stamp in one.added}
         while more := {stamp for one in self.had if not gone.isdisjoint(one.added) for stamp in one.added} - gone:
@@ -106,7 +106,7 @@ def test_all_nodes_come_to_the_same_end(steps: list[Any]) -> None:
     # Either all have the same, or each knows of the other one.
     if all(is_same(live[0], one) for one in live):
         assert len({msgspec.json.encode(one) for one in cluster.have}) == 1
-        assert all(covers(one, other) for one in cluster.have for other in cluster.have)
+        assert all(includes(one, other) for one in cluster.have for other in cluster.have)
     else:
         for node, own in enumerate(cluster.have):
             rival = resolve(own, [other for number, other in enumerate(cluster.have) if number != node]).rival
@@ -118,14 +118,14 @@ def test_all_nodes_come_to_the_same_end(steps: list[Any]) -> None:
         assert fresh.added == min(one.added for one in live)
 
 
-def stamped(*clocks: int) -> list[Stamp]:
-    return [Stamp(clock, "a" * 16) for clock in clocks]
+def stamped(*clocks: int) -> list[ChangeStamp]:
+    return [ChangeStamp(clock, "a" * 16) for clock in clocks]
 
 
 def test_the_later_listing_and_the_later_limits_hold() -> None:
-    one = SharedDataset(added=stamped(1), url="s3://a", snapshot="1", listed=Stamp(5, "b"), share=0.1)
+    one = SharedDataset(added=stamped(1), url="s3://a", snapshot="1", listed=ChangeStamp(5, "b"), share=0.1)
     other = SharedDataset(
-        added=stamped(1), url="s3://a", snapshot="2", listed=Stamp(2, "c"), share=0.2, limited=Stamp(3, "c")
+        added=stamped(1), url="s3://a", snapshot="2", listed=ChangeStamp(2, "c"), share=0.2, limited=ChangeStamp(3, "c")
     )
     value = resolve(one, [other]).value
     assert (value.snapshot, value.share) == ("1", 0.2)
@@ -133,27 +133,27 @@ def test_the_later_listing_and_the_later_limits_hold() -> None:
 
 def test_the_later_way_to_the_origin_holds_also_with_an_older_listing() -> None:
     ceph, minio = OriginOptions(endpoint_url="http://ceph"), OriginOptions(endpoint_url="http://minio")
-    one = SharedDataset(added=stamped(1), url="s3://a", options=ceph, snapshot="1", listed=Stamp(5, "b"))
-    other = msgspec.structs.replace(one, options=minio, named=b"s3:http://ceph:a/", reached=Stamp(4, "c"))
+    one = SharedDataset(added=stamped(1), url="s3://a", options=ceph, snapshot="1", listed=ChangeStamp(5, "b"))
+    other = msgspec.structs.replace(one, options=minio, named=b"s3:http://ceph:a/", reached=ChangeStamp(4, "c"))
     for value in (resolve(one, [other]).value, resolve(other, [one]).value):
         assert (value.options, value.named, value.snapshot) == (minio, b"s3:http://ceph:a/", "1")
 
 
 def test_a_dataset_that_was_away_when_it_was_removed_is_removed_when_it_is_back() -> None:
-    back = SharedDataset(added=stamped(1, 7), url="s3://a", snapshot="1", listed=Stamp(90, "b"))
+    back = SharedDataset(added=stamped(1, 7), url="s3://a", snapshot="1", listed=ChangeStamp(90, "b"))
     value = resolve(back, [SharedDataset(gone=stamped(7))]).value
     assert value == SharedDataset(gone=stamped(1, 7))
 
 
 def test_a_dataset_that_is_added_again_is_another_one() -> None:
-    fresh = SharedDataset(added=stamped(8), url="s3://a", snapshot="1", listed=Stamp(8, "b"))
+    fresh = SharedDataset(added=stamped(8), url="s3://a", snapshot="1", listed=ChangeStamp(8, "b"))
     value = resolve(SharedDataset(gone=stamped(1, 7)), [fresh]).value
     assert (value.added, value.gone) == (stamped(8), stamped(1, 7))
 
 
 def test_a_dataset_that_is_added_again_stays_when_one_that_was_away_still_has_the_removed_one() -> None:
-    away = SharedDataset(added=stamped(1), url="s3://a", snapshot="1", listed=Stamp(9, "b"))
-    fresh = SharedDataset(gone=stamped(1), added=stamped(8), url="s3://a", snapshot="2", listed=Stamp(8, "b"))
+    away = SharedDataset(added=stamped(1), url="s3://a", snapshot="1", listed=ChangeStamp(9, "b"))
+    fresh = SharedDataset(gone=stamped(1), added=stamped(8), url="s3://a", snapshot="2", listed=ChangeStamp(8, "b"))
     for own, other in ((away, fresh), (fresh, away), (SharedDataset(), fresh)):
         assert resolve(own, [other]).value == fresh
     assert resolve(SharedDataset(), [away, fresh]).value == fresh

@@ -9,14 +9,14 @@ import pytest
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.datasets import records, selection
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.errors import NotFound
 from cachefs.messages import OriginOptions, Selection
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
 
 FILES = 50
@@ -30,10 +30,10 @@ class Bench:
         (state / "snapshots").mkdir(exist_ok=True)
         url = f"file://{root}"
         listed = (ListedObject(b"%02d" % number, 1000, 1, b"v") for number in range(FILES))
-        path = build(listed, url, BLOCK_SIZE, lambda key: b"file:" + key, state / "snapshots")
+        path = build_snapshot_file(listed, url, BLOCK_SIZE, lambda key: b"file:" + key, state / "snapshots")
         records.save(state, records.Registry([DatasetRecord("d", url, OriginOptions(), [SnapshotRecord(path.stem)])]))
         self.threads = Threads()
-        self.catalog = Catalog(state, HeldSnapshots(state / "snapshots", BLOCK_SIZE), OriginSettings(), self.threads)
+        self.catalog = Catalog(state, OpenSnapshots(state / "snapshots", BLOCK_SIZE), OriginSettings(), self.threads)
         self.pins = Pins(store.tiering, self.catalog, self.threads)
         snapshot = self.catalog.snapshot("d")
         self.keys = [key for entry in selection.files(snapshot, []) for key in selection.block_keys(snapshot, entry)]
@@ -43,7 +43,7 @@ class Bench:
     def pinned(self) -> int:
         """Blocks that are pinned in the tiers."""
         with self._store.tiering as tiering:
-            return len(self.keys) - len(tiering.unpinned(self.keys))
+            return len(self.keys) - len(tiering.filter_unpinned(self.keys))
 
     @property
     def recorded(self) -> list[bytes]:

@@ -14,36 +14,39 @@ from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.shared_datasets import SharedDatasets
-from cachefs_daemon.content.used_snapshots import ReadHere, Reading, UsedSnapshots
+from cachefs_daemon.content.used_snapshots import LocalDatasets, LocalRead, UsedSnapshots
 from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
-from cachefs_daemon.datasets.stamps import Stamp, StampClock
+from cachefs_daemon.datasets.stamps import ChangeStamp, StampClock
 from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import DATASETS, USED
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 
 from cachefs.block import CONTENT_ID_SIZE, block_key
 from cachefs.errors import Busy, NotFound
-from cachefs.messages import BlockRef, MountElsewhere, OriginOptions
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.messages import BlockRef, OriginOptions, RemoteMount
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
 from tests.sharing import SharingNode, introduce, node_record
 from tests.waiting import until_async
 
 NAME = "set"
-ADDED = [Stamp(1, f"{1:016x}", 1)]
+ADDED = [ChangeStamp(1, f"{1:016x}", 1)]
 
 
 def snapshots(root: Path, count: int) -> list[str]:
     """Ids of so many snapshots of the dataset, the oldest first; their files are there."""
     listed = [ListedObject(b"%02d" % number, 1000, 1, b"v") for number in range(10 + count)]
     url = f"file://{root}"
-    paths = [build(listed[: 10 + one], url, BLOCK_SIZE, lambda key: b"file:" + key, root) for one in range(count)]
+    paths = [
+        build_snapshot_file(listed[: 10 + one], url, BLOCK_SIZE, lambda key: b"file:" + key, root)
+        for one in range(count)
+    ]
     return [path.stem for path in paths]
 
 
@@ -54,18 +57,18 @@ class Node:
     store: OpenStore
     sharing: SharingNode
     catalog: Catalog
-    held: HeldSnapshots
+    held: OpenSnapshots
     used: UsedSnapshots
     errors: ErrorLog
     changes: DatasetChanges
     coming: set[str]  # snapshots that come as current ones
-    reading: list[Reading] = field(default_factory=list)
+    reading: list[LocalRead] = field(default_factory=list)
 
     def has(self, snapshot: str) -> bool:
         return self.held.get(snapshot) is not None
 
     async def prune(self) -> None:
-        await self.catalog.prune(lambda one: self.used.is_used(one.id))
+        await self.catalog.forget_unused(lambda one: self.used.is_used(one.id))
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Bench:
     nodes: list[Node] = field(default_factory=list)
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def catalog(self, state: Path, held: HeldSnapshots) -> Catalog:
+    def catalog(self, state: Path, held: OpenSnapshots) -> Catalog:
         catalog = Catalog(state, held, OriginSettings(), self.threads)
         catalog.stamp = StampClock(f"{int(state.name):016x}").tick
         return catalog
@@ -90,14 +93,14 @@ class Bench:
         shutil.copy(state / records.FILE_NAME, copied)
         for path in (state / "snapshots").iterdir():
             shutil.copy(path, copied / "snapshots")
-        return self.catalog(copied, HeldSnapshots(copied / "snapshots", BLOCK_SIZE))
+        return self.catalog(copied, OpenSnapshots(copied / "snapshots", BLOCK_SIZE))
 
     async def node(self, has: Sequence[str], block_size: int = BLOCK_SIZE) -> Node:
         """A node with these snapshots of the dataset, the current one first; without any it does not have the
         dataset."""
         number = len(self.nodes) + 1
         state = self.root / str(number)
-        held = HeldSnapshots(state / "snapshots", block_size)
+        held = OpenSnapshots(state / "snapshots", block_size)
         for one in has:
             shutil.copy(self.root / f"{one}.snapshot", held.path(one))
         known = [SnapshotRecord(one) for one in has]
@@ -107,12 +110,12 @@ class Bench:
         catalog = self.catalog(state, held)
         pins = Pins(store.tiering, catalog, self.threads)
         quotas = DatasetQuotas(store.tiering, store.index, catalog, self.threads)
-        sharing, errors, reading = SharingNode(node_record(number), self.threads), ErrorLog(), list[Reading]()
+        sharing, errors, reading = SharingNode(node_record(number), self.threads), ErrorLog(), list[LocalRead]()
         find = lambda one: held.path(one) if held.get(one) is not None else None  # noqa: E731
         files = SnapshotFiles(sharing.shared, find, self.threads)
         coming = set[str]()
         changes = DatasetChanges(catalog, pins, quotas, store.storage, self.threads, lambda one: used.keep_if_read(one))
-        here = ReadHere(catalog, held, changes, errors, lambda name: "", lambda: reading)
+        here = LocalDatasets(catalog, held, changes, errors, lambda name: "", lambda: reading)
         used = UsedSnapshots(sharing.shared, files, here, coming.__contains__)
         await sharing.start()
         node = Node(store, sharing, catalog, held, used, errors, changes, coming, reading)
@@ -133,9 +136,9 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(used_snapshots, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(used_snapshots, "GATHERED", 0.0)
-    monkeypatch.setattr(used_snapshots, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(used_snapshots, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(used_snapshots, "GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(used_snapshots, "MIN_RETRY_PAUSE", 0.01)
 
 
 def on_bench(root: Path, scene: Callable[[Bench], Awaitable[None]]) -> None:
@@ -151,8 +154,8 @@ def on_bench(root: Path, scene: Callable[[Bench], Awaitable[None]]) -> None:
         virtual_time.run(play(bench))
 
 
-def mount(*read: str, stays: bool = True) -> Reading:
-    return Reading(NAME, read, "/mnt", stays)
+def mount(*read: str, stays: bool = True) -> LocalRead:
+    return LocalRead(NAME, read, "/mnt", stays)
 
 
 def test_what_another_node_reads_is_brought_and_kept_until_no_node_reads_it(
@@ -165,11 +168,11 @@ def test_what_another_node_reads_is_brought_and_kept_until_no_node_reads_it(
         reader = await bench.node([current, newer, old])
         other = await bench.node([current, newer])
         with pytest.raises(NotFound):
-            other.held.source(block)
+            other.held.block_source(block)
         reader.reading.append(mount(old))
-        await until_async(lambda: other.has(old) and not other.used.is_behind)
+        await until_async(lambda: other.has(old) and not other.used.is_catching_up)
         # Its blocks are the dataset's here as well, and come from its origin.
-        assert other.held.source(block).origin is other.catalog.get(NAME).origin
+        assert other.held.block_source(block).origin is other.catalog.get(NAME).origin
         assert [one.id for one in other.catalog.generations(other.catalog.get(NAME))] == [current, newer, old]
         assert other.catalog.view(other.catalog.get(NAME)).snapshot == current
         assert other.used.is_read(old)
@@ -177,9 +180,9 @@ def test_what_another_node_reads_is_brought_and_kept_until_no_node_reads_it(
         joined = await bench.node([current])
         await until_async(lambda: joined.has(old))
         assert joined.used.problems() == other.used.problems() == []
-        assert other.used.mounts_behind(NAME, current) == [MountElsewhere("node-1", "/mnt", old)]
+        assert other.used.outdated_mounts(NAME, current) == [RemoteMount("node-1", "/mnt", old)]
         with pytest.raises(Busy, match="set is mounted at /mnt on node node-1; unmount that first"):
-            other.used.check_unused(NAME)
+            other.used.check_not_mounted_elsewhere(NAME)
         # A daemon that starts anew has it, and keeps what it has until it has heard of the others.
         again = bench.as_started_anew(2)
         assert [one.id for one in again.generations(again.get(NAME))] == [current, newer, old]
@@ -194,8 +197,8 @@ def test_what_another_node_reads_is_brought_and_kept_until_no_node_reads_it(
         await until_async(lambda: other.used.is_read(old))
         reader.reading.clear()
         await until_async(lambda: not other.used.is_read(old))
-        other.used.check_unused(NAME)
-        other.used._until.clear()  # the grace that began before
+        other.used.check_not_mounted_elsewhere(NAME)
+        other.used._kept_until.clear()  # the grace that began before
         await other.prune()
         assert not other.has(old)
         assert not other.held.path(old).exists()
@@ -215,16 +218,16 @@ def test_a_dataset_that_was_removed_is_kept_out_of_sight_while_another_node_read
         # The node with the mount was away; it has learnt of the removal, and keeps the dataset until it is unmounted.
         await reader.catalog.note_removed(NAME, ADDED)
         reader.reading.append(mount(current))
-        await until_async(lambda: other.has(current) and not other.used.is_behind)
+        await until_async(lambda: other.has(current) and not other.used.is_catching_up)
         assert list(other.catalog) == []
         assert other.catalog.find(NAME) is None
-        assert other.held.source(BlockRef(current, 3, 0)).snapshot == current
+        assert other.held.block_source(BlockRef(current, 3, 0)).snapshot == current
         assert other.catalog.dataset_of(current) == NAME
         assert {one.id for one in other.catalog.read_snapshots(other.used.is_read)} == {current}
         again = bench.as_started_anew(2)
         assert len(again) == 0
         assert [one.id for one in again.read_snapshots(lambda _: True)] == [current]
-        await again.prune(lambda _: False)
+        await again.forget_unused(lambda _: False)
         assert again.read_snapshots(lambda _: True) == []
         await again.close()
         # A node that never had the dataset has heard of its removal, and keeps the snapshot too.
@@ -237,7 +240,7 @@ def test_a_dataset_that_was_removed_is_kept_out_of_sight_while_another_node_read
 
 def test_what_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, _, current = snapshots(tmp_path, 4)
-    monkeypatch.setattr(used_snapshots, "MOST_KEPT", 1)
+    monkeypatch.setattr(used_snapshots, "MAX_KEPT", 1)
     kept, beyond = sorted([first, second])
 
     async def scene(bench: Bench) -> None:
@@ -250,8 +253,8 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
             "blocks: 1 older snapshots are kept already; mount datasets anew where they are read"
         ]
         assert not other.used.is_used(beyond)
-        assert other.used.mounts_behind(NAME, current) == [], "they follow refreshes"
-        monkeypatch.setattr(used_snapshots, "MOST_BYTES", 1000)
+        assert other.used.outdated_mounts(NAME, current) == [], "they follow refreshes"
+        monkeypatch.setattr(used_snapshots, "MAX_BYTES", 1000)
         small = await bench.node([current])
         await until_async(lambda: any("older snapshots may take 1000 B" in line for line in small.used.problems()))
         await until_async(lambda: small.errors.views())
@@ -271,7 +274,7 @@ def test_a_peer_makes_this_node_keep_nothing_but_snapshots_of_datasets_of_the_cl
         strange = await bench.node([])
         same = await bench.node([current])
         await until_async(lambda: same.has(old))
-        assert set(strange.sharing.shared.values(USED)[f"{1:016x}"]) == {old}
+        assert set(strange.sharing.shared.remote_values(USED)[f"{1:016x}"]) == {old}
         assert not strange.has(old)
         assert strange.used.problems() == []
 
@@ -299,7 +302,7 @@ def test_snapshots_that_wait_for_their_turn_are_looked_at_again_when_it_comes(
 ) -> None:
     first, second, third, current = snapshots(tmp_path, 4)
     size = (tmp_path / f"{first}.snapshot").stat().st_size
-    monkeypatch.setattr(used_snapshots, "MOST_BYTES", 3 * size)
+    monkeypatch.setattr(used_snapshots, "MAX_BYTES", 3 * size)
     turns = asyncio.Semaphore(0)
     fetched: list[tuple[str, int]] = []
     real = SnapshotFiles.fetch_older
@@ -339,7 +342,7 @@ def test_a_removal_that_is_followed_leaves_what_another_node_reads(tmp_path: Pat
         other = await bench.node([current, old])
         reader.reading.append(mount(current))
         await until_async(lambda: other.used.keep_if_read(current))
-        source = other.held.source(BlockRef(current, 3, 0))
+        source = other.held.block_source(BlockRef(current, 3, 0))
         assert other.store.put(source.key, b"x" * 1000) is not None
         other.store.index.commit()
         await other.changes.remove(NAME)
@@ -364,7 +367,7 @@ def test_a_current_snapshot_that_comes_since_it_is_read_is_not_brought_a_second_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, current = snapshots(tmp_path, 2)
-    monkeypatch.setattr(shared_datasets, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(shared_datasets, "MIN_RETRY_PAUSE", 0.01)
     coming, asked = {current}, list[str]()
 
     def comes(snapshot: str) -> bool:
@@ -374,11 +377,11 @@ def test_a_current_snapshot_that_comes_since_it_is_read_is_not_brought_a_second_
     async def scene(bench: Bench) -> None:
         reader, other = await bench.node([current]), await bench.node([old])
         for node in (reader, other):
-            shared = SharedDatasets(node.sharing.shared, node.used._files, node.used._here, comes)
+            shared = SharedDatasets(node.sharing.shared, node.used._files, node.used._local, comes)
             await shared.start()
             bench.running.append(asyncio.create_task(shared.run()))
         fresh = reader.catalog.get(NAME)
-        fresh.record = msgspec.structs.replace(fresh.record, listed=Stamp(1000, f"{1:016x}", 1))
+        fresh.record = msgspec.structs.replace(fresh.record, listed=ChangeStamp(1000, f"{1:016x}", 1))
         reader.catalog.on_change(NAME)
         await until_async(lambda: current in asked)
         assert not shared.is_coming(current)
@@ -396,7 +399,7 @@ def test_a_snapshot_is_not_fetched_for_nothing_while_its_dataset_is_listed_here(
 ) -> None:
     """It could not be adopted, or kept, when it has come. A listing of a large bucket takes an hour."""
     old, current = snapshots(tmp_path, 2)
-    monkeypatch.setattr(shared_datasets, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(shared_datasets, "CHECK_SECONDS", 0.01)
     listing, fetched, refused = ExitStack(), list[str](), list[str]()
     fetch, check_idle = SnapshotFiles._fetch, Catalog.check_idle
 
@@ -423,11 +426,11 @@ def test_a_snapshot_is_not_fetched_for_nothing_while_its_dataset_is_listed_here(
             listing.enter_context(other.catalog._changing_name(NAME))
         if which == "current":
             for node in (reader, other):
-                shared = SharedDatasets(node.sharing.shared, node.used._files, node.used._here, lambda _: False)
+                shared = SharedDatasets(node.sharing.shared, node.used._files, node.used._local, lambda _: False)
                 await shared.start()
                 bench.running.append(asyncio.create_task(shared.run()))
             fresh = reader.catalog.get(NAME)
-            fresh.record = msgspec.structs.replace(fresh.record, listed=Stamp(1000, f"{1:016x}", 1))
+            fresh.record = msgspec.structs.replace(fresh.record, listed=ChangeStamp(1000, f"{1:016x}", 1))
             reader.catalog.on_change(NAME)
         else:
             reader.reading.append(mount(old))
@@ -445,7 +448,7 @@ def test_a_current_snapshot_does_not_wait_for_older_ones_also_where_it_was_first
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     *olds, previous, current = sorted(snapshots(tmp_path, 6))  # in this order they have their turns
-    monkeypatch.setattr(shared_datasets, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(shared_datasets, "MIN_RETRY_PAUSE", 0.01)
     fetch, fetched, held_up = SnapshotFiles._fetch, list[str](), asyncio.Event()
 
     async def slow(self: SnapshotFiles, snapshot_id: str, *rest: object) -> object:
@@ -462,13 +465,13 @@ def test_a_current_snapshot_does_not_wait_for_older_ones_also_where_it_was_first
         await until_async(lambda: len(fetched) == 1 and all(other.used.is_coming(one) for one in (*olds, current)))
         shared: list[SharedDatasets] = []
         for node in (reader, other):
-            one = SharedDatasets(node.sharing.shared, node.used._files, node.used._here, node.used.is_fetched)
-            node.used._has_otherwise = one.is_coming
+            one = SharedDatasets(node.sharing.shared, node.used._files, node.used._local, node.used.is_transferring)
+            node.used._is_coming_as_current = one.is_coming
             await one.start()
             bench.running.append(asyncio.create_task(one.run()))
             shared.append(one)
         fresh = reader.catalog.get(NAME)
-        fresh.record = msgspec.structs.replace(fresh.record, listed=Stamp(1000, f"{1:016x}", 1))
+        fresh.record = msgspec.structs.replace(fresh.record, listed=ChangeStamp(1000, f"{1:016x}", 1))
         reader.catalog.on_change(NAME)
         await until_async(lambda: other.has(current))
         assert len(set(fetched) & set(olds)) == 1
@@ -488,14 +491,14 @@ def test_a_snapshot_that_is_being_kept_stays_though_the_others_of_its_dataset_ar
         await until_async(lambda: other.used.keep_if_read(read))
         await other.changes.remove(NAME)
         record = DatasetRecord(NAME, f"file://{bench.root}", OriginOptions(), [], added=ADDED)
-        with other.held.receiving() as path:
+        with other.held.receive_file() as path:
             shutil.copy(bench.root / f"{arriving}.snapshot", path)
-            keeping = asyncio.create_task(other.catalog.keep(arriving, record, path))
+            keeping = asyncio.create_task(other.catalog.keep_older_snapshot(arriving, record, path))
             await asyncio.sleep(0)
-            await other.catalog.prune(lambda one: one.id == arriving)
+            await other.catalog.forget_unused(lambda one: one.id == arriving)
             dataset = await keeping
         assert other.has(arriving)
-        await other.catalog.prune(lambda one: one.id == arriving)
+        await other.catalog.forget_unused(lambda one: one.id == arriving)
         assert [one.id for one in dataset.record.snapshots] == [arriving]
         assert other.has(arriving)
         assert not other.has(read)
@@ -509,17 +512,17 @@ def test_a_removal_waits_for_a_snapshot_that_comes_from_another_node(tmp_path: P
     async def scene(bench: Bench) -> None:
         node = await bench.node([current])
         wanted = msgspec.structs.replace(node.catalog.get(NAME).record, snapshots=[])
-        with node.held.receiving() as path:
+        with node.held.receive_file() as path:
             shutil.copy(bench.root / f"{arriving}.snapshot", path)
-            keeping = asyncio.create_task(node.catalog.keep(arriving, wanted, path))
+            keeping = asyncio.create_task(node.catalog.keep_older_snapshot(arriving, wanted, path))
             while not node.catalog._changing:  # noqa: ASYNC110 - it begins in one of the next turns
                 await asyncio.sleep(0)
             with pytest.raises(Busy):
                 await node.changes.remove(NAME)
-            await node.catalog.until_taken_over(NAME)
+            await node.catalog.wait_until_adopted(NAME)
             assert keeping.done()
         both = node.catalog.generations(node.catalog.get(NAME))
-        [before, kept] = [{entry.content for entry in one.walk(one.entry(0))} for one in both]
+        [before, kept] = [{entry.content for entry in one.walk_files(one.entry(0))} for one in both]
         [new] = kept - before
         node.store.put(block_key(new, 0), bytes(1000))
         await node.changes.remove(NAME)
@@ -538,13 +541,13 @@ def test_a_removal_is_of_all_adds_that_other_nodes_tell_of_though_they_were_not_
         shared: list[SharedDatasets] = []
         for number, node in enumerate(nodes, 1):
             dataset = node.catalog.get(NAME)
-            dataset.record = msgspec.structs.replace(dataset.record, added=[Stamp(5, f"{number:016x}", number)])
-            one = SharedDatasets(node.sharing.shared, node.used._files, node.used._here, lambda _: False)
+            dataset.record = msgspec.structs.replace(dataset.record, added=[ChangeStamp(5, f"{number:016x}", number)])
+            one = SharedDatasets(node.sharing.shared, node.used._files, node.used._local, lambda _: False)
             await one.start()
             shared.append(one)
         first, second = nodes
         bench.running.append(asyncio.create_task(shared[1].run()))
-        await until_async(lambda: first.sharing.shared.values(DATASETS))
+        await until_async(lambda: first.sharing.shared.remote_values(DATASETS))
         await first.changes.remove(NAME)  # it has heard of the other's add, and follows it from now on
         bench.running.append(asyncio.create_task(shared[0].run()))
         await until_async(lambda: second.catalog.find(NAME) is None)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import cast
 
 import numpy as np
-from cachefs_daemon.content.warmup import Bringing, Warmups, WarmupState
+from cachefs_daemon.content.warmup import WarmupBlocks, Warmups, WarmupState
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.runtime.threads import Threads
 
@@ -17,7 +17,7 @@ from tests import virtual_time
 
 
 class _NeverAnswers:
-    async def ahead(self, refs: list[BlockRef]) -> list[object]:
+    async def fetch_ahead(self, refs: list[BlockRef]) -> list[object]:
         await asyncio.Event().wait()
         return []
 
@@ -32,7 +32,7 @@ def test_one_that_was_stopped_lets_go_of_its_list_of_blocks() -> None:
     async def scenario() -> None:
         nonlocal numbers
         warmups = Warmups(cast(Fetcher, _NeverAnswers()), cast(Threads, None))
-        run = warmups.begin(Bringing("set", blocks(numbers), 1000, 1000))
+        run = warmups.start_fetching(WarmupBlocks("set", blocks(numbers), 1000, 1000))
         listed = weakref.ref(numbers)
         del numbers
         await virtual_time.settle()
@@ -40,7 +40,7 @@ def test_one_that_was_stopped_lets_go_of_its_list_of_blocks() -> None:
         with suppress(asyncio.CancelledError):
             await run.task
         gc.collect()
-        assert (run.state, len(warmups), run.wanted.blocks) == (WarmupState.CANCELLED, 0, 1000)
+        assert (run.state, len(warmups), run.blocks_to_fetch.blocks) == (WarmupState.CANCELLED, 0, 1000)
         assert listed() is None
 
     virtual_time.run(scenario())

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 from cachefs_daemon.cluster.view import ClusterView, State
 from cachefs_daemon.cooperation import draining
-from cachefs_daemon.cooperation.draining import Draining
-from cachefs_daemon.cooperation.filled import ring_digest
+from cachefs_daemon.cooperation.draining import DrainController
+from cachefs_daemon.cooperation.rebalance_status import ring_digest
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing.sections import FILLING, FILLING_NAME, FillingFacts
+from cachefs_daemon.sharing.sections import REBALANCE, REBALANCE_NAME, RebalanceFacts
 
 from cachefs.errors import ConfigError
 from tests.members import on_virtual_time
@@ -26,7 +26,7 @@ class Drained(SharingNode):
         super().__init__(node_record(number), threads)
         self.membership.announce = self._announce  # type: ignore[method-assign]
         self.membership.leave = self._leave  # type: ignore[attr-defined]
-        self.draining = Draining(self.membership, self.shared, lambda: False)  # type: ignore[arg-type]
+        self.draining = DrainController(self.membership, self.shared, lambda: False)  # type: ignore[arg-type]
         self.has_left = False
 
     async def _announce(self, state: State) -> None:
@@ -43,7 +43,7 @@ class Drained(SharingNode):
         self.membership.view = ClusterView(1, self.record.id, tuple(records), ring, "test")
         for callback in self.membership.callbacks:
             callback(self.membership.view)
-        self.shared.publish(FILLING, FILLING_NAME, FillingFacts(ring_digest(ring), 0, 0))
+        self.shared.publish(REBALANCE, REBALANCE_NAME, RebalanceFacts(ring_digest(ring), 0, 0))
 
 
 @contextlib.asynccontextmanager
@@ -58,7 +58,7 @@ async def drained_nodes(count: int) -> AsyncIterator[list[Drained]]:
         tasks = [asyncio.create_task(node.draining.run()) for node in nodes]
         for node in nodes:
             await until_async(
-                lambda node=node: all(node.shared.has_heard(one.id) for one in node.membership.view.others)
+                lambda node=node: all(node.shared.has_answered(one.id) for one in node.membership.view.others)
             )
         yield nodes
     finally:
@@ -81,20 +81,20 @@ def deliver(nodes: list[Drained], away: tuple[Drained, ...] = ()) -> None:
 async def test_of_nodes_that_all_drain_at_once_the_first_by_name_stays_and_the_others_leave(count: int) -> None:
     async with drained_nodes(count) as nodes:
         for node in nodes:
-            assert not (await node.draining.drain_here()).done  # each sees the others active
+            assert not (await node.draining.drain_this_node()).done  # each sees the others active
         deliver(nodes)
         first, *others = nodes
         for node in nodes:
             with contextlib.suppress(ConfigError):  # the first one may have taken its drain back already
-                assert not (await node.draining.drain_here()).done
+                assert not (await node.draining.drain_this_node()).done
         await until_async(lambda: first.record.state == "active")
         assert [one.record.state for one in others] == ["draining"] * (count - 1)
         with pytest.raises(ConfigError, match=r"drains? too"):
-            await first.draining.drain_here()
+            await first.draining.drain_this_node()
         deliver(nodes)
 
         for node in others:
-            while not (await node.draining.drain_here()).has_left:  # noqa: ASYNC110
+            while not (await node.draining.drain_this_node()).has_left:  # noqa: ASYNC110
                 await asyncio.sleep(1)  # the command asks like this
         assert [one.has_left for one in nodes] == [False] + [True] * (count - 1)
 
@@ -103,12 +103,12 @@ async def test_of_nodes_that_all_drain_at_once_the_first_by_name_stays_and_the_o
 async def test_a_node_that_drains_waits_for_one_that_is_away_and_counts_and_stays_when_that_counts_no_more() -> None:
     async with drained_nodes(2) as nodes:
         one, two = nodes
-        await one.draining.drain_here()
+        await one.draining.drain_this_node()
         away = dataclasses.replace(two.record, state="away")
         one.membership.view = ClusterView(2, one.record.id, (one.record, away), (two.record.id,), "test")
         for callback in one.membership.callbacks:
             callback(one.membership.view)
-        assert not (await one.draining.drain_here()).done
+        assert not (await one.draining.drain_this_node()).done
         assert one.record.state == "draining"
         one.see([one.record, away])  # it counts no more
         await until_async(lambda: one.record.state == "active")
@@ -119,7 +119,7 @@ async def test_a_node_that_was_to_stay_and_does_not_is_followed_by_the_next(monk
     monkeypatch.setattr(draining, "STAY_SECONDS", 0.05)
     async with drained_nodes(2) as nodes:
         one, two = nodes
-        await two.draining.drain_here()
+        await two.draining.drain_this_node()
         # With a static list a node that has left is seen as draining for good.
         two.see([dataclasses.replace(one.record, state="draining"), two.record])
         await until_async(lambda: two.record.state == "active")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cachefs_daemon.cooperation.groups import Group, groups_of
+from cachefs_daemon.cooperation.groups import ConsumerGroup, groups_of
 from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
 
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
@@ -14,7 +14,7 @@ def rank(number: int, job: str = "train", snapshot: str = "a" * 32, spec: Sample
     return ConsumerFacts(job, f"rank{number}", "ds", snapshot, number, 3, replace(spec, rank=number))
 
 
-def one_group(*nodes: tuple[str, list[ConsumerFacts]]) -> Group:
+def one_group(*nodes: tuple[str, list[ConsumerFacts]]) -> ConsumerGroup:
     [group] = groups_of(dict(nodes))
     return group
 
@@ -101,4 +101,4 @@ def test_a_name_is_as_long_as_others_take_it() -> None:
 def test_who_reads_stays_the_same_while_orders_come_and_go() -> None:
     before, after = (one_group(("a", [orders("0", orders=refs)])) for refs in ([], [OrderRef(3, "b" * 32, 5)]))
     assert before != after
-    assert before.readers == after.readers
+    assert before.reader_ids == after.reader_ids

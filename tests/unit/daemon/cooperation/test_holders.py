@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
-from cachefs_daemon.cooperation.holders import Holders, Ring
-from cachefs_daemon.cooperation.timeliness import LATE
+from cachefs_daemon.cooperation.holders import Holders, PlacementRing
+from cachefs_daemon.cooperation.timeliness import ANNOUNCED_UNTIL
 from cachefs_daemon.runtime.threads import Threads
 
-from cachefs.planning.cluster.reads import Reads
-from cachefs.planning.cluster.rendezvous import Member
+from cachefs.planning.cluster.first_reads import FirstReads
+from cachefs.planning.cluster.rendezvous import RingMember
 from tests import virtual_time
 from tests.simulated import space_of
 
@@ -19,15 +19,17 @@ NAMES = ("a", "b", "c", "d")
 SPACE = space_of([SIZE] * FILES, "space")
 
 
-def ring(*names: str) -> Ring:
-    members = tuple(Member(name, ord(name) * 0x9E3779B97F4A7C15 % (1 << 64), 1.0) for name in names)
-    return Ring(1, members, (FILES * 8192,) * len(names))
+def ring(*names: str) -> PlacementRing:
+    members = tuple(RingMember(name, ord(name) * 0x9E3779B97F4A7C15 % (1 << 64), 1.0) for name in names)
+    return PlacementRing(1, members, (FILES * 8192,) * len(names))
 
 
-async def reads_of(epoch: int, ids: tuple[str, ...]) -> Reads:
+async def reads_of(epoch: int, ids: tuple[str, ...]) -> FirstReads:
     """Each reads a part of all blocks; nobody reads that of a node that is not there."""
     parts = np.random.default_rng(epoch).permutation(FILES).astype(np.int32).reshape(len(NAMES), -1)
-    return Reads.of(FILES, [(ids.index(name), part) for name, part in zip(NAMES, parts, strict=True) if name in ids])
+    return FirstReads.of(
+        FILES, [(ids.index(name), part) for name, part in zip(NAMES, parts, strict=True) if name in ids]
+    )
 
 
 def with_holders(test: Callable[[Holders, Holders], Awaitable[None]]) -> None:
@@ -35,9 +37,9 @@ def with_holders(test: Callable[[Holders, Holders], Awaitable[None]]) -> None:
         threads = Threads()
         try:
             one, other = Holders(SPACE, 1, threads), Holders(SPACE, 1, threads)
-            await one.follow(ring(*NAMES))
-            await one.begin("job", 0, 0, None)
-            await one.advance(0, reads_of)
+            await one.follow_ring(ring(*NAMES))
+            await one.start_coordination("job", 0, 0, None)
+            await one.decide_epochs(0, reads_of)
             await test(one, other)
         finally:
             threads.close()
@@ -47,16 +49,16 @@ def with_holders(test: Callable[[Holders, Holders], Awaitable[None]]) -> None:
 
 def test_what_was_read_stays_where_it_went_and_what_a_lost_node_was_to_take_stays_where_it_is() -> None:
     async def test(holders: Holders, _: Holders) -> None:
-        start, following = holders.at[0], holders.at[1]
+        start, following = holders.by_epoch[0], holders.by_epoch[1]
         assert (start != following).any()
-        await holders.follow(ring("a", "b", "c"), 0, 0.5)
+        await holders.follow_ring(ring("a", "b", "c"), 0, 0.5)
         held, taken = start != 3, following != 3
-        assert (holders.at[0][held] == start[held]).all()
-        assert (holders.at[1][taken] == following[taken]).all()
-        assert (holders.at[1][~taken] == holders.at[0][~taken]).all(), "nobody takes it"
-        assert (holders.at[0] < 3).all()
-        assert await holders.advance(0, reads_of)
-        assert holders.reads[0].when is not None, "of the epoch that is under way"
+        assert (holders.by_epoch[0][held] == start[held]).all()
+        assert (holders.by_epoch[1][taken] == following[taken]).all()
+        assert (holders.by_epoch[1][~taken] == holders.by_epoch[0][~taken]).all(), "nobody takes it"
+        assert (holders.by_epoch[0] < 3).all()
+        assert await holders.decide_epochs(0, reads_of)
+        assert holders.reads[0].positions is not None, "of the epoch that is under way"
         former = holders.former
         assert former is not None
         assert former.ids == NAMES
@@ -67,34 +69,34 @@ def test_what_was_read_stays_where_it_went_and_what_a_lost_node_was_to_take_stay
 
 def test_a_node_that_comes_back_goes_on_as_the_others_have_it_and_asks_those_who_held_it() -> None:
     async def test(others: Holders, back: Holders) -> None:
-        await others.follow(ring("a", "b", "c"), 0, 0.5)
-        await others.advance(0, reads_of)
-        known = others.known(0)
+        await others.follow_ring(ring("a", "b", "c"), 0, 0.5)
+        await others.decide_epochs(0, reads_of)
+        known = others.state_at(0)
         assert known is not None
-        assert known.following is not None
-        await others.follow(ring(*NAMES), 0, 0.7)
-        await back.follow(ring(*NAMES))
-        await back.begin("job", 0, 0, known)
+        assert known.next_holders is not None
+        await others.follow_ring(ring(*NAMES), 0, 0.7)
+        await back.follow_ring(ring(*NAMES))
+        await back.start_coordination("job", 0, 0, known)
         for epoch in (0, 1):
-            assert (back.at[epoch] == others.at[epoch]).all()
+            assert (back.by_epoch[epoch] == others.by_epoch[epoch]).all()
         at_home = back.homes == 3
-        assert (back.at[0][at_home] == 3).all()
+        assert (back.by_epoch[0][at_home] == 3).all()
         former = back.former
         assert former is not None
         assert former.ids == ("a", "b", "c")
-        assert former.besides == (known.following,)
-        told = others.known(0)
+        assert former.other_holders == (known.next_holders,)
+        told = others.state_at(0)
         assert told is not None
         late = Holders(SPACE, 1, back._threads)
-        await late.follow(ring(*NAMES))
-        await late.begin("job", 0, 0, told)  # by when they count it again
+        await late.follow_ring(ring(*NAMES))
+        await late.start_coordination("job", 0, 0, told)  # by when they count it again
         assert late.former is others.former
         assert late.former is not None
         assert late.former.ids == ("a", "b", "c")
         anew = Holders(SPACE, 1, back._threads)
-        await anew.follow(ring(*NAMES))
-        await anew.begin("other", 5, 5, known)
-        assert list(anew.at) == [5], "another job has decided nothing beyond what is there"
+        await anew.follow_ring(ring(*NAMES))
+        await anew.start_coordination("other", 5, 5, known)
+        assert list(anew.by_epoch) == [5], "another job has decided nothing beyond what is there"
 
     with_holders(test)
 
@@ -102,20 +104,20 @@ def test_a_node_that_comes_back_goes_on_as_the_others_have_it_and_asks_those_who
 def test_members_that_change_before_readers_are_back_where_they_were_leave_holders_decided() -> None:
     async def test(others: Holders, back: Holders) -> None:
         for epoch in (1, 2, 3):
-            await others.advance(epoch, reads_of)
-        known = others.known(3)
+            await others.decide_epochs(epoch, reads_of)
+        known = others.state_at(3)
         assert known is not None
-        await back.follow(ring(*NAMES))
-        await back.begin("job", 0, 3, known)  # its own reader has not said yet where it is
-        assert list(back.at) == [3, 4]
+        await back.follow_ring(ring(*NAMES))
+        await back.start_coordination("job", 0, 3, known)  # its own reader has not said yet where it is
+        assert list(back.by_epoch) == [3, 4]
         there = Holders(SPACE, 1, back._threads)
-        await there.follow(ring(*NAMES))
-        await there.begin("job", 3, 3, known)
+        await there.follow_ring(ring(*NAMES))
+        await there.start_coordination("job", 3, 3, known)
         for one, current in ((there, 3), (back, 0)):
-            await one.follow(ring("a", "b", "c"), current, 0.0)
-            await one.advance(3, reads_of)
+            await one.follow_ring(ring("a", "b", "c"), current, 0.0)
+            await one.decide_epochs(3, reads_of)
         for epoch in (3, 4):
-            assert (back.at[epoch] == there.at[epoch]).all()
+            assert (back.by_epoch[epoch] == there.by_epoch[epoch]).all()
 
     with_holders(test)
 
@@ -136,7 +138,7 @@ def test_homes_are_those_of_one_ring_while_another_one_is_followed() -> None:
                 return found
 
         threads, holders._threads = holders._threads, Watched()
-        await holders.follow(ring("a", "b", "c", "d", "e"), 0, 0.5)
+        await holders.follow_ring(ring("a", "b", "c", "d", "e"), 0, 0.5)
         assert looks > 1
         assert (holders.homes == 4).any()
         holders._threads.close()
@@ -149,42 +151,44 @@ def test_where_orders_come_one_by_one_an_epoch_and_the_next_say_all() -> None:
     async def test(holders: Holders, other: Holders) -> None:
         known = range(3)
 
-        async def some(epoch: int, ids: tuple[str, ...]) -> Reads | None:
+        async def some(epoch: int, ids: tuple[str, ...]) -> FirstReads | None:
             return await reads_of(epoch, ids) if epoch in known else None
 
-        async def all_of(epoch: int, ids: tuple[str, ...]) -> Reads | None:
+        async def all_of(epoch: int, ids: tuple[str, ...]) -> FirstReads | None:
             return await reads_of(epoch, ids)
 
         anew = Holders(SPACE, 1, holders._threads)
         for one in (other, anew):
-            await one.follow(ring(*NAMES))
-            await one.begin("job", 0, 0, None)
-        await other.advance(0, some, lambda epoch: True)
-        await anew.advance(0, all_of, lambda epoch: True)
-        assert list(other.at) == [0, 1, 2]
-        assert all((other.at[epoch] == anew.at[epoch]).all() for epoch in other.at), "whatever one knows besides"
+            await one.follow_ring(ring(*NAMES))
+            await one.start_coordination("job", 0, 0, None)
+        await other.decide_epochs(0, some, lambda epoch: True)
+        await anew.decide_epochs(0, all_of, lambda epoch: True)
+        assert list(other.by_epoch) == [0, 1, 2]
+        assert all((other.by_epoch[epoch] == anew.by_epoch[epoch]).all() for epoch in other.by_epoch), (
+            "whatever one knows besides"
+        )
         assert other.settled == (0, 1)
-        moved = other.at[0] != other.at[1]
+        moved = other.by_epoch[0] != other.by_epoch[1]
         assert moved.any()
         reads = other.reads[0]
-        assert reads.when is not None
-        assert reads.when[moved].min() >= LATE, "what is read before nodes know stays where it is"
+        assert reads.positions is not None
+        assert reads.positions[moved].min() >= ANNOUNCED_UNTIL, "what is read before nodes know stays where it is"
 
     with_holders(test)
 
 
 def test_an_epoch_whose_orders_are_not_known_in_time_moves_nothing_and_the_next_one_does() -> None:
     async def test(_: Holders, holders: Holders) -> None:
-        async def late(epoch: int, ids: tuple[str, ...]) -> Reads | None:
+        async def late(epoch: int, ids: tuple[str, ...]) -> FirstReads | None:
             return await reads_of(epoch, ids) if epoch else None
 
-        await holders.follow(ring(*NAMES))
-        await holders.begin("job", 0, 0, None)
-        assert not await holders.advance(0, late, lambda epoch: None)
-        assert list(holders.at) == [0], "it may still come"
-        assert await holders.advance(0, late, lambda epoch: epoch > 0)
-        assert holders.at[1] is holders.at[0]
-        assert (holders.at[2] != holders.at[1]).any()
+        await holders.follow_ring(ring(*NAMES))
+        await holders.start_coordination("job", 0, 0, None)
+        assert not await holders.decide_epochs(0, late, lambda epoch: None)
+        assert list(holders.by_epoch) == [0], "it may still come"
+        assert await holders.decide_epochs(0, late, lambda epoch: epoch > 0)
+        assert holders.by_epoch[1] is holders.by_epoch[0]
+        assert (holders.by_epoch[2] != holders.by_epoch[1]).any()
         assert holders.settled == (1, 1)
 
     with_holders(test)
@@ -192,12 +196,12 @@ def test_an_epoch_whose_orders_are_not_known_in_time_moves_nothing_and_the_next_
 
 def test_what_no_job_coordinates_any_more_is_looked_for_where_it_was() -> None:
     async def test(holders: Holders, _: Holders) -> None:
-        start, following, reads = holders.at[0], holders.at[1], holders.reads[0]
-        assert reads.when is not None
-        holders.stay_home(0, 0.5)
+        start, following, reads = holders.by_epoch[0], holders.by_epoch[1], holders.reads[0]
+        assert reads.positions is not None
+        holders.return_home(0, 0.5)
         former = holders.former
         assert former is not None
-        assert (former.holders == np.where(reads.when < 0.5, following, start)).all()
-        assert not holders.at
+        assert (former.holders == np.where(reads.positions < 0.5, following, start)).all()
+        assert not holders.by_epoch
 
     with_holders(test)

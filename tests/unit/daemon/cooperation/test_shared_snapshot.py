@@ -89,20 +89,20 @@ def test_what_is_kept_for_others_counts_while_ranks_change_their_sampler_one_aft
     async def scene(cluster: SimulatedCluster) -> None:
         node = cluster.nodes[0]
         await cluster._settle()
-        [key] = node.shared.reader_keys
-        kept = node.plan.next_use_of(SNAPSHOT, np.flatnonzero(node.standing.mine[SNAPSHOT])).copy()
+        [key] = node.shared.remote_read_keys
+        kept = node.plan.next_use_of(SNAPSHOT, np.flatnonzero(node.standing.owned[SNAPSHOT])).copy()
         assert np.isfinite(kept).all()
         facts = node.facts
         for rank in range(4):
             for orders in (False, True):
                 facts = {**facts, cluster.names[rank]: [explicit(cluster, rank, orders=orders)]}
-                node.shared.regroup(groups_of(facts))
-                node.shared.step()
+                node.shared.set_groups(groups_of(facts))
+                node.shared.follow_readers()
                 await cluster._settle()
-                mine = np.flatnonzero(node.standing.mine[SNAPSHOT])
+                mine = np.flatnonzero(node.standing.owned[SNAPSHOT])
                 left = node.plan.next_use_of(SNAPSHOT, mine)
                 assert np.isfinite(left).mean() > 0.9, (rank, orders)
-        [last] = node.shared.reader_keys
+        [last] = node.shared.remote_read_keys
         assert last != key
         assert set(node.plan.consumers()) == {node.key, last}
 
@@ -114,15 +114,15 @@ def test_room_is_taken_for_one_job_after_the_other() -> None:
         node = cluster.nodes[0]
         await cluster._settle()
         room = cluster.rooms[node.name]
-        taken = room.taken
+        taken = room.used
         assert taken
         for number in range(5):
             facts = {name: [msgspec.structs.replace(one[0], job=f"job-{number}")] for name, one in node.facts.items()}
-            node.shared.regroup(groups_of(facts))
+            node.shared.set_groups(groups_of(facts))
             await cluster._settle()
-        assert room.taken <= 2 * taken
+        assert room.used <= 2 * taken
         await node.shared.close()
-        assert room.taken == 0
+        assert room.used == 0
 
     with_cluster(Setting(files=400), scene)
 

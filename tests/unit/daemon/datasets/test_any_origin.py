@@ -3,17 +3,17 @@
 from typing import Any
 
 import pytest
-from cachefs_daemon.datasets.any_origin import AnyOrigin, any_of
+from cachefs_daemon.datasets.any_origin import AnyOrigin, combine_origins
 from cachefs_daemon.origin.base import (
     ObjectRange,
     Origin,
     OriginSettings,
-    PreparedOrigin,
+    PreconnectingOrigin,
     RangeOrigin,
     open_origin,
 )
-from cachefs_daemon.origin.order import OrderingOrigin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.prepared_get import PreparedGetOrigin
 
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied
 from cachefs.messages import OriginOptions
@@ -32,11 +32,11 @@ class Stub:
         self.passes = passes  # the failure is over after a rest
         self.requests = self.errors = 0
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
+    async def read(self, wanted: ObjectRange, patience: Deadline) -> bytes:
         self.requests += 1
         if self.failure is not None and self.passes:
-            patience.trouble = self.failure
-            await patience.rest(0)
+            patience.last_error = self.failure
+            await patience.pause(0)
         elif self.failure is not None:
             raise self.failure
         return b"x"
@@ -46,7 +46,7 @@ def read(*origins: Stub, times: int = 1) -> bytes:
     async def run() -> bytes:
         any_origin: Origin = AnyOrigin(origins)  # type: ignore[arg-type]
         for _ in range(times):
-            data = await any_origin.read(WANTED, Patience.of(10))
+            data = await any_origin.read(WANTED, Deadline.after(10))
         return bytes(data)
 
     return virtual_time.run(run())
@@ -81,57 +81,57 @@ def test_expired_credentials_are_waited_for_only_where_no_others_are_good() -> N
 class AbleStub(Stub):
     """Can do what S3 can."""
 
-    reads_ranges = True
+    can_read_ranges = True
 
-    async def read_parts(self, wanted: ObjectRange, lengths: Any, arrived: Any) -> None:
-        arrived(0, b"x")
+    async def read_parts(self, wanted: ObjectRange, lengths: Any, on_part: Any) -> None:
+        on_part(0, b"x")
 
-    async def prepare(self) -> None:
+    async def preconnect(self) -> None:
         self.requests += 1
 
-    def order(self, wanted: ObjectRange) -> Any:
+    def prepare_get(self, wanted: ObjectRange) -> Any:
         return self
 
-    def brought(self, wanted: ObjectRange, seconds: float) -> None:
+    def note_success(self, wanted: ObjectRange, seconds: float) -> None:
         self.requests += 1
 
-    def not_brought(self, reason: str, *, throttled: bool) -> None:
+    def note_failure(self, reason: str, *, throttled: bool) -> None:
         self.errors += 1
 
-    def hedged(self, sent: int, won: int) -> None:
+    def count_hedges(self, sent: int, won: int) -> None:
         self.requests += sent
 
 
 def test_buckets_with_other_options_still_read_ranges_take_orders_and_are_prepared() -> None:
     ways = [OriginOptions(endpoint_url="http://127.0.0.1:9", addressing_style=style) for style in ("path", "virtual")]
-    both = any_of([open_origin("s3://bucket/data", way, OriginSettings()) for way in ways])
+    both = combine_origins([open_origin("s3://bucket/data", way, OriginSettings()) for way in ways])
     assert isinstance(both, RangeOrigin)
-    assert isinstance(both, PreparedOrigin)
-    assert issubclass(type(both), OrderingOrigin)
+    assert isinstance(both, PreconnectingOrigin)
+    assert issubclass(type(both), PreparedGetOrigin)
 
 
 def test_what_not_all_of_them_can_do_is_not_asked_of_any() -> None:
-    both: object = any_of([AbleStub(), Stub()])  # type: ignore[list-item]
-    assert not isinstance(both, RangeOrigin | PreparedOrigin)
-    assert not issubclass(type(both), OrderingOrigin)
+    both: object = combine_origins([AbleStub(), Stub()])  # type: ignore[list-item]
+    assert not isinstance(both, RangeOrigin | PreconnectingOrigin)
+    assert not issubclass(type(both), PreparedGetOrigin)
 
 
 def test_the_one_that_may_read_takes_orders_and_reads_ranges() -> None:
     refused, good = AbleStub(OriginAccessDenied("withdrawn")), AbleStub()
-    both: Any = any_of([refused, good])  # type: ignore[list-item]
-    assert both.order(WANTED) is refused
+    both: Any = combine_origins([refused, good])  # type: ignore[list-item]
+    assert both.prepare_get(WANTED) is refused
 
     async def run() -> None:
-        await both.read(WANTED, Patience.of(10))
-        await both.prepare()
+        await both.read(WANTED, Deadline.after(10))
+        await both.preconnect()
         await both.read_parts(WANTED, [1], lambda number, data: got.append(data))
 
     got: list[bytes] = []
     virtual_time.run(run())
-    assert both.order(WANTED) is good
-    both.brought(WANTED, 0.1)
-    both.hedged(2, 1)
-    both.not_brought("slow", throttled=True)
+    assert both.prepare_get(WANTED) is good
+    both.note_success(WANTED, 0.1)
+    both.count_hedges(2, 1)
+    both.note_failure("slow", throttled=True)
     assert got == [b"x"]
-    assert both.reads_ranges
+    assert both.can_read_ranges
     assert (refused.requests, good.requests, good.errors) == (1, 5, 1)

@@ -1,8 +1,8 @@
 """A dataset that other nodes would not take is refused where it is added, or changed."""
 
 import pytest
-from cachefs_daemon.datasets.reaching import check_lengths
-from cachefs_daemon.datasets.stamps import Stamp
+from cachefs_daemon.datasets.origin_access import check_lengths
+from cachefs_daemon.datasets.stamps import ChangeStamp
 from cachefs_daemon.sharing.sections import DATASETS, SharedDataset
 
 from cachefs.errors import ConfigError
@@ -22,7 +22,7 @@ from cachefs.messages import OriginOptions
 )
 def test_both_doors_have_the_same_bounds(url: str, options: OriginOptions) -> None:
     value = SharedDataset(
-        added=[Stamp(1, "0" * 16)], url=url, options=options, listed=Stamp(1, "0" * 16), snapshot="0" * 32,
+        added=[ChangeStamp(1, "0" * 16)], url=url, options=options, listed=ChangeStamp(1, "0" * 16), snapshot="0" * 32,
         file_size=1, block_size=1,
     )  # fmt: skip
     try:

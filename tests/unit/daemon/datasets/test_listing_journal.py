@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.datasets.listing_journal import FRESH, ListingJournal, journal_path, remove_stale
-from cachefs_daemon.origin.key_ranges import KeyRange, Seam
+from cachefs_daemon.datasets.listing_journal import RESUMABLE_SECONDS, ListingJournal, journal_path, remove_stale
+from cachefs_daemon.origin.key_ranges import KeyRange, RangeCut
 
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject, SnapshotBuilder
 
 LEFT = [KeyRange(b"b", b"m"), KeyRange(b"x", None)]
-SEAMS = [Seam(b"m", last=b"k", seen_before=b"n"), Seam(b"x")]
+SEAMS = [RangeCut(b"m", last=b"k", seen_before=b"n"), RangeCut(b"x")]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def builder_of(journal: ListingJournal) -> SnapshotBuilder:
 def save(directory: Path) -> None:
     with contextlib.closing(ListingJournal(directory)) as journal:
         builder = builder_of(journal)
-        builder.add([ListedObject(b"a", 1, 0, b"v"), ListedObject(b"b", 2, 0, b"v")])
+        builder.add_objects([ListedObject(b"a", 1, 0, b"v"), ListedObject(b"b", 2, 0, b"v")])
         journal.save(builder, LEFT, SEAMS)
 
 
@@ -36,12 +36,12 @@ def restored(directory: Path) -> tuple[list[KeyRange] | None, int]:
     with contextlib.closing(ListingJournal(directory)) as journal:
         builder = builder_of(journal)
         place = journal.restore(builder)
-        assert place is None or place.first_seams == SEAMS
-        return place.first if place is not None else None, builder.objects
+        assert place is None or place.resumed_cuts == SEAMS
+        return place.resumed_ranges if place is not None else None, builder.objects
 
 
 def age(path: Path) -> None:
-    long_ago = time.time() - 2 * FRESH
+    long_ago = time.time() - 2 * RESUMABLE_SECONDS
     os.utime(path, (long_ago, long_ago))
 
 
@@ -54,7 +54,7 @@ def test_a_listing_goes_on(directory: Path, tmp_path: Path) -> None:
 def test_one_that_is_given_up_is_begun_anew(directory: Path) -> None:
     save(directory)
     with contextlib.closing(ListingJournal(directory)) as journal:
-        journal.give_up()
+        journal.make_unresumable()
     assert restored(directory) == (None, 0)
 
 

@@ -9,15 +9,15 @@ import pytest
 from cachefs_daemon.content.dataset_merge import is_added, is_same, resolve
 from cachefs_daemon.datasets import stamps
 from cachefs_daemon.datasets.stamps import (
-    MOST_ADDS,
-    MOST_REMOVALS,
-    MOST_REMOVED,
+    MAX_ADDS,
+    MAX_REMOVALS,
+    MAX_REMOVED,
+    ChangeStamp,
     Removals,
-    Stamp,
     StampClock,
     compact,
-    covers,
     is_floor,
+    is_removed_by,
     joined_adds,
 )
 from cachefs_daemon.sharing.sections import DATASETS, SharedDataset
@@ -61,7 +61,7 @@ class Node:
     def see(self, value: SharedDataset) -> None:
         self.clock.see([*value.gone, *value.added, value.listed])
 
-    def add(self, name: str) -> Stamp | None:
+    def add(self, name: str) -> ChangeStamp | None:
         if name in self.has:
             return None
         stamp = self.clock.tick()
@@ -70,14 +70,14 @@ class Node:
         )
         return stamp
 
-    def remove(self, name: str, others: "list[Node]") -> list[Stamp]:
+    def remove(self, name: str, others: "list[Node]") -> list[ChangeStamp]:
         value = self.has.pop(name, None)
         if value is None:
             return []
-        self.removals = self.removals.adding(name, value.added, lambda: self.elsewhere(others))
+        self.removals = self.removals.with_removal(name, value.added, lambda: self.elsewhere(others))
         return value.added
 
-    def elsewhere(self, others: "list[Node]") -> Iterator[tuple[str, Stamp]]:
+    def elsewhere(self, others: "list[Node]") -> Iterator[tuple[str, ChangeStamp]]:
         for other in others:
             for name, value in other.has.items():
                 own = self.own(name).added
@@ -90,7 +90,7 @@ class Node:
             self.see(said)
             wanted = resolve(own, [said], self.removals.is_forgotten).value
             if wanted.gone != own.gone:
-                self.removals = self.removals.adding(name, wanted.gone, lambda: self.elsewhere([other]))
+                self.removals = self.removals.with_removal(name, wanted.gone, lambda: self.elsewhere([other]))
             if own.added and not (wanted.added and is_same(own, wanted)):
                 self.remove(name, [other])
             elif wanted.added:
@@ -102,9 +102,9 @@ class Cluster:
 
     def __init__(self) -> None:
         self.nodes = [Node(number) for number in range(4)]
-        self.made: set[Stamp] = set()
-        self.removed: set[Stamp] = set()
-        self.joined: list[set[Stamp]] = []  # adds that were one dataset on any node at any time
+        self.made: set[ChangeStamp] = set()
+        self.removed: set[ChangeStamp] = set()
+        self.joined: list[set[ChangeStamp]] = []  # adds that were one dataset on any node at any time
         self.count = 0
 
     def do(self, what: str, number: int, argument: Any) -> None:
@@ -144,7 +144,7 @@ class Cluster:
                 for other in self.nodes:
                     self.hear(node, other)
 
-    def gone(self) -> set[Stamp]:
+    def gone(self) -> set[ChangeStamp]:
         """What was removed, and what was one dataset with it."""
         gone = {stamp for stamp in self.removed if not is_floor(stamp)}
         while more := {stamp for adds in self.joined if adds & gone for stamp in adds if not is_floor(stamp)} - gone:
@@ -167,9 +167,9 @@ MANY_REMOVALS = [("add", 0, "x"), ("hear", 1, 0), ("churn", 0, "x"), ("wander", 
 def test_random_histories_converge_and_nothing_removed_comes_back(steps: list[Any]) -> None:
     cluster = Cluster()
     with (
-        patch.object(stamps, "MOST_REMOVED", 4),
-        patch.object(stamps, "MOST_REMOVALS", 5),
-        patch.object(stamps, "MOST_ADDS", 3),
+        patch.object(stamps, "MAX_REMOVED", 4),
+        patch.object(stamps, "MAX_REMOVALS", 5),
+        patch.object(stamps, "MAX_ADDS", 3),
     ):
         for step in steps:
             cluster.do(*step)
@@ -184,10 +184,10 @@ def test_random_histories_converge_and_nothing_removed_comes_back(steps: list[An
     floors = [one for names in known for gone_ in names for one in gone_ if is_floor(one)]
     floors += [one for adds in first.values() for one in adds if is_floor(one)]
     for stamp in cluster.made - gone - left:
-        assert covers(floors, stamp)
+        assert is_removed_by(floors, stamp)
 
 
-@pytest.mark.parametrize("times", [MOST_REMOVALS + 1, 1000])
+@pytest.mark.parametrize("times", [MAX_REMOVALS + 1, 1000])
 def test_a_node_that_was_away_while_a_name_was_removed_many_times(times: int) -> None:
     here, away = Node(1), Node(2)
     away.add("tmp")
@@ -196,7 +196,7 @@ def test_a_node_that_was_away_while_a_name_was_removed_many_times(times: int) ->
     for _ in range(times):
         here.add("tmp")
         here.remove("tmp", [])
-    assert len(here.removals.names["tmp"]) <= MOST_REMOVALS
+    assert len(here.removals.names["tmp"]) <= MAX_REMOVALS
     for _ in range(2):
         here.hear(away)
         away.hear(here)
@@ -210,12 +210,12 @@ def test_a_node_that_was_away_while_many_names_were_removed() -> None:
         away.add(name)
     here.hear(away)
     here.remove("old", [])
-    for number in range(MOST_REMOVED + 1):
+    for number in range(MAX_REMOVED + 1):
         here.add(f"n{number}")
         here.remove(f"n{number}", [])
     away.add("new")
     assert "old" not in here.removals.names
-    assert len(here.removals.names) <= MOST_REMOVED
+    assert len(here.removals.names) <= MAX_REMOVED
     for _ in range(2):
         here.hear(away)
         away.hear(here)
@@ -223,15 +223,15 @@ def test_a_node_that_was_away_while_many_names_were_removed() -> None:
 
 
 def test_many_nodes_have_added_the_same_before_they_saw_each_other() -> None:
-    nodes = [Node(number) for number in range(MOST_ADDS + 8)]
+    nodes = [Node(number) for number in range(MAX_ADDS + 8)]
     for node in nodes:
         node.add("set")
     *together, away = nodes
     for node in together[1:]:
         together[0].hear(node)
     added = together[0].has["set"].added
-    assert len(added) == MOST_ADDS
-    assert covers(added, Stamp(1, "f" * 16, 7))
+    assert len(added) == MAX_ADDS
+    assert is_removed_by(added, ChangeStamp(1, "f" * 16, 7))
     together[0].remove("set", [])
     for _ in range(2):
         together[0].hear(away)
@@ -249,7 +249,7 @@ def test_a_dataset_that_this_node_alone_cannot_have_is_no_removed_one() -> None:
     here, other = Node(1), Node(2)
     other.add("strange")
     strange = other.has["strange"].added
-    with patch.object(stamps, "MOST_REMOVED", 2):
+    with patch.object(stamps, "MAX_REMOVED", 2):
         for number in range(5):
             other.add(f"n{number}")
             here.hear(other)
@@ -261,19 +261,19 @@ def test_a_dataset_that_this_node_alone_cannot_have_is_no_removed_one() -> None:
     assert here.has["strange"].added == strange
     # The same where a node lets go of one alone, outside of the cluster.
     assert (
-        not Removals(forgotten=[Stamp(9, "a" * 16, 1)])
-        .sparing([Stamp(3, "a" * 16, 1)])
-        .is_forgotten(Stamp(3, "a" * 16, 1))
+        not Removals(forgotten=[ChangeStamp(9, "a" * 16, 1)])
+        .with_spared([ChangeStamp(3, "a" * 16, 1)])
+        .is_forgotten(ChangeStamp(3, "a" * 16, 1))
     )
 
 
-@given(st.lists(st.builds(Stamp, st.integers(1, 200), st.sampled_from(["", *"abcdefgh"]), st.integers(0, 9))))
-def test_compacted_removals_cover_all_that_was_removed(removed: list[Stamp]) -> None:
+@given(st.lists(st.builds(ChangeStamp, st.integers(1, 200), st.sampled_from(["", *"abcdefgh"]), st.integers(0, 9))))
+def test_compacted_removals_cover_all_that_was_removed(removed: list[ChangeStamp]) -> None:
     found = compact(removed)
-    assert len(found) <= MOST_REMOVALS
+    assert len(found) <= MAX_REMOVALS
     assert found == sorted(set(found))
-    assert all(covers(found, one) for one in removed)
+    assert all(is_removed_by(found, one) for one in removed)
     adds = joined_adds(removed)
-    assert len(adds) <= MOST_ADDS
+    assert len(adds) <= MAX_ADDS
     assert adds == sorted(set(adds))
-    assert all(one in adds or covers(adds, one) for one in removed)
+    assert all(one in adds or is_removed_by(adds, one) for one in removed)

@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import bringing, fetcher, flights, passing
+from cachefs_daemon.fetch import block_fetch, bypass, fetcher, in_flight
+from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult
+from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.flights import Answer, Flight
-from cachefs_daemon.fetch.load import Tell
-from cachefs_daemon.fetch.passing import PassingBlock
-from cachefs_daemon.fetch.puts import Stored
-from cachefs_daemon.fetch.slots import ASKER, FetchSlots
-from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.fetch.process_fetch import ProcessResultCallback
+from cachefs_daemon.fetch.tier_writes import StoreOutcome
+from cachefs_daemon.origin.base import ObjectRange, ReportProblem
+from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.patience import Patience
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store import capacity
-from cachefs_daemon.store.block_store import Put
+from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
-from cachefs.block import PIECE_SIZE, Location, block_key, pieces_match
+from cachefs.block import PIECE_SIZE, BlockLocation, block_key, pieces_match
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginUnavailable
 from cachefs.messages import BlockRef
 from cachefs.snapshot_builder import ListedObject
@@ -55,25 +55,25 @@ class ObedientOrigin:
         self.extra = b""  # bytes at the end of each answer
         self.order: list[bytes] = []  # keys, as they were read
         self.trouble: CachefsError | None = None  # what the first attempt of each read ends with, if anything
-        self.patience: Patience  # that of the last read
+        self.patience: Deadline  # that of the last read
         self.rests: list[float] = []  # the next read rests for so many seconds
 
     def identity(self, key: bytes) -> bytes:
         return key
 
-    async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+    async def list(self, report: ReportProblem) -> AsyncIterator[list[ListedObject]]:
         raise NotImplementedError
         yield
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
+    async def read(self, wanted: ObjectRange, patience: Deadline) -> bytes:
         self.requests += 1
         self.order.append(wanted.key)
         self.patience = patience
         try:
             with patience.enforced():
-                patience.trouble = self.trouble
+                patience.last_error = self.trouble
                 if self.rests:
-                    await patience.rest(self.rests.pop())
+                    await patience.pause(self.rests.pop())
                 await self.open.wait()
         except TimeoutError:
             raise OriginUnavailable(f"{wanted.key.decode()} did not answer") from None
@@ -96,14 +96,14 @@ class Bench:
         self.errors = ErrorLog()
         self.threads = Threads()
         self.fetcher = Fetcher(
-            store.blocks, self.resolve, self.threads, FetchSlots(slots, 1 << 30), self.errors, read_deadline
+            store.blocks, self.resolve, self.threads, ConcurrencyLimiter(slots, 1 << 30), self.errors, read_deadline
         )
 
-    async def demand(self, refs: list[BlockRef], patience: float) -> list[Answer]:
+    async def demand(self, refs: list[BlockRef], patience: float) -> list[BlockResult]:
         if not self.asks:
-            return await self.fetcher.demand(refs, patience)
-        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        self.fetcher.ask(refs, patience, lambda answer, _: answered.done() or answered.set_result(answer))
+            return await self.fetcher.fetch_on_demand(refs, patience)
+        answered: asyncio.Future[list[BlockResult]] = asyncio.get_running_loop().create_future()
+        self.fetcher.request_on_demand(refs, patience, lambda answer, _: answered.done() or answered.set_result(answer))
         return await answered
 
     def resolve(self, ref: BlockRef) -> BlockSource:
@@ -113,7 +113,7 @@ class Bench:
         return BlockSource(key_of(ref.entry), self.origin, ObjectRange(name, b"v1", SIZE, 0, SIZE), ref.snapshot)
 
     def bytes_at(self, entry: int, outcome: object) -> bytes | None:
-        assert isinstance(outcome, Location), outcome
+        assert isinstance(outcome, BlockLocation), outcome
         return self.store.read(key_of(entry), outcome)
 
 
@@ -165,7 +165,7 @@ def test_the_bytes_of_a_block_are_let_go_as_soon_as_it_is_stored(store: OpenStor
         bodies = []
         read = bench.origin.read
 
-        async def watched(wanted: ObjectRange, patience: Patience) -> Body:
+        async def watched(wanted: ObjectRange, patience: Deadline) -> Body:
             body = Body(await read(wanted, patience))
             bodies.append(weakref.ref(body))
             return body
@@ -184,8 +184,8 @@ def test_the_bytes_of_a_block_are_let_go_as_soon_as_it_is_stored(store: OpenStor
 def test_who_waits_for_a_slot_is_told_when_the_daemon_stops(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
-        asked = [asyncio.create_task(bench.fetcher.demand([ref(number)], 20)) for number in (1, 2)]
-        await until_async(lambda: len(bench.fetcher.bringing._flights) == 2)
+        asked = [asyncio.create_task(bench.fetcher.fetch_on_demand([ref(number)], 20)) for number in (1, 2)]
+        await until_async(lambda: len(bench.fetcher.in_flight_fetches._fetches) == 2)
         assert bench.fetcher.in_flight[0] == 1
         await bench.fetcher.close()
         assert [str(outcome) for answer in asked for outcome in await answer] == ["the daemon is stopping"] * 2
@@ -199,10 +199,10 @@ def test_who_asks_for_one_block_does_not_wait_for_all_of_another(store: OpenStor
         bench.origin.open.clear()
         calls = []
         for asker, number in [*((1, number) for number in range(1, 8)), (2, 9), (3, 7)]:
-            ASKER.set(asker)
+            REQUESTER.set(asker)
             calls.append(asyncio.create_task(bench.demand([ref(number)], 20)))
-            await until_async(lambda wanted=number: key_of(wanted) in bench.fetcher.bringing._flights)  # type: ignore[misc]
-        await until_async(lambda: bench.fetcher._slots._turns.get(3) is not None)
+            await until_async(lambda wanted=number: key_of(wanted) in bench.fetcher.in_flight_fetches._fetches)  # type: ignore[misc]
+        await until_async(lambda: bench.fetcher._limiter._next_ranks.get(3) is not None)
         bench.origin.open.set()
         await asyncio.gather(*calls)
         numbers = [int(key.removeprefix(b"object-")) for key in bench.origin.order]
@@ -308,7 +308,7 @@ def test_who_comes_when_a_flight_has_just_been_given_up_gets_one_of_its_own(stor
 def test_a_failure_that_may_pass_is_not_told_to_who_comes_later(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bringing, "OUTAGE_MEMORY", 0)
+    monkeypatch.setattr(in_flight, "OUTAGE_MEMORY_SECONDS", 0)
 
     async def scene(bench: Bench) -> None:
         bench.origin.failure = OriginUnavailable("down")
@@ -344,12 +344,12 @@ def test_between_two_attempts_the_slot_is_for_others(store: OpenStore) -> None:
 
 
 def test_refusals_of_snapshots_long_gone_are_forgotten(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bringing, "REFUSAL_MEMORY", 0)
+    monkeypatch.setattr(in_flight, "REFUSAL_MEMORY_SECONDS", 0)
 
     async def scene(bench: Bench) -> None:
         for number in range(1, 301):
-            await bench.fetcher.ahead([BlockRef(f"snapshot {number}", number, 0)])
-        assert len(bench.fetcher.bringing._refused) == 1
+            await bench.fetcher.fetch_ahead([BlockRef(f"snapshot {number}", number, 0)])
+        assert len(bench.fetcher.in_flight_fetches._refused) == 1
 
     on_bench(store, scene)
 
@@ -359,7 +359,7 @@ def test_failures_keep_their_kind_and_do_not_spoil_others(store: OpenStore) -> N
         (good,) = await bench.demand([ref(1)], 20)
         bench.origin.failure = ObjectChanged("it changed")
         outcomes = await bench.demand([ref(0), ref(1), ref(2)], 20)
-        assert [type(outcome) for outcome in outcomes] == [NotFound, Location, ObjectChanged]
+        assert [type(outcome) for outcome in outcomes] == [NotFound, BlockLocation, ObjectChanged]
         assert outcomes[1] == good
         bench.origin.failure = ZeroDivisionError("a bug")
         (outcome,) = await bench.demand([ref(3)], 20)
@@ -372,11 +372,11 @@ def test_failures_keep_their_kind_and_do_not_spoil_others(store: OpenStore) -> N
 def test_a_read_that_meets_what_fetching_ahead_found_has_failed_too(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.failure = ObjectChanged("it changed")
-        await bench.fetcher.ahead([ref(1)])
-        assert [one.waited for one in bench.fetcher.failures.all()] == [0]
+        await bench.fetcher.fetch_ahead([ref(1)])
+        assert [one.waited for one in bench.fetcher.failures.latest_first()] == [0]
         assert isinstance((await bench.demand([ref(1)], 20))[0], ObjectChanged)
         assert bench.origin.requests == 1
-        assert [one.waited for one in bench.fetcher.failures.all()] == [1]
+        assert [one.waited for one in bench.fetcher.failures.latest_first()] == [1]
 
     on_bench(store, scene)
 
@@ -386,9 +386,9 @@ def test_a_bug_is_an_answer_to_each_who_waits(store: OpenStore) -> None:
         def resolve(ref: BlockRef) -> BlockSource:
             raise ZeroDivisionError("a bug")
 
-        bench.fetcher._look_ups._resolve = resolve
-        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        bench.fetcher.ask(
+        bench.fetcher._lookups._resolve = resolve
+        answered: asyncio.Future[list[BlockResult]] = asyncio.get_running_loop().create_future()
+        bench.fetcher.request_on_demand(
             [BlockRef("s", 1, 0), BlockRef("s", 2, 0)], 20, lambda outcomes, _: answered.set_result(outcomes)
         )
         assert [str(one).partition(";")[0] for one in await answered] == [
@@ -414,10 +414,10 @@ def test_what_has_come_since_it_was_seen_to_be_missing_is_not_fetched_again(stor
     async def scene(bench: Bench) -> None:
         looked = asyncio.get_running_loop().time()
         (there,) = await bench.demand([ref(1)], 20)
-        begun = await bench.fetcher.start([ref(1), ref(2)], [math.inf] * 2, looked)
+        begun = await bench.fetcher.start_fetches([ref(1), ref(2)], [math.inf] * 2, looked)
         assert begun[0] == there
-        assert isinstance(begun[1], Flight)
-        await begun[1].landing()
+        assert isinstance(begun[1], BlockFetch)
+        await begun[1].done_future()
         assert bench.origin.requests == 2
 
     on_bench(store, scene)
@@ -426,7 +426,7 @@ def test_what_has_come_since_it_was_seen_to_be_missing_is_not_fetched_again(stor
 def test_demand_overtakes_what_is_ahead(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
-        await bench.fetcher.hint([ref(n) for n in range(1, 9)])
+        await bench.fetcher.start_hinted_fetches([ref(n) for n in range(1, 9)])
         await until_async(lambda: bench.origin.requests == 1)
         calls = [asyncio.create_task(bench.demand([ref(n)], 20)) for n in (20, 7)]
         await until_async(lambda: bench.origin.requests == 2)
@@ -447,8 +447,8 @@ def test_while_what_is_ahead_hangs_on_a_disk_all_else_goes_on(
     hanging, released = threading.Semaphore(0), threading.Event()
     put = store.blocks.put_many
 
-    def hang(blocks: Sequence[Put]) -> list[Stored]:
-        if not blocks[0].transient:
+    def hang(blocks: Sequence[BlockToStore]) -> list[StoreOutcome]:
+        if not blocks[0].may_be_transient:
             hanging.release()
             assert released.wait(60)
         return put(blocks)
@@ -456,12 +456,12 @@ def test_while_what_is_ahead_hangs_on_a_disk_all_else_goes_on(
     monkeypatch.setattr(store.blocks, "put_many", hang)
 
     async def scene(bench: Bench) -> None:
-        stuck = asyncio.create_task(bench.fetcher.ahead([ref(number) for number in range(1, 7)]))
+        stuck = asyncio.create_task(bench.fetcher.fetch_ahead([ref(number) for number in range(1, 7)]))
         try:
             assert await asyncio.to_thread(hanging.acquire, timeout=20)
-            [there] = await bench.fetcher.demand([ref(10)], 20)
+            [there] = await bench.fetcher.fetch_on_demand([ref(10)], 20)
             assert bench.bytes_at(10, there) is not None
-            assert await bench.fetcher.ahead([ref(10)]) == [there], "somebody looks up what is there"
+            assert await bench.fetcher.fetch_ahead([ref(10)]) == [there], "somebody looks up what is there"
             assert await bench.threads.background(lambda: "an answer") == "an answer"
         finally:
             released.set()
@@ -479,11 +479,11 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch, ahead: bool, patience: float, deadline: float
 ) -> None:
     """A tier has to write something to a disk, which hangs."""
-    monkeypatch.setattr(flights, "PUT_PATIENCE", patience)
+    monkeypatch.setattr(block_fetch, "STORE_WAIT_SECONDS", patience)
     hanging, released = threading.Event(), threading.Event()
     put = store.blocks.put_many
 
-    def hang(blocks: Sequence[Put]) -> list[Stored]:
+    def hang(blocks: Sequence[BlockToStore]) -> list[StoreOutcome]:
         hanging.set()
         assert released.wait(60)
         return put(blocks)
@@ -493,14 +493,14 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
     async def scene(bench: Bench) -> None:
         try:
             if ahead:
-                await bench.fetcher.hint([ref(1)])
+                await bench.fetcher.start_hinted_fetches([ref(1)])
                 assert await asyncio.to_thread(hanging.wait, 20)
-            [answer] = await bench.fetcher.demand([ref(1)], deadline)
-            assert isinstance(answer, PassingBlock)
+            [answer] = await bench.fetcher.fetch_on_demand([ref(1)], deadline)
+            assert isinstance(answer, BypassBlock)
             assert answer.data == b"object-1".ljust(SIZE, b".")
-            bench.fetcher.passing.close()
-            [again] = await bench.fetcher.demand([ref(1)], deadline)
-            assert isinstance(again, PassingBlock)
+            bench.fetcher.bypass_blocks.close()
+            [again] = await bench.fetcher.fetch_on_demand([ref(1)], deadline)
+            assert isinstance(again, BypassBlock)
         finally:
             released.set()
         await until_async(lambda: bench.store.get(key_of(1)) is not None)
@@ -515,20 +515,20 @@ def test_a_reader_of_a_small_block_gets_it_before_it_is_stored(
     released = threading.Event()
     put = store.blocks.put_many
 
-    def wait(blocks: Sequence[Put]) -> list[Stored]:
+    def wait(blocks: Sequence[BlockToStore]) -> list[StoreOutcome]:
         assert released.wait(60)
         return put(blocks)
 
     monkeypatch.setattr(store.blocks, "put_many", wait)
 
     async def scene(bench: Bench) -> None:
-        def ask(size: int, *, early: bool = True) -> "asyncio.Future[list[Answer]]":
-            answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-            bench.fetcher.ask(
+        def ask(size: int, *, early: bool = True) -> "asyncio.Future[list[BlockResult]]":
+            answered: asyncio.Future[list[BlockResult]] = asyncio.get_running_loop().create_future()
+            bench.fetcher.request_on_demand(
                 [BlockRef("snapshot", 1, 0, size=size)],
                 20,
                 lambda outcomes, _: answered.set_result(outcomes),
-                early=early,
+                may_be_early=early,
             )
             return answered
 
@@ -536,7 +536,7 @@ def test_a_reader_of_a_small_block_gets_it_before_it_is_stored(
             part, place = ask(SIZE - 1), ask(SIZE, early=False)
             for answered in (ask(SIZE), ask(SIZE + 4096)):  # before its bytes have come; then they are here
                 [answer] = await answered
-                assert isinstance(answer, PassingBlock)
+                assert isinstance(answer, BypassBlock)
                 assert answer.data == b"object-1".ljust(SIZE, b".")
                 assert pieces_match(key_of(1), answer.checksums, 0, answer.pieces(0, SIZE))
             assert bench.fetcher.in_flight == (0, 0), "others may be fetched"
@@ -546,18 +546,21 @@ def test_a_reader_of_a_small_block_gets_it_before_it_is_stored(
             released.set()
         assert bench.bytes_at(1, (await part)[0]) == bench.bytes_at(1, (await place)[0]) == answer.data
         assert await ask(SIZE) == await place
-        assert (bench.origin.requests, bench.fetcher.passing.count) == (1, 0)
+        assert (bench.origin.requests, bench.fetcher.bypass_blocks.count) == (1, 0)
 
     on_bench(store, scene, asyncio.run)
 
 
 def test_a_large_block_is_read_where_it_was_put(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "MOST_EARLY", SIZE - 1)
+    monkeypatch.setattr(fetcher, "MAX_EARLY_BYTES", SIZE - 1)
 
     async def scene(bench: Bench) -> None:
-        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        bench.fetcher.ask(
-            [BlockRef("snapshot", 1, 0, size=SIZE)], 20, lambda outcomes, _: answered.set_result(outcomes), early=True
+        answered: asyncio.Future[list[BlockResult]] = asyncio.get_running_loop().create_future()
+        bench.fetcher.request_on_demand(
+            [BlockRef("snapshot", 1, 0, size=SIZE)],
+            20,
+            lambda outcomes, _: answered.set_result(outcomes),
+            may_be_early=True,
         )
         assert bench.bytes_at(1, (await answered)[0])
 
@@ -565,17 +568,17 @@ def test_a_large_block_is_read_where_it_was_put(store: OpenStore, monkeypatch: p
 
 
 def test_a_store_with_a_bug_costs_no_reader_its_bytes(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(blocks: Sequence[Put]) -> list[Stored]:
+    def fail(blocks: Sequence[BlockToStore]) -> list[StoreOutcome]:
         raise ZeroDivisionError("a bug")
 
     async def scene(bench: Bench) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(store.blocks, "put_many", fail)
             passed = await bench.demand([ref(number) for number in range(1, 4)], 20)
-            assert [bytes(one.data)[:8] for one in passed if isinstance(one, PassingBlock)] == [
+            assert [bytes(one.data)[:8] for one in passed if isinstance(one, BypassBlock)] == [
                 b"object-1", b"object-2", b"object-3",
             ]  # fmt: skip
-            [ahead] = await bench.fetcher.ahead([ref(9)])
+            [ahead] = await bench.fetcher.fetch_ahead([ref(9)])
             assert "internal error" in str(ahead)
         assert "ZeroDivisionError" in bench.errors.views()[-1].message
         assert bench.fetcher.in_flight == (0, 0)
@@ -587,26 +590,26 @@ def test_a_store_with_a_bug_costs_no_reader_its_bytes(store: OpenStore, monkeypa
 def test_what_a_process_has_brought_and_no_tier_has_is_fetched_with_a_slot(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bringing, "LEAST_LATE", 0.0)
+    monkeypatch.setattr(in_flight, "MIN_PROCESS_WAIT", 0.0)
     carried: list[BlockSource] = []
     running: list[int] = []
     wanted = [ref(number) for number in range(1, 7)]
 
-    def carry(source: BlockSource, tell: Tell, arrived: Callable[[], None]) -> bool:
+    def carry(source: BlockSource, tell: ProcessResultCallback, arrived: Callable[[], None]) -> bool:
         carried.append(source)
         asyncio.get_running_loop().call_soon(arrived)
         return True
 
     async def scene(bench: Bench) -> None:
-        async def read(asked: ObjectRange, patience: Patience) -> bytes:
+        async def read(asked: ObjectRange, patience: Deadline) -> bytes:
             running.append(bench.fetcher.in_flight[0])
             await asyncio.sleep(0)
             return await ObedientOrigin.read(bench.origin, asked, patience)
 
-        bench.fetcher.bringing.carry = carry
+        bench.fetcher.in_flight_fetches.fetch_in_process = carry
         monkeypatch.setattr(bench.origin, "read", read)
         assert bench.origin.endpoint.late_after(SIZE) == math.inf
-        ahead = asyncio.ensure_future(bench.fetcher.ahead(wanted))
+        ahead = asyncio.ensure_future(bench.fetcher.fetch_ahead(wanted))
         await until_async(lambda: len(carried) == 6 and bench.fetcher.in_flight == (0, 0))
         outcomes = await asyncio.gather(*(bench.demand([one], 20) for one in wanted))
         assert [bench.bytes_at(one.entry, outcome) for one, (outcome,) in zip(wanted, outcomes, strict=True)]
@@ -621,13 +624,15 @@ def test_a_block_that_is_fetched_beside_a_process_keeps_its_slot_when_that_has_i
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endpoint, "late_after", lambda endpoint, size: 0.0)
-    monkeypatch.setattr(bringing, "LEAST_LATE", 0.0)
+    monkeypatch.setattr(in_flight, "MIN_PROCESS_WAIT", 0.0)
     arrivals: list[Callable[[], None]] = []
 
     async def scene(bench: Bench) -> None:
-        bench.fetcher.bringing.carry = lambda source, tell, arrived: arrivals.append(arrived) is None
+        bench.fetcher.in_flight_fetches.fetch_in_process = lambda source, tell, arrived: (
+            arrivals.append(arrived) is None
+        )
         bench.origin.open.clear()
-        ahead = asyncio.ensure_future(bench.fetcher.ahead([ref(1)]))
+        ahead = asyncio.ensure_future(bench.fetcher.fetch_ahead([ref(1)]))
         await until_async(lambda: bool(arrivals))
         demand = asyncio.ensure_future(bench.demand([ref(1)], 20))
         await until_async(lambda: bench.origin.requests == 1)
@@ -641,7 +646,7 @@ def test_a_block_that_is_fetched_beside_a_process_keeps_its_slot_when_that_has_i
 
 def test_what_no_policy_wants_is_brought_only_on_demand(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
-        outcomes = await bench.fetcher.ahead([ref(n) for n in range(1, 301)])
+        outcomes = await bench.fetcher.fetch_ahead([ref(n) for n in range(1, 301)])
         refused = [n for n, outcome in enumerate(outcomes, 1) if outcome is None]
         assert 0 < len(refused) < 300
         assert bench.origin.requests < 200
@@ -666,7 +671,7 @@ def test_what_was_refused_as_somebody_came_is_brought_again(store: OpenStore, mo
 def test_a_complaint_is_believed_only_where_it_is_true(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         (outcome,) = await bench.demand([ref(1)], 20)
-        assert isinstance(outcome, Location)
+        assert isinstance(outcome, BlockLocation)
         assert await bench.demand([ref(1, outcome.pack())], 20) == [outcome]
         (wrong,) = await bench.demand([ref(1, b"no location")], 20)
         assert isinstance(wrong, CachefsError)
@@ -690,11 +695,11 @@ def test_a_block_that_no_tier_can_hold_goes_to_all_who_wait(store: OpenStore, mo
         answers = await asyncio.gather(*(bench.demand([ref(1)], 20) for _ in range(5)))
         [again] = await bench.demand([ref(1)], 20)
         for answer in (*(one for [one] in answers), again):
-            assert isinstance(answer, PassingBlock)
+            assert isinstance(answer, BypassBlock)
             assert answer.data == b"object-1".ljust(SIZE, b".")
             assert pieces_match(key_of(1), answer.checksums, 0, memoryview(answer.pieces(0, SIZE)))
-        assert bench.origin.requests == bench.fetcher.passing.count == 1
-        assert await bench.fetcher.ahead([ref(1), ref(2)]) == [None, None], "nobody waits for them"
+        assert bench.origin.requests == bench.fetcher.bypass_blocks.count == 1
+        assert await bench.fetcher.fetch_ahead([ref(1), ref(2)]) == [None, None], "nobody waits for them"
         assert not bench.errors.views()
 
     on_bench(store, scene)
@@ -704,10 +709,10 @@ def test_what_passes_is_kept_for_a_moment_and_only_a_little_of_it(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out_of_memory(store, monkeypatch)
-    monkeypatch.setattr(passing, "KEPT_SECONDS", 0.05)
+    monkeypatch.setattr(bypass, "KEPT_SECONDS", 0.05)
 
     async def scene(bench: Bench) -> None:
-        bench.fetcher.bringing.passing = kept = passing.Passing(3 * SIZE)
+        bench.fetcher.in_flight_fetches.bypass_blocks = kept = bypass.BypassBlocks(3 * SIZE)
         for number in range(1, 11):
             await bench.demand([ref(number)], 20)
         assert sum(kept.get(key_of(number)) is not None for number in range(1, 11)) <= 3
@@ -721,7 +726,7 @@ def test_what_passes_is_kept_for_a_moment_and_only_a_little_of_it(
 
 def test_a_piece_of_what_passes_comes_with_whole_pieces_around_it() -> None:
     data = bytes(range(256)) * 2000
-    block = PassingBlock.of(key_of(1), data)
+    block = BypassBlock.of(key_of(1), data)
     pieces = block.pieces(PIECE_SIZE + 5, 10)
     assert pieces == data[PIECE_SIZE : 2 * PIECE_SIZE]
     assert pieces_match(key_of(1), block.checksums, 1, memoryview(pieces))

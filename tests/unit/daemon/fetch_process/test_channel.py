@@ -5,12 +5,19 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from cachefs_daemon.fetch_process.channel import Channel, Closed
-from cachefs_daemon.fetch_process.frames import MOST_BYTES, Batch, Done, Failed, Report, Segment
+from cachefs_daemon.fetch_process.channel import ChannelClosed, FetchProcessChannel
+from cachefs_daemon.fetch_process.frames import (
+    MAX_BYTES,
+    BlockFailed,
+    BlockWritten,
+    CommandBatch,
+    FetchReport,
+    SegmentToWrite,
+)
 from cachefs_daemon.runtime import descriptors
 
-Ours = Channel[Batch, Report]
-Theirs = Channel[Report, Batch]
+Ours = FetchProcessChannel[CommandBatch, FetchReport]
+Theirs = FetchProcessChannel[FetchReport, CommandBatch]
 
 
 @pytest.fixture
@@ -22,7 +29,7 @@ def links() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture
 def ends(links: tuple[socket.socket, socket.socket]) -> tuple[Ours, Theirs]:
-    return Channel(links[0], Report), Channel(links[1], Batch)
+    return FetchProcessChannel(links[0], FetchReport), FetchProcessChannel(links[1], CommandBatch)
 
 
 def open_files() -> int:
@@ -33,7 +40,7 @@ def test_messages_arrive_with_their_descriptors(ends: tuple[Ours, Theirs]) -> No
     ours, theirs = ends
     assert theirs.receive() is None
     reading, writing = os.pipe()
-    batch = Batch([], [Segment(7, False)], [])
+    batch = CommandBatch([], [SegmentToWrite(7, False)], [])
     assert ours.send(batch, [writing])
     os.close(writing)
     received = theirs.receive()
@@ -44,7 +51,7 @@ def test_messages_arrive_with_their_descriptors(ends: tuple[Ours, Theirs]) -> No
     assert os.read(reading, 2) == b"x"
     os.close(descriptor)
     os.close(reading)
-    report = Report([Done(1, b"checksum", 0.5)], [Failed(2, "why not", True)])
+    report = FetchReport([BlockWritten(1, b"checksum", 0.5)], [BlockFailed(2, "why not", True)])
     assert theirs.send(report)
     assert ours.receive() == (report, [])
 
@@ -52,32 +59,32 @@ def test_messages_arrive_with_their_descriptors(ends: tuple[Ours, Theirs]) -> No
 def test_a_channel_that_is_full_says_so_and_goes_on(ends: tuple[Ours, Theirs]) -> None:
     ours, theirs = ends
     sent = 0
-    while theirs.send(Report([Done(sent, b"c" * 4096, 0.0)])):
+    while theirs.send(FetchReport([BlockWritten(sent, b"c" * 4096, 0.0)])):
         sent += 1
     for number in range(sent):
         received = ours.receive()
         assert received is not None
         assert received[0].done[0].number == number
     assert ours.receive() is None
-    assert theirs.send(Report())
+    assert theirs.send(FetchReport())
 
 
 def test_a_message_that_is_too_large_is_not_sent(ends: tuple[Ours, Theirs]) -> None:
     ours, theirs = ends
-    assert not theirs.send(Report([Done(1, b"c" * MOST_BYTES, 0.0)]))
+    assert not theirs.send(FetchReport([BlockWritten(1, b"c" * MAX_BYTES, 0.0)]))
     assert ours.receive() is None
 
 
 def test_the_end_of_the_other_side_is_noticed(ends: tuple[Ours, Theirs]) -> None:
     ours, theirs = ends
     theirs.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ChannelClosed):
         ours.receive()
-    with pytest.raises(Closed):
-        ours.send(Batch([], [], []))
+    with pytest.raises(ChannelClosed):
+        ours.send(CommandBatch([], [], []))
 
 
-@pytest.mark.parametrize("packet", [b"\xc1", b"\x93", b"x" * (MOST_BYTES + 1), b"\x91\x01"])
+@pytest.mark.parametrize("packet", [b"\xc1", b"\x93", b"x" * (MAX_BYTES + 1), b"\x91\x01"])
 def test_nonsense_ends_it_and_leaves_no_descriptor_open(
     packet: bytes, links: tuple[socket.socket, socket.socket], ends: tuple[Ours, Theirs]
 ) -> None:
@@ -85,6 +92,6 @@ def test_nonsense_ends_it_and_leaves_no_descriptor_open(
     before = open_files()
     with open("/dev/null", "rb") as file:
         socket.send_fds(links[0], [packet], [file.fileno()])
-    with pytest.raises(Closed):
+    with pytest.raises(ChannelClosed):
         ends[1].receive()
     assert open_files() == before

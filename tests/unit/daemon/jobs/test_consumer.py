@@ -9,14 +9,14 @@ from typing import cast
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.plan_room import PlanRoom
+from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.runtime.threads import Threads
 
-from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.job_messages import JobPublication, SampleMap
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.snapshot import Snapshot
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, memory_directory, opened, store_config
 
@@ -26,8 +26,10 @@ def with_consumer(directory: Path, files: int, check: Callable[[Consumer], None]
 
     async def run() -> None:
         objects = [ListedObject(b"%05d" % number, 1000, 7, b"v") for number in range(files)]
-        snapshot = Snapshot(build(objects, "s3://bucket", BLOCK_SIZE, lambda key: b"s3:" + key, directory))
-        request = JobPublish(job="j", dataset="d", spec=SamplerSpec(kind="torch-distributed", size=files, epochs=9))
+        snapshot = Snapshot(
+            build_snapshot_file(objects, "s3://bucket", BLOCK_SIZE, lambda key: b"s3:" + key, directory)
+        )
+        request = JobPublication(job="j", dataset="d", spec=SamplerSpec(kind="torch-distributed", size=files, epochs=9))
         threads = Threads()
         spaces: list[str] = []
 
@@ -37,7 +39,12 @@ def with_consumer(directory: Path, files: int, check: Callable[[Consumer], None]
 
         with memory_directory() as root, opened(store_config(root)) as store:
             loader = EpochLoader(
-                store.plan, store.storage.watch, store.blocks, cast(Fetcher, None), threads, PlanRoom(1 << 30)
+                store.plan,
+                store.storage.presence_watch,
+                store.blocks,
+                cast(Fetcher, None),
+                threads,
+                PlanMemory(1 << 30),
             )  # a tree of files needs none
             consumer = Consumer(request, snapshot, SampleMap(kind="tree"), store.plan, loader, begun)
             try:
@@ -57,19 +64,19 @@ def test_a_heartbeat_is_told_of_in_samples_and_stops_the_tripwires(tmp_path: Pat
     def check(consumer: Consumer) -> None:
         now = time.monotonic()
         assert consumer.position is not None
-        assert consumer.place is None
-        assert consumer.view(0, now).state == "waiting"
-        consumer.on_heartbeat(0, 100, now)
-        assert consumer.place == (0, 100)
-        assert consumer.position.tripwires(now) == 0
-        assert consumer.view(0, now).state == "following"
-        silent = consumer.view(0, now + 12)
+        assert consumer.epoch_position is None
+        assert consumer.make_view(0, now).state == "waiting"
+        consumer.note_heartbeat(0, 100, now)
+        assert consumer.epoch_position == (0, 100)
+        assert consumer.position.tripwire_interval(now) == 0
+        assert consumer.make_view(0, now).state == "following"
+        silent = consumer.make_view(0, now + 12)
         assert (silent.state, silent.position) == ("standing still", 100)
         assert "no read of it seen for 12 s" in silent.problem
         consumer.liveness.renew(now + 11)  # as its reads do
-        assert consumer.view(0, now + 12).state == "following"
-        consumer.on_heartbeat(9, 0, now)
-        assert "it reads epoch 9, and has published 9" in consumer.view(0, now).problem
+        assert consumer.make_view(0, now + 12).state == "following"
+        consumer.note_heartbeat(9, 0, now)
+        assert "it reads epoch 9, and has published 9" in consumer.make_view(0, now).problem
 
     with_consumer(tmp_path, 200, check)
 
@@ -78,6 +85,6 @@ def test_an_interval_leaves_tripwires_in_a_short_epoch(tmp_path: Path) -> None:
     def check(consumer: Consumer) -> None:
         now = time.monotonic()
         assert consumer.position is not None
-        assert (consumer.position.tripwires(now), consumer.position.left_out(now)) == (8, 8)
+        assert (consumer.position.tripwire_interval(now), consumer.position.left_out_interval(now)) == (8, 8)
 
     with_consumer(tmp_path, 10, check)

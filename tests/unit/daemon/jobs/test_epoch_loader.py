@@ -8,21 +8,21 @@ from typing import Any, cast
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.plan_room import PlanRoom
+from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.origin.base import ObjectRange, Origin
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 
-from cachefs.block import Location, block_key
+from cachefs.block import BlockLocation, block_key
 from cachefs.job_messages import SampleMap
 from cachefs.messages import BlockRef
 from cachefs.segment import segment_path
 from cachefs.snapshot import Snapshot
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
 
 RECORDS = 3
@@ -37,11 +37,13 @@ class Scene:
         self.store = store
         self.fetched = 0
         objects = [ListedObject(b"shard", len(FILE), 7, b"v")]
-        self.snapshot = Snapshot(build(objects, "s3://bucket", BLOCK_SIZE, lambda key: b"s3:" + key, root))
-        entry = self.snapshot.find(b"shard")
+        self.snapshot = Snapshot(
+            build_snapshot_file(objects, "s3://bucket", BLOCK_SIZE, lambda key: b"s3:" + key, root)
+        )
+        entry = self.snapshot.find_path(b"shard")
         assert entry is not None
         self.entry = entry.number
-        self.key = block_key(self.snapshot.file(self.entry)[1], 0)
+        self.key = block_key(self.snapshot.size_and_content(self.entry)[1], 0)
 
     async def read(self, wanted: ObjectRange, patience: object) -> bytes:
         self.fetched += 1
@@ -56,12 +58,12 @@ class Scene:
 
         async def run() -> int:
             threads = Threads()
-            fetcher = Fetcher(self.store.blocks, self.source, threads, FetchSlots(4, 1 << 30), ErrorLog(), 20)
-            watch = self.store.storage.watch
-            loader = EpochLoader(self.store.plan, watch, self.store.blocks, fetcher, threads, PlanRoom(1 << 30))
+            fetcher = Fetcher(self.store.blocks, self.source, threads, ConcurrencyLimiter(4, 1 << 30), ErrorLog(), 20)
+            watch = self.store.storage.presence_watch
+            loader = EpochLoader(self.store.plan, watch, self.store.blocks, fetcher, threads, PlanMemory(1 << 30))
             try:
                 wanted = SampleMap(kind="records", indexer="tfrecord", paths=[b"shard"])
-                return len(await asyncio.wait_for(loader.samples(self.snapshot, wanted), 30))
+                return len(await asyncio.wait_for(loader.load_samples(self.snapshot, wanted), 30))
             finally:
                 await fetcher.close()
                 threads.close()
@@ -74,7 +76,7 @@ def test_an_indexer_reads_in_its_own_thread(root: Path, monkeypatch: pytest.Monk
     with opened(store_config(root)) as store:
         read = store.blocks.read
 
-        def seen(key: bytes, location: Location) -> Any:
+        def seen(key: bytes, location: BlockLocation) -> Any:
             readers.append(threading.current_thread().name.split("_")[0])
             return read(key, location)
 
@@ -98,7 +100,7 @@ def test_a_block_that_is_evicted_or_damaged_before_it_is_indexed_is_fetched_agai
         read = store.blocks.read
         evicted = []
 
-        def too_late(key: bytes, location: Location) -> Any:
+        def too_late(key: bytes, location: BlockLocation) -> Any:
             if not evicted:
                 evicted.append(store.evict([key]))
             return read(key, location)

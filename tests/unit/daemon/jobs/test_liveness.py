@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from cachefs_daemon.jobs.liveness import Liveness
+from cachefs_daemon.jobs.liveness import PublisherLiveness
 from cachefs_daemon.jobs.owners import user_of
 from cachefs_daemon.runtime import pid_namespaces
 
@@ -16,22 +16,22 @@ OTHER = os.getuid() + 4711
 def test_only_a_process_of_ones_own_keeps_a_job(
     owner: int, lapsed: str, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pid_namespaces, "find", lambda pid, namespace: os.getpid())
-    liveness = Liveness(os.getpid(), 5, 0.0, 1 if is_elsewhere else 0, owner)
+    monkeypatch.setattr(pid_namespaces, "find_pid", lambda pid, namespace: os.getpid())
+    liveness = PublisherLiveness(os.getpid(), 5, 0.0, 1 if is_elsewhere else 0, owner)
     if is_elsewhere:
-        liveness.look()
-    assert liveness.lapsed(6.0) == lapsed
-    assert liveness.lapsed(4.0) == ""
-    assert (liveness.born is None) == bool(lapsed)
+        liveness.find_process()
+    assert liveness.end_reason(6.0) == lapsed
+    assert liveness.end_reason(4.0) == ""
+    assert (liveness.process_start is None) == bool(lapsed)
 
 
 def test_for_somebody_unknown_a_process_only_ends_a_job_sooner() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
-        liveness = Liveness(process.pid, 5, 0.0, owner=None)
-        assert liveness.lapsed(4.0) == ""
-        assert liveness.lapsed(6.0) == "no sign of life for 5 s"
+        liveness = PublisherLiveness(process.pid, 5, 0.0, owner=None)
+        assert liveness.end_reason(4.0) == ""
+        assert liveness.end_reason(6.0) == "no sign of life for 5 s"
         process.communicate()
-        assert liveness.lapsed(4.0) == f"its process {process.pid} is gone"
+        assert liveness.end_reason(4.0) == f"its process {process.pid} is gone"
 
 
 def test_whose_a_job_is_follows_from_its_name() -> None:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 from cachefs_daemon.jobs.consumer import Consumer
+from cachefs_daemon.jobs.job_files import POSITIONS_SUFFIX, PUBLICATION_SUFFIX, JobFiles, JobRecord
 from cachefs_daemon.jobs.persistence import JobPersistence
-from cachefs_daemon.jobs.records import PLACES, PUBLISHED, JobFiles, JobRecord
 from cachefs_daemon.jobs.registry import Job, JobRegistry
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.runtime.threads import Threads
@@ -23,14 +23,14 @@ class Running(JobRegistry):
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
-        self.unsaved: set[str] = set()
+        self.unsaved_jobs: set[str] = set()
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
 
     def set(self, name: str, source: str, state: JobState = JobState.RUNNING) -> None:
         self._jobs[name] = Job(name, source, state=state)
-        self.unsaved.add(name)
+        self.unsaved_jobs.add(name)
 
 
 class Interrupted(Threads):
@@ -79,17 +79,17 @@ def test_one_that_cannot_be_written_does_not_keep_the_others_waiting(tmp_path: P
     names = {"one", "two", "three"}
     for name in names:
         jobs.set(name, "")
-    first = next(iter(jobs.unsaved))
+    first = next(iter(jobs.unsaved_jobs))
     with closing(Threads()) as threads:
         persistence = JobPersistence(jobs, tmp_path, threads)
         virtual_time.run(persistence.save())
-        (tmp_path / "jobs" / f"{first}{PUBLISHED}").unlink()
-        (tmp_path / "jobs" / f"{first}{PUBLISHED}").mkdir()
+        (tmp_path / "jobs" / f"{first}{PUBLICATION_SUFFIX}").unlink()
+        (tmp_path / "jobs" / f"{first}{PUBLICATION_SUFFIX}").mkdir()
         for name in names:
             jobs.set(name, "again")
         with pytest.raises(CachefsError):
             virtual_time.run(persistence.save())
-        assert jobs.unsaved == {first}
+        assert jobs.unsaved_jobs == {first}
     assert {record.job for record, _ in JobFiles(tmp_path).load() if record.source == "again"} == names - {first}
 
 
@@ -111,12 +111,12 @@ def test_places_are_saved_though_a_job_cannot_be(tmp_path: Path) -> None:
     with closing(Threads()) as threads:
         persistence = JobPersistence(jobs, tmp_path, threads)
         virtual_time.run(persistence.save())
-        for suffix in (PUBLISHED, PLACES):
+        for suffix in (PUBLICATION_SUFFIX, POSITIONS_SUFFIX):
             (tmp_path / "jobs" / f"one{suffix}").unlink(missing_ok=True)
             (tmp_path / "jobs" / f"one{suffix}").mkdir()
         jobs.set("one", "again")
         [job] = [job for job in jobs if job.name == "two"]
-        job.consumers["0"] = cast(Consumer, SimpleNamespace(name="0", place=(1, 7)))
+        job.consumers["0"] = cast(Consumer, SimpleNamespace(name="0", epoch_position=(1, 7)))
         with pytest.raises(CachefsError):
             virtual_time.run(persistence.save())
     assert {record.job: places for record, places in JobFiles(tmp_path).load()} == {"two": {"0": (1, 7)}}

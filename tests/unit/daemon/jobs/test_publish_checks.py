@@ -2,14 +2,14 @@
 
 import pytest
 from cachefs_daemon.consumer_checks import consumer_name
-from cachefs_daemon.jobs.publish_checks import check
+from cachefs_daemon.jobs.publish_checks import check_publication
 from cachefs_daemon.sharing.sections import CONSUMERS, ConsumerFacts
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError
-from cachefs.job_messages import JobPublish, SampleMap
-from cachefs.mount.control_lines import Publish, read, understand
+from cachefs.job_messages import JobPublication, SampleMap
+from cachefs.mount.control_lines import PublishLine, decode_line, translate_line
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import KINDS, MAX_EPOCHS, MAX_SAMPLES, TORCH_LIMIT, SamplerSpec
 
@@ -30,12 +30,12 @@ from cachefs.planning.sequences.sampler_spec import KINDS, MAX_EPOCHS, MAX_SAMPL
 )
 def test_a_line_of_the_control_file_that_has_no_plan_is_refused(fields: str, said: str) -> None:
     line = f'{{"op": "publish", "job": "j", {fields}}}'.encode()
-    publish = read(line)
-    assert isinstance(publish, Publish)
-    request = understand(publish, {"tree": "snapshot"}).request
-    assert isinstance(request, JobPublish)
+    publish = decode_line(line)
+    assert isinstance(publish, PublishLine)
+    request = translate_line(publish, {"tree": "snapshot"}).request
+    assert isinstance(request, JobPublication)
     with pytest.raises(ConfigError) as refused:
-        check(request)
+        check_publication(request)
     assert str(refused.value).startswith("job j: ")
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -53,7 +53,7 @@ def test_a_line_of_the_control_file_that_has_no_plan_is_refused(fields: str, sai
 )
 def test_a_map_that_has_no_plan_is_refused(sample_map: SampleMap, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(JobPublish(job="j", dataset="d", map=sample_map))
+        check_publication(JobPublication(job="j", dataset="d", map=sample_map))
 
 
 _EDGES = [-(2**63), -1, 0, 1, 2, 2**32 - 1, 2**32, 2**63, 2**64 - 1, 2**64]
@@ -105,12 +105,12 @@ def test_each_epoch_of_a_sampler_that_is_not_refused_has_an_order(
 def test_what_a_daemon_takes_from_a_job_other_daemons_take_from_it(
     rank: int, world: int, workers: int, batch: int, prefetch: int, consumer: str, job: str
 ) -> None:
-    request = JobPublish(
+    request = JobPublication(
         job=job, dataset="d", consumer=consumer, rank=rank, world_size=world, workers=workers, batch_size=batch,
         prefetch=prefetch,
     )  # fmt: skip
     try:
-        check(request)
+        check_publication(request)
     except ConfigError:
         return
     facts = ConsumerFacts(

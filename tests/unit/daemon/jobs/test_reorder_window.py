@@ -6,20 +6,20 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from cachefs_daemon.jobs.consumer_reads import out_of_order
+from cachefs_daemon.jobs.consumer_reads import reorder_window
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.job_messages import JobPublish
+from cachefs.job_messages import JobPublication
 
 TRAINING = -1
 
 
 def window(workers: int, batch_size: int, prefetch: int) -> int:
     """The reorder window that the daemon counts with, in samples of one block each."""
-    request = JobPublish(job="j", dataset="d", workers=workers, batch_size=batch_size, prefetch=prefetch)
+    request = JobPublication(job="j", dataset="d", workers=workers, batch_size=batch_size, prefetch=prefetch)
     reads = SimpleNamespace(blocks=range(10), samples=10, ends=None)
-    return out_of_order(request, reads)[0]  # type: ignore[arg-type]
+    return reorder_window(request, reads)[0]  # type: ignore[arg-type]
 
 
 def widest(order: list[int]) -> int:

@@ -11,7 +11,7 @@ from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.shared_consumers import SharedConsumers
 from cachefs_daemon.sharing.sections import CONSUMERS, ConsumerFacts
 
-from cachefs.job_messages import JobPublish
+from cachefs.job_messages import JobPublication
 from tests import virtual_time
 from tests.sharing import SharingNode, sharing_nodes
 
@@ -20,12 +20,12 @@ class Reader:
     """As much of a consumer as other nodes are told."""
 
     def __init__(self, name: str, **more: Any) -> None:
-        self.request = JobPublish(job="train", dataset="data", consumer=name, **more)
+        self.request = JobPublication(job="train", dataset="data", consumer=name, **more)
         self.name, self.key = name, f"train/{name}#1"
         self.snapshot = SimpleNamespace(id="0" * 32)
         self.sample_map = TREE
         self.published_orders: dict[int, Any] = {}
-        self.place, self.rate = None, 0.0
+        self.epoch_position, self.rate = None, 0.0
         self.unshared: list[str] = []
 
     def note_unshared(self, why: str) -> None:
@@ -51,13 +51,13 @@ def test_a_consumer_is_encoded_when_something_of_it_is_new(monkeypatch: pytest.M
             one, two = Reader("0"), Reader("1")
             sharing = told(node, [one, two])
             for _ in range(5):
-                await sharing._tell()
+                await sharing._publish_changes()
             assert encoded == ["train/0", "train/1"]
             two.published_orders = {0: np.arange(7, dtype=np.uint32)}
             for _ in range(5):
-                await sharing._tell()
+                await sharing._publish_changes()
             assert encoded == ["train/0", "train/1", "train/1"]
-            facts = node.shared.own(CONSUMERS, "train/1")
+            facts = node.shared.own_value(CONSUMERS, "train/1")
             assert facts is not None
             assert [order.samples for order in facts.orders] == [7]
 
@@ -74,12 +74,12 @@ def test_what_others_would_not_take_is_logged_once_and_said_at_the_job(
             wrong = Reader("0", world_size=1 << 33)
             sharing = told(node, [wrong])
             for _ in range(20):
-                await sharing._tell()
+                await sharing._publish_changes()
             assert "world size" in wrong.unshared[-1]
-            wrong.request = JobPublish(job="train", dataset="data", consumer="0")
-            await sharing._tell()
+            wrong.request = JobPublication(job="train", dataset="data", consumer="0")
+            await sharing._publish_changes()
             assert wrong.unshared[-1] == ""
-            assert node.shared.says(CONSUMERS, "train/0")
+            assert node.shared.publishes(CONSUMERS, "train/0")
 
     with caplog.at_level(logging.WARNING):
         virtual_time.run(scenario())
@@ -92,7 +92,7 @@ def test_what_others_would_not_take_is_logged_once_and_said_at_the_job(
 def test_a_sample_map_that_is_too_large_is_said_once_and_at_the_job(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_consumers, "MOST_BLOB", 10)
+    monkeypatch.setattr(shared_consumers, "MAX_BLOB", 10)
 
     async def scenario() -> None:
         async with sharing_nodes(1) as (node,):
@@ -100,9 +100,9 @@ def test_a_sample_map_that_is_too_large_is_said_once_and_at_the_job(
             large.sample_map = shared_consumers.SampleMap(kind="files", entries=bytes(400))
             sharing = told(node, [large])
             for _ in range(5):
-                await sharing._tell()
+                await sharing._publish_changes()
             assert large.unshared[-1].startswith("its sample map has ")
-            assert not node.shared.says(CONSUMERS, "train/0")
+            assert not node.shared.publishes(CONSUMERS, "train/0")
 
     with caplog.at_level(logging.WARNING):
         virtual_time.run(scenario())

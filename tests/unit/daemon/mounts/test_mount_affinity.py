@@ -2,43 +2,43 @@
 
 from cachefs_daemon.mounts.mount_affinity import MountAffinity
 
-from cachefs.planning.pagecache.lookahead import Reader
+from cachefs.planning.pagecache.push_lookahead import PushReader
 
 
 def test_nobody_knows_from_a_read_or_two() -> None:
     read = MountAffinity()
-    read.note("m", {"c": 1})
+    read.note_reads("m", {"c": 1})
     assert read.mounts_of("c") == frozenset()
 
 
 def test_several_mounts_of_a_loader_count() -> None:
     read = MountAffinity()
     for _ in range(100):
-        read.note("a", {"c": 10})
-        read.note("b", {"c": 30})
+        read.note_reads("a", {"c": 10})
+        read.note_reads("b", {"c": 30})
     assert read.mounts_of("c") == {"a", "b"}
 
 
 def test_reads_that_fit_by_chance_do_not() -> None:
     read = MountAffinity()
     for _ in range(100):
-        read.note("mine", {"c": 60})
-        read.note("a neighbour's", {"c": 1})
+        read.note_reads("mine", {"c": 60})
+        read.note_reads("a neighbour's", {"c": 1})
     assert read.mounts_of("c") == {"mine"}
 
 
 def test_who_goes_on_through_another_mount_is_found_there() -> None:
     read = MountAffinity()
-    read.note("old", {"c": 100_000})
+    read.note_reads("old", {"c": 100_000})
     for _ in range(20):
-        read.note("new", {"c": 64})
+        read.note_reads("new", {"c": 64})
     assert read.mounts_of("c") == {"new"}
 
 
 def test_each_consumer_has_its_own_and_those_that_ended_are_forgotten() -> None:
     read = MountAffinity()
-    read.note("a", {"one": 100, "two": 0})
-    read.note("b", {"two": 100})
+    read.note_reads("a", {"one": 100, "two": 0})
+    read.note_reads("b", {"two": 100})
     assert (read.mounts_of("one"), read.mounts_of("two")) == ({"a"}, {"b"})
     read.forget_others({"two"})
     assert (read.mounts_of("one"), read.mounts_of("two")) == (frozenset(), {"b"})
@@ -46,13 +46,13 @@ def test_each_consumer_has_its_own_and_those_that_ended_are_forgotten() -> None:
 
 def test_who_reads_through_other_mounts_is_no_audience_here() -> None:
     read = MountAffinity()
-    read.note("here", {"one": 100})
-    read.note("there", {"two": 100, "three": 100})
+    read.note_reads("here", {"one": 100})
+    read.note_reads("there", {"two": 100, "three": 100})
     one, two, three, unknown = (
-        Reader(key, snapshot, 0, 0, 0)
+        PushReader(key, snapshot, 0, 0, 0)
         for key, snapshot in (("one", "a"), ("two", "a"), ("three", "b"), ("unknown", "c"))
     )
-    audience = read.audience("here", [one, two, three, unknown])
-    assert (audience.here, audience.elsewhere) == ([one, unknown], {"b"})
-    audience = read.audience("there", [one, two, three, unknown])
-    assert (audience.here, audience.elsewhere) == ([two, three, unknown], frozenset())
+    audience = read.consumers_of("here", [one, two, three, unknown])
+    assert (audience.readers, audience.read_elsewhere) == ([one, unknown], {"b"})
+    audience = read.consumers_of("there", [one, two, three, unknown])
+    assert (audience.readers, audience.read_elsewhere) == ([two, three, unknown], frozenset())

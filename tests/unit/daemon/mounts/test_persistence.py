@@ -14,7 +14,7 @@ from cachefs_daemon.datasets.records import SnapshotRecord
 from cachefs_daemon.mounts.persistence import FILE_NAME, MountPersistence
 from cachefs_daemon.mounts.registry import MountRecord, MountRegistry
 from cachefs_daemon.runtime import autosave as keeping
-from cachefs_daemon.runtime.boot_clock import Moment, birth_of
+from cachefs_daemon.runtime.boot_clock import BootMoment, birth_of
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.messages import MountReport
@@ -31,11 +31,11 @@ def threads() -> Iterator[Threads]:
 def reported(*pids: int) -> MountRegistry:
     mounts = MountRegistry()
     for pid in pids:
-        mounts.report(MountReport(id=f"m{pid}", mountpoint=f"/nowhere/{pid}", spec="images", pid=pid))
+        mounts.add_report(MountReport(id=f"m{pid}", mountpoint=f"/nowhere/{pid}", spec="images", pid=pid))
     return mounts
 
 
-def own_birth() -> Moment:
+def own_birth() -> BootMoment:
     born = birth_of(os.getpid())
     assert born is not None
     return born
@@ -57,10 +57,10 @@ def test_mounts_whose_process_lives_are_known_again(tmp_path: Path, threads: Thr
         sleeping.kill()
     mounts = restored(tmp_path, threads)
     assert [(view.mountpoint, view.alive) for view in mounts.views()] == [(f"/nowhere/{os.getpid()}", True)]
-    assert mounts.using("images") is not None
+    assert mounts.mount_of("images") is not None
     born = own_birth()
-    assert mounts.may_use(SnapshotRecord("3f9c", born.seconds + 1, born.boot))
-    assert not mounts.may_use(SnapshotRecord("3f9c", 1.0, born.boot))
+    assert mounts.may_read(SnapshotRecord("3f9c", born.seconds + 1, born.boot))
+    assert not mounts.may_read(SnapshotRecord("3f9c", 1.0, born.boot))
     save(mounts, tmp_path, threads)
     assert [record.pid for record in records(tmp_path)] == [os.getpid()]
 
@@ -78,7 +78,7 @@ def test_counters_begin_with_the_first_report(tmp_path: Path, threads: Threads) 
     counters = {"hits_memory": 7}
     known = mounts.views()[0]
     for closing in (False, True):
-        mounts.report(MountReport(known.id, known.mountpoint, known.spec, known.pid, counters, closing=closing))
+        mounts.add_report(MountReport(known.id, known.mountpoint, known.spec, known.pid, counters, closing=closing))
         assert mounts.counters() == counters
     assert mounts.views() == []
 
@@ -88,10 +88,10 @@ def test_the_file_follows_what_comes_and_goes(tmp_path: Path, threads: Threads) 
     save(mounts, tmp_path, threads)
     path = tmp_path / FILE_NAME
     written = path.stat().st_ino
-    mounts.report(MountReport(id=f"m{os.getpid()}", mountpoint="/nowhere", spec="images", pid=os.getpid()))
+    mounts.add_report(MountReport(id=f"m{os.getpid()}", mountpoint="/nowhere", spec="images", pid=os.getpid()))
     save(mounts, tmp_path, threads)
     assert path.stat().st_ino == written
-    mounts.report(MountReport(f"m{os.getpid()}", "/nowhere", "images", os.getpid(), closing=True))
+    mounts.add_report(MountReport(f"m{os.getpid()}", "/nowhere", "images", os.getpid(), closing=True))
     save(mounts, tmp_path, threads)
     assert records(tmp_path) == []
     assert os.listdir(tmp_path) == [FILE_NAME]
@@ -135,7 +135,7 @@ class FullDisk(Threads):
 def test_a_full_disk_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SECONDS", "PAUSE_SECONDS"):
+    for name in ("SAVE_SECONDS", "PAUSE_SECONDS"):
         monkeypatch.setattr(keeping, name, 0.0)
 
     async def run() -> None:

@@ -20,16 +20,16 @@ def test_a_token_is_found_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch)
 
     async def work() -> None:
         monkeypatch.setattr(bearer, "RENEW_SECONDS", 1e9)
-        tokens = bearer.Bearer(find)
+        tokens = bearer.BearerTokens(find)
         first, other = await asyncio.gather(tokens.headers(), tokens.headers())
         assert first == other == {"Authorization": "Bearer token-0"}
-        assert not tokens.refused(first)  # it was found just now
+        assert not tokens.handle_refusal(first)  # it was found just now
         monkeypatch.setattr(bearer, "RENEW_SECONDS", 0)
-        assert tokens.refused(first)
+        assert tokens.handle_refusal(first)
         second = await tokens.headers()
         monkeypatch.setattr(bearer, "RENEW_SECONDS", 1e9)
-        assert tokens.refused(first)  # whoever sent the first one finds the second
-        assert not tokens.refused(second)
+        assert tokens.handle_refusal(first)  # whoever sent the first one finds the second
+        assert not tokens.handle_refusal(second)
         assert found == ["token-0", "token-1"]
 
     virtual_time.run(work())
@@ -38,7 +38,7 @@ def test_a_token_is_found_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch)
 def test_a_token_is_not_used_at_its_end() -> None:
     async def work() -> None:
         ends = iter([time.time() + 30, time.time() + 3600])
-        tokens = bearer.Bearer(lambda: bearer.Token("t", next(ends)))
+        tokens = bearer.BearerTokens(lambda: bearer.Token("t", next(ends)))
         for _ in range(3):
             await tokens.headers()
         assert list(ends) == []
@@ -60,15 +60,15 @@ def test_a_token_that_is_still_good_is_used_while_no_other_is_found(monkeypatch:
     finds = iter([lambda: bearer.Token("t", time.time() + bearer._MARGIN - 1), refuse, hang])
 
     async def work() -> None:
-        monkeypatch.setattr(bearer, "PATIENCE_SECONDS", 0.01)
-        tokens = bearer.Bearer(lambda: next(finds)())
+        monkeypatch.setattr(bearer, "RENEWAL_WAIT_SECONDS", 0.01)
+        tokens = bearer.BearerTokens(lambda: next(finds)())
         try:
             while not searching.is_set():  # found, refused, and a third search, which hangs
                 assert await tokens.headers() == {"Authorization": "Bearer t"}
             assert await tokens.headers() == {"Authorization": "Bearer t"}  # does not wait for that
         finally:
             hanging.set()
-        monkeypatch.setattr(bearer, "PATIENCE_SECONDS", 30)
+        monkeypatch.setattr(bearer, "RENEWAL_WAIT_SECONDS", 30)
         assert await tokens.headers() == {"Authorization": "Bearer late"}
 
     asyncio.run(work())  # a real thread hangs
@@ -83,7 +83,7 @@ def test_a_token_that_has_ended_is_not_used_where_no_other_is_found() -> None:
         raise OriginAccessDenied("no")
 
     async def work() -> None:
-        tokens = bearer.Bearer(find)
+        tokens = bearer.BearerTokens(find)
         await tokens.headers()
         with pytest.raises(OriginAccessDenied):
             await tokens.headers()

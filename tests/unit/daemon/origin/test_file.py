@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cachefs_daemon.origin import file_version
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
@@ -43,7 +43,7 @@ def read(url: str, found: ListedObject, offset: int, length: int, deadline: floa
     async def once() -> bytes:
         origin = opened(url, **settings)
         try:
-            return bytes(await origin.read(part_of(found, offset, length), Patience.of(deadline)))
+            return bytes(await origin.read(part_of(found, offset, length), Deadline.after(deadline)))
         finally:
             await origin.close()
 
@@ -274,9 +274,9 @@ def test_a_root_that_comes_back_within_the_deadline_is_read(tmp_path: Path) -> N
     root.rename(tmp_path / "moved")
 
     async def scene() -> bytes:
-        origin, patience = opened(f"file://{root}"), Patience.of(30)
+        origin, patience = opened(f"file://{root}"), Deadline.after(30)
         reading = asyncio.create_task(origin.read(part_of(found, 0, 1), patience))
-        await until_async(lambda: patience.trouble)
+        await until_async(lambda: patience.last_error)
         (tmp_path / "moved").rename(root)
         return bytes(await reading)
 

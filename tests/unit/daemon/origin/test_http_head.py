@@ -1,5 +1,5 @@
 import pytest
-from cachefs_daemon.origin.http_head import MOST_LINES, Malformed, parse_head
+from cachefs_daemon.origin.http_head import MAX_HEADER_LINES, MalformedHead, parse_head
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,11 +64,11 @@ def test_the_length_of_a_body(lines: list[str], length: int | None, last: bool) 
         head("X: a\0b"),
         head("X\0: a"),
         head("", "X: a"),
-        head(*["X: a"] * (MOST_LINES + 1)),
+        head(*["X: a"] * (MAX_HEADER_LINES + 1)),
     ],
 )
 def test_what_may_be_read_differently_is_refused(text: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedHead):
         parse_head(text)
 
 
@@ -85,7 +85,7 @@ def test_nothing_else_than_a_refusal_comes_of_anything(tail: bytes) -> None:
     for text in (tail, b"HTTP/1.1 200 OK\r\n" + tail):
         try:
             found = parse_head(text)
-        except Malformed:
+        except MalformedHead:
             continue
         # Put together again, what was read is the same: there is one way to read it.
         lines = [b"HTTP/1.1 %d" % found.status, *(b"%b: %b" % item for item in found.headers.items())]

@@ -13,10 +13,10 @@ import pytest
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, SSLError
 from cachefs_daemon.origin import http_connection
 from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutOff, Silent
-from cachefs_daemon.origin.http_head import MOST_BYTES, Malformed
-from cachefs_daemon.origin.http_pool import HttpPool, Server
-from cachefs_daemon.origin.http_tls import Tls
+from cachefs_daemon.origin.http_connection import ClosedWithoutResponse, HttpResponse, IncompleteResponse, ReadTimeout
+from cachefs_daemon.origin.http_head import MAX_HEAD_BYTES, MalformedHead
+from cachefs_daemon.origin.http_pool import HttpPool, ServerAddress
+from cachefs_daemon.origin.http_tls import ClientTls
 from cachefs_tools.lab.ports import free_port
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,8 +41,8 @@ def play(script: Script, scene: Scene, *, verify: str | None = None, limits: Ori
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(CERTIFICATE)
         async with scripted(script, tls) as server:
-            where = Server("localhost" if tls else "127.0.0.1", server.port, tls is not None)
-            pool = HttpPool(where, limits or OriginSettings(), Tls(verify or True))
+            where = ServerAddress("localhost" if tls else "127.0.0.1", server.port, tls is not None)
+            pool = HttpPool(where, limits or OriginSettings(), ClientTls(verify or True))
             try:
                 await scene(server, pool)
             finally:
@@ -55,8 +55,8 @@ def always(*pieces: bytes) -> Script:
     return lambda request: pieces
 
 
-async def ask(pool: HttpPool, room: int = 200) -> Answer:
-    return await asyncio.wait_for(pool.ask(b"GET / HTTP/1.1\r\n\r\n", room), 20)
+async def ask(pool: HttpPool, room: int = 200) -> HttpResponse:
+    return await asyncio.wait_for(pool.send_request(b"GET / HTTP/1.1\r\n\r\n", room), 20)
 
 
 def test_a_connection_is_used_again_and_answers_stay_as_they_are() -> None:
@@ -94,7 +94,7 @@ def test_cut_at_any_byte_an_answer_is_an_error() -> None:
 
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         for cut in range(len(ANSWER)):
-            with pytest.raises(CutOff if cut else ClosedUnanswered):
+            with pytest.raises(IncompleteResponse if cut else ClosedWithoutResponse):
                 await ask(pool)
         assert server.connections == len(ANSWER)
 
@@ -122,7 +122,7 @@ def test_of_anything_else_comes_an_error_or_what_was_promised(noise: bytes, begi
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         try:
             found = await ask(pool)
-        except (Malformed, CutOff, ClosedUnanswered):
+        except (MalformedHead, IncompleteResponse, ClosedWithoutResponse):
             return
         assert found.body is None or len(found.body) == found.head.length
 
@@ -132,14 +132,14 @@ def test_of_anything_else_comes_an_error_or_what_was_promised(noise: bytes, begi
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (ANSWER + b"x", CutOff),
-        (ANSWER + ANSWER, CutOff),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", Malformed),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nX: a\r\n b\r\n\r\na", Malformed),
-        (b"HTTP/1.1 200 OK\nContent-Length: 1\n\na\r\n\r\n", Malformed),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * MOST_BYTES, Malformed),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 400, Malformed),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", Malformed),
+        (ANSWER + b"x", IncompleteResponse),
+        (ANSWER + ANSWER, IncompleteResponse),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", MalformedHead),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nX: a\r\n b\r\n\r\na", MalformedHead),
+        (b"HTTP/1.1 200 OK\nContent-Length: 1\n\na\r\n\r\n", MalformedHead),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * MAX_HEAD_BYTES, MalformedHead),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 400, MalformedHead),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", MalformedHead),
     ],
     ids=["surplus", "two answers", "two lengths", "folded", "bare LF", "large", "interim for ever", "not HTTP"],
 )
@@ -186,7 +186,7 @@ def test_reset_at_any_byte_an_answer_is_an_error_and_with_its_last_byte_it_is_wh
 
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         for _ in sent[:-1]:
-            with pytest.raises((CutOff, ClosedUnanswered)):
+            with pytest.raises((IncompleteResponse, ClosedWithoutResponse)):
                 await ask(pool)
         assert (await ask(pool)).body == BODY
         assert server.connections == len(sent)
@@ -211,7 +211,7 @@ def test_an_answer_that_comes_byte_by_byte_is_waited_for_and_given_up_without_a_
         await until_async(lambda: len(server.requests) == 2)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asking, 0.05)
-        assert not pool._free
+        assert not pool._idle_connections
         server.drop_all()
         server.pause = 0.0
         assert (await ask(pool)).body == BODY
@@ -232,11 +232,11 @@ def test_one_who_has_waited_for_a_connection_that_is_just_closed_gets_another() 
 
 def test_a_connection_that_was_used_is_named() -> None:
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
-        assert (await ask(pool)).used is None
+        assert (await ask(pool)).reused_connection is None
         again = await ask(pool)
-        assert again.used is not None
-        again.used.abort()
-        assert (await ask(pool)).used is None
+        assert again.reused_connection is not None
+        again.reused_connection.abort()
+        assert (await ask(pool)).reused_connection is None
         assert server.connections == 2
 
     play(always(ANSWER), scene)
@@ -249,7 +249,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced_once() -> Non
         await ask(pool)
         assert (await ask(pool)).body == BODY
         assert (server.connections, len(server.requests)) == (2, 3)
-        with pytest.raises(ClosedUnanswered):
+        with pytest.raises(ClosedWithoutResponse):
             await ask(pool)
         assert (server.connections, len(server.requests)) == (3, 5)
 
@@ -295,7 +295,7 @@ def test_who_stops_waiting_leaves_no_connection_behind() -> None:
 def test_a_silent_server_is_waited_for_so_long() -> None:
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         for _ in range(2):
-            with pytest.raises(Silent):
+            with pytest.raises(ReadTimeout):
                 await ask(pool)
         assert server.connections == 2
 
@@ -308,29 +308,29 @@ def test_what_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         await ask(pool)
         await until_async(lambda: not server.open)
-        assert not pool._all
+        assert not pool._connections
 
     play(always(ANSWER), scene)
 
 
 def test_there_are_as_many_connections_as_allowed_and_whoever_waits_gets_one() -> None:
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
-        asking = [asyncio.create_task(pool.ask(b"GET / HTTP/1.1\r\n\r\n", 200)) for _ in range(50)]
+        asking = [asyncio.create_task(pool.send_request(b"GET / HTTP/1.1\r\n\r\n", 200)) for _ in range(50)]
         await until_async(lambda: len(server.requests) > 1)
         cancelled = sum(one.cancel() for one in asking[::3])
         found = await asyncio.gather(*asking, return_exceptions=True)
-        assert sum(isinstance(one, Answer) for one in found) == 50 - cancelled
-        assert len(pool._all) <= 2
+        assert sum(isinstance(one, HttpResponse) for one in found) == 50 - cancelled
+        assert len(pool._connections) <= 2
 
     play(always(ANSWER[:100], ANSWER[100:]), scene, limits=OriginSettings(max_connections=2))
 
 
 def test_nobody_there() -> None:
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
-        nobody = HttpPool(Server("127.0.0.1", free_port(), False), OriginSettings(), Tls(True))
+        nobody = HttpPool(ServerAddress("127.0.0.1", free_port(), False), OriginSettings(), ClientTls(True))
         with pytest.raises(EndpointConnectionError):
             await ask(nobody)
-        unnamed = HttpPool(Server("no-such-name.invalid", 80, False), OriginSettings(), Tls(True))
+        unnamed = HttpPool(ServerAddress("no-such-name.invalid", 80, False), OriginSettings(), ClientTls(True))
         with pytest.raises((EndpointConnectionError, ConnectTimeoutError)):
             await ask(unnamed)
 
@@ -363,9 +363,9 @@ def test_of_several_addresses_one_may_be_dead(dead: str, monkeypatch: pytest.Mon
 def test_a_server_with_an_address_of_ipv6() -> None:
     async def run() -> None:
         async with scripted(always(ANSWER), host="::1") as server:
-            where = Server("::1", server.port, False)
+            where = ServerAddress("::1", server.port, False)
             assert where.url == f"http://[::1]:{server.port}"
-            pool = HttpPool(where, OriginSettings(), Tls(True))
+            pool = HttpPool(where, OriginSettings(), ClientTls(True))
             assert (await ask(pool)).body == BODY
             pool.close()
 
@@ -376,11 +376,11 @@ def test_a_server_that_does_not_answer_a_tls_handshake_is_given_up() -> None:
     async def run() -> None:
         async with scripted(always(ANSWER)) as server:
             limits = OriginSettings(connect_timeout=0.05)
-            pool = HttpPool(Server("127.0.0.1", server.port, True), limits, Tls(True))
+            pool = HttpPool(ServerAddress("127.0.0.1", server.port, True), limits, ClientTls(True))
             with pytest.raises(ConnectTimeoutError):
                 await ask(pool)
             await until_async(lambda: not server.open)
-            assert (pool._all, pool._coming) == (set(), 0)
+            assert (pool._connections, pool._opening_count) == (set(), 0)
 
     virtual_time.run(run())
 
@@ -406,7 +406,7 @@ def test_tls_with_a_session_that_goes_on() -> None:
         for _ in range(3):
             assert (await ask(pool)).body == BODY
             server.drop_all()
-            await until_async(lambda: not server.open and not pool._free)
+            await until_async(lambda: not server.open and not pool._idle_connections)
         assert (server.connections, server.resumed) == (3, 2)
 
     play(always(ANSWER), scene, verify=str(CERTIFICATE))

@@ -6,14 +6,14 @@ import pytest
 from cachefs_daemon.origin.az_codes import AZURE
 from cachefs_daemon.origin.gs_codes import GOOGLE
 from cachefs_daemon.origin.hf_codes import HUB
-from cachefs_daemon.origin.refusals import ErrorTable, Meaning, Refusal, words_in
-from cachefs_daemon.origin.s3_answer import Place
+from cachefs_daemon.origin.refusals import ErrorMeaning, ErrorTable, Refusal, parse_error_body
 from cachefs_daemon.origin.s3_codes import S3
-from cachefs_daemon.origin.s3_errors import judge, refusal
+from cachefs_daemon.origin.s3_errors import client_error_of, judge_error
+from cachefs_daemon.origin.s3_response import S3Target
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import Trouble
-from cachefs.troubles import cause_of, way_out, words
+from cachefs.trouble_texts import cause_of_errno, describe_trouble, remedy
 
 TABLES = {"s3": S3, "gs": GOOGLE, "az": AZURE, "hf": HUB}
 WORDS = {
@@ -210,29 +210,29 @@ def test_a_code_that_is_not_known_is_judged_by_its_status(store: str, status: in
     ],
 )  # fmt: skip
 def test_the_words_of_each_kind_of_store_are_found(body: bytes, code: str, message: str) -> None:
-    assert words_in(body) == (code, message)
+    assert parse_error_body(body) == (code, message)
 
 
 def test_the_words_of_a_server_are_one_bounded_line_and_no_control_characters() -> None:
-    said = str(Refusal.of(403, "A" * 500, "\x1b[31mred\nRequestId:b5\n" + "x" * 9000, None))
+    said = str(Refusal.from_response(403, "A" * 500, "\x1b[31mred\nRequestId:b5\n" + "x" * 9000, None))
     assert said == f"403 {'A' * 79}…: [31mred"
-    assert len(str(Refusal.of(403, "A", "x" * 9000, None))) < 320
-    assert str(Refusal.of(403, "403", "403", None)) == "403"
+    assert len(str(Refusal.from_response(403, "A", "x" * 9000, None))) < 320
+    assert str(Refusal.from_response(403, "403", "403", None)) == "403"
 
 
 def test_a_refusal_without_words_of_the_bucket_names_requester_pays_until_it_is_set() -> None:
     body = b"<Error><Code>AccessDenied</Code><Message>no identity-based policy allows it</Message></Error>"
-    failure = judge(refusal(403, {}, body), Place("b", "k", "AWS"))
+    failure = judge_error(client_error_of(403, {}, body), S3Target("b", "k", "AWS"))
     assert "no identity-based policy allows it" in str(failure.error)
     assert "--requester-pays" in str(failure.error)
-    failure = judge(refusal(403, {}, body), Place("b", "k", "AWS", requester_pays=True))
+    failure = judge_error(client_error_of(403, {}, body), S3Target("b", "k", "AWS", requester_pays=True))
     assert "--requester-pays" not in str(failure.error)
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row.cause)
-def test_a_trouble_names_the_way_out_of_its_refusal_and_no_other(row: Meaning) -> None:
-    error = row.failure(WORDS).error
-    trouble = Trouble(cause_of(error.errno), "pets", 0.0, 1.0, str(error), failed=3)
-    assert row.way_out
-    assert row.way_out.format_map(WORDS) in words(trouble, 2.0)
-    assert way_out(trouble) == "do what the reason names, then try it with `cachectl doctor pets`"
+def test_a_trouble_names_the_way_out_of_its_refusal_and_no_other(row: ErrorMeaning) -> None:
+    error = row.make_failure(WORDS).error
+    trouble = Trouble(cause_of_errno(error.errno), "pets", 0.0, 1.0, str(error), failed=3)
+    assert row.remedy
+    assert row.remedy.format_map(WORDS) in describe_trouble(trouble, 2.0)
+    assert remedy(trouble) == "do what the reason names, then try it with `cachectl doctor pets`"

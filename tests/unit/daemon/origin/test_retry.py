@@ -3,8 +3,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from cachefs_daemon.origin import retry
-from cachefs_daemon.origin.patience import Patience
-from cachefs_daemon.origin.retry import Failure, retrying
+from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.retry import Failure, run_with_retries
 
 from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 from tests import virtual_time
@@ -34,7 +34,7 @@ def judge(error: Exception) -> Failure:
 
 def run(work: Callable[[], Awaitable[str]], deadline: float = 30) -> str:
     async def once() -> str:
-        return await retrying(work, judge, "the thing", Patience.of(deadline))
+        return await run_with_retries(work, judge, "the thing", Deadline.after(deadline))
 
     return virtual_time.run(once())
 
@@ -62,7 +62,7 @@ def test_not_their_number_but_the_time_bounds_attempts_and_the_last_error_is_rai
 def test_what_still_fails_after_some_time_may_be_given_up() -> None:
     async def once() -> str:
         now = asyncio.get_running_loop().time()
-        return await retrying(work, judge, "the thing", Patience(now + 30), give_up=now)
+        return await run_with_retries(work, judge, "the thing", Deadline(now + 30), give_up_at=now)
 
     work = Flaky(OSError("refused"))
     with pytest.raises(OriginUnavailable, match="refused"):
@@ -72,13 +72,13 @@ def test_what_still_fails_after_some_time_may_be_given_up() -> None:
 
 def test_patience_that_grows_lets_an_attempt_go_on() -> None:
     async def once() -> tuple[str, bool]:
-        patience, answer = Patience.of(0.05), asyncio.Event()
+        patience, answer = Deadline.after(0.05), asyncio.Event()
 
         async def work() -> str:
             await answer.wait()
             return "done"
 
-        task = asyncio.create_task(retrying(work, judge, "the thing", patience))
+        task = asyncio.create_task(run_with_retries(work, judge, "the thing", patience))
         await asyncio.sleep(0)
         assert patience.extend(asyncio.get_running_loop().time() + 30)
         await asyncio.sleep(0.1)
@@ -90,7 +90,7 @@ def test_patience_that_grows_lets_an_attempt_go_on() -> None:
 
 def test_patience_that_has_ended_does_not_grow() -> None:
     async def once() -> bool:
-        patience = Patience.of(0)
+        patience = Deadline.after(0)
         with patience.enforced():
             return patience.extend(asyncio.get_running_loop().time() + 30)
 

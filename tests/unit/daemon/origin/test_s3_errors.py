@@ -4,15 +4,15 @@ import ssl
 
 import pytest
 from botocore.exceptions import SSLError
-from cachefs_daemon.origin.s3_answer import Place
-from cachefs_daemon.origin.s3_errors import judge, refusal
+from cachefs_daemon.origin.s3_errors import client_error_of, judge_error
+from cachefs_daemon.origin.s3_response import S3Target
 
 from cachefs.errors import OriginAccessDenied, OriginUnavailable
 
 
 def test_a_server_that_takes_signed_requests_only_is_told_so() -> None:
     body = b"<Error><Code>UnsupportedAlgorithm</Code><Message>no</Message></Error>"
-    failure = judge(refusal(400, {}, body), Place("bucket", "", "http://server"))
+    failure = judge_error(client_error_of(400, {}, body), S3Target("bucket", "", "http://server"))
     assert isinstance(failure.error, OriginAccessDenied)
     assert not failure.transient
     assert "leave out --anonymous" in str(failure.error)
@@ -28,7 +28,7 @@ def test_a_server_that_takes_signed_requests_only_is_told_so() -> None:
 def test_failed_tls_says_how_a_private_authority_is_trusted_and_no_url_twice(error: OSError, told: str) -> None:
     wrapped = SSLError(endpoint_url="https://server/bucket/key?X-Amz-Signature=1", error=error)
     for given in (error, wrapped):
-        failure = judge(given, Place("bucket", "key", "https://server"))
+        failure = judge_error(given, S3Target("bucket", "key", "https://server"))
         assert isinstance(failure.error, OriginUnavailable)
         assert told in str(failure.error)
         assert "X-Amz-Signature" not in str(failure.error)
@@ -36,10 +36,10 @@ def test_failed_tls_says_how_a_private_authority_is_trusted_and_no_url_twice(err
 
 
 def test_a_status_is_not_said_twice_and_has_a_way_out() -> None:
-    said = str(judge(refusal(400, {}, b""), Place("bucket", "key", "http://server")).error)
+    said = str(judge_error(client_error_of(400, {}, b""), S3Target("bucket", "key", "http://server")).error)
     assert "400 400" not in said
     assert "endpoint is no S3 server" in said
-    said = str(judge(refusal(405, {}, b""), Place("bucket", "key", "http://server")).error)
+    said = str(judge_error(client_error_of(405, {}, b""), S3Target("bucket", "key", "http://server")).error)
     assert "(405: Method Not Allowed);" in said
-    said = str(judge(refusal(500, {}, b""), Place("bucket", "key", "http://server")).error)
+    said = str(judge_error(client_error_of(500, {}, b""), S3Target("bucket", "key", "http://server")).error)
     assert "(500: Internal Server Error)" in said

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from cachefs_daemon.origin import s3_listing
 from cachefs_daemon.origin.base import OriginSettings, open_origin
-from cachefs_daemon.origin.key_ranges import EVERYTHING, KeyRange, ListingPlace, Seam
-from cachefs_daemon.origin.s3_answer import BrokenAnswer
+from cachefs_daemon.origin.key_ranges import EVERYTHING, KeyRange, ListingCheckpoint, RangeCut
 from cachefs_daemon.origin.s3_listing import list_bucket
-from cachefs_daemon.origin.s3_page import Page
+from cachefs_daemon.origin.s3_page import ListingPage
+from cachefs_daemon.origin.s3_response import BrokenS3Response
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +44,7 @@ class Bucket:
         self.repeats = repeats
         self.requests: list[dict[str, Any]] = []
 
-    async def fetch(self, **query: Any) -> Page:
+    async def fetch(self, **query: Any) -> ListingPage:
         self.requests.append(query)
         begin = 0
         if "StartAfter" in query and self.ignores != "StartAfter":
@@ -57,14 +57,14 @@ class Bucket:
         most = min(self.page_size, query.get("MaxKeys", self.page_size))
         *page, more = *itertools.islice(prefixed, most), next(prefixed, None)
         objects = [ListedObject(key.removeprefix("p/").encode(), 1, 0, b"") for key in page]
-        return Page(objects, page[-1] if more is not None else None)
+        return ListingPage(objects, page[-1] if more is not None else None)
 
 
 def listing(bucket: Bucket) -> list[str]:
-    return interrupted_listing(bucket, ListingPlace(), 1 << 30)
+    return interrupted_listing(bucket, ListingCheckpoint(), 1 << 30)
 
 
-def interrupted_listing(bucket: Bucket, place: ListingPlace, batches: int) -> list[str]:
+def interrupted_listing(bucket: Bucket, place: ListingCheckpoint, batches: int) -> list[str]:
     """The keys in so many batches of a listing that begins at *place*."""
 
     async def collect() -> list[str]:
@@ -109,11 +109,11 @@ def test_a_listing_that_is_interrupted_at_any_page_goes_on_there(keys: set[str],
     keys = set(filter(encodable, keys))
     found: list[str] = []
     left: list[KeyRange] | None = [EVERYTHING]
-    seams: list[Seam] = []
+    seams: list[RangeCut] = []
     while left:
-        place = ListingPlace(left, seams)
+        place = ListingCheckpoint(left, seams)
         found += interrupted_listing(Bucket(keys, page_size), place, batches)
-        left, seams = place.left, place.seams
+        left, seams = place.remaining_ranges, place.unverified_cuts
     assert sorted(found) == sorted(keys)
 
 
@@ -121,7 +121,7 @@ def test_a_listing_that_is_interrupted_at_any_page_goes_on_there(keys: set[str],
 def test_it_does_not_matter_where_keys_are_cut(keys: set[str], at: set[str], page_size: int) -> None:
     keys = set(filter(encodable, keys))
     bounds = [b"", *sorted(one.encode() for one in at if one), None]
-    place = ListingPlace([KeyRange(after or b"", until) for after, until in pairwise(bounds)])
+    place = ListingCheckpoint([KeyRange(after or b"", until) for after, until in pairwise(bounds)])
     assert sorted(interrupted_listing(Bucket(keys, page_size), place, 1 << 30)) == sorted(keys)
 
 
@@ -161,7 +161,7 @@ def test_keys_that_come_and_go_disturb_no_others(
     bucket = Bucket(keys, page_size)
     fetch = bucket.fetch
 
-    async def changing(**query: Any) -> Page:
+    async def changing(**query: Any) -> ListingPage:
         bucket.keys = sorted(keys | set(passing[: numbers.randint(0, len(passing))]), key=str.encode)
         return await fetch(**query)
 
@@ -181,10 +181,10 @@ def test_keys_that_no_part_would_list_are_not_lost() -> None:
 def test_what_was_cut_before_an_interruption_is_looked_at_after_it(batches: int) -> None:
     """As above, and the listing goes on in another process."""
     keys = {f"p/{start}{number:03}X" for start, many in (("0", 200), ("a", 20), ("y", 20)) for number in range(many)}
-    bucket, place = Bucket(keys, 10, order=str.lower), ListingPlace()
+    bucket, place = Bucket(keys, 10, order=str.lower), ListingCheckpoint()
     found = interrupted_listing(bucket, place, batches)
-    if place.left is not None:  # else everything is listed anew in any case
-        found += interrupted_listing(bucket, ListingPlace(place.left, place.seams), 1 << 30)
+    if place.remaining_ranges is not None:  # else everything is listed anew in any case
+        found += interrupted_listing(bucket, ListingCheckpoint(place.remaining_ranges, place.unverified_cuts), 1 << 30)
         assert set(found) == keys
 
 
@@ -212,7 +212,7 @@ def test_an_error_names_the_keys_that_could_not_be_listed() -> None:
     bucket = Bucket({f"p/{number:04}" for number in range(200)}, 10)
     fetch = bucket.fetch
 
-    async def failing(**query: Any) -> Page:
+    async def failing(**query: Any) -> ListingPage:
         if query.get("ContinuationToken") == "p/0049":
             raise OriginUnavailable("no answer")
         return await fetch(**query)
@@ -225,29 +225,29 @@ def test_an_error_names_the_keys_that_could_not_be_listed() -> None:
 def test_after_a_page_that_was_refused_the_listing_goes_on_with_it() -> None:
     """A proxy repeats a token once."""
     bucket = Bucket({f"p/{number:04}" for number in range(200)}, 10)
-    fetch, place, found = bucket.fetch, ListingPlace(), list[str]()
+    fetch, place, found = bucket.fetch, ListingCheckpoint(), list[str]()
 
-    async def repeating(**query: Any) -> Page:
+    async def repeating(**query: Any) -> ListingPage:
         page = await fetch(**query)
-        return Page(page.objects, query.get("ContinuationToken")) if len(bucket.requests) == 3 else page
+        return ListingPage(page.objects, query.get("ContinuationToken")) if len(bucket.requests) == 3 else page
 
     async def collect() -> None:
         async for batch in list_bucket(repeating, "p/", place):
             found.extend("p/" + one.key.decode() for one in batch)
 
-    with pytest.raises(BrokenAnswer, match="came twice"):
+    with pytest.raises(BrokenS3Response, match="came twice"):
         virtual_time.run(collect())
-    assert place.left is not None
-    found += interrupted_listing(bucket, ListingPlace(place.left, place.seams), 1 << 30)
+    assert place.remaining_ranges is not None
+    found += interrupted_listing(bucket, ListingCheckpoint(place.remaining_ranges, place.unverified_cuts), 1 << 30)
     assert sorted(found) == sorted(bucket.keys)
 
 
 def test_a_page_at_a_seam_that_could_not_be_looked_at_does_not_count() -> None:
     """Each key that shows that a part is not empty is deleted then, so both parts see different keys at the cut."""
     bucket = Bucket({f"p/{number:05}" for number in range(20_000)}, 200)
-    fetch, place, found = bucket.fetch, ListingPlace(), list[str]()
+    fetch, place, found = bucket.fetch, ListingCheckpoint(), list[str]()
 
-    async def changing(**query: Any) -> Page:
+    async def changing(**query: Any) -> ListingPage:
         if query.get("MaxKeys") == 2:
             raise OriginUnavailable("no answer")
         page = await fetch(**query)
@@ -261,8 +261,8 @@ def test_a_page_at_a_seam_that_could_not_be_looked_at_does_not_count() -> None:
 
     with pytest.raises(OriginUnavailable, match="no answer"):
         virtual_time.run(collect())
-    assert place.left is not None
-    found += interrupted_listing(bucket, ListingPlace(place.left, place.seams), 1 << 30)
+    assert place.remaining_ranges is not None
+    found += interrupted_listing(bucket, ListingCheckpoint(place.remaining_ranges, place.unverified_cuts), 1 << 30)
     assert set(found) >= set(bucket.keys)
 
 
@@ -272,7 +272,7 @@ def test_pages_are_fetched_at_the_same_time(name: str) -> None:
     running = most = 0
     fetch = bucket.fetch
 
-    async def slow_fetch(**query: Any) -> Page:
+    async def slow_fetch(**query: Any) -> ListingPage:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -289,43 +289,43 @@ def test_a_bucket_whose_keys_never_end_is_one_clear_line(monkeypatch: pytest.Mon
     numbers = itertools.count()
     origin = open_origin("s3://bucket", OriginOptions(endpoint_url="http://127.0.0.1:1"), OriginSettings(max_pages=20))
 
-    async def another_page(**_: Any) -> Page:
+    async def another_page(**_: Any) -> ListingPage:
         number = next(numbers)
-        return Page([ListedObject(b"%09d" % number, 1, 0, b"v")], str(number))
+        return ListingPage([ListedObject(b"%09d" % number, 1, 0, b"v")], str(number))
 
     async def collect() -> None:
         async for _ in origin.list(lambda *_: None):
             pass
 
     monkeypatch.setattr(s3_listing, "_FIRST_PAGES", 1000)
-    monkeypatch.setattr(origin, "_page", another_page)
+    monkeypatch.setattr(origin, "_fetch_page", another_page)
     with pytest.raises(ConfigError, match=r"s3://bucket at .*more than 20 pages, or no end.*origin\.max_pages"):
         virtual_time.run(collect())
     assert next(numbers) < 30
 
 
-async def _same_page(**query: str) -> Page:
-    return Page([ListedObject(b"key", 1, 0, b"v")], "token")
+async def _same_page(**query: str) -> ListingPage:
+    return ListingPage([ListedObject(b"key", 1, 0, b"v")], "token")
 
 
-async def _two_pages_in_turn(**query: str) -> Page:
+async def _two_pages_in_turn(**query: str) -> ListingPage:
     second = query.get("ContinuationToken") == "a"
-    return Page([ListedObject(b"b" if second else b"a", 1, 0, b"v")], "b" if second else "a")
+    return ListingPage([ListedObject(b"b" if second else b"a", 1, 0, b"v")], "b" if second else "a")
 
 
-async def _empty_pages(**query: str) -> Page:
-    return Page([], query.get("ContinuationToken", "") + "x")
+async def _empty_pages(**query: str) -> ListingPage:
+    return ListingPage([], query.get("ContinuationToken", "") + "x")
 
 
 @pytest.mark.parametrize("fetch", [_same_page, _two_pages_in_turn, _empty_pages])
 def test_a_listing_that_would_never_end_is_an_error(
     fetch: s3_listing.FetchPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_listing, "_MOST_EMPTY", 50)
+    monkeypatch.setattr(s3_listing, "_MAX_EMPTY_PAGES", 50)
 
     async def collect() -> None:
         async for _ in list_bucket(fetch, "p/"):
             pass
 
-    with pytest.raises(BrokenAnswer, match=r"repeats itself|does not go on"):
+    with pytest.raises(BrokenS3Response, match=r"repeats itself|does not go on"):
         virtual_time.run(asyncio.wait_for(collect(), 20))

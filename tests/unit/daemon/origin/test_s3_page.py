@@ -1,8 +1,8 @@
 """Answers to ListObjectsV2 are read alike, however they are written, and what is no whole answer is an error."""
 
 import pytest
-from cachefs_daemon.origin.s3_answer import BrokenAnswer
-from cachefs_daemon.origin.s3_page import Page, parse_page, parse_time
+from cachefs_daemon.origin.s3_page import ListingPage, parse_page, parse_time
+from cachefs_daemon.origin.s3_response import BrokenS3Response
 
 from cachefs.snapshot_builder import ListedObject
 
@@ -42,7 +42,7 @@ def body(*contents: str, encoding: str | None = "url", more: str = "<IsTruncated
 )
 def test_objects_are_read_as_they_are_written(written: str, encoding: str | None, key: str, expected: bytes) -> None:
     page = parse_page(body(USUAL.format(key="p/0"), written.format(key=key), encoding=encoding), "p/")
-    assert page == Page([ListedObject(b"0", 3, TIME_NS, b"e"), ListedObject(expected, 3, TIME_NS, b"e")], None)
+    assert page == ListingPage([ListedObject(b"0", 3, TIME_NS, b"e"), ListedObject(expected, 3, TIME_NS, b"e")], None)
 
 
 @pytest.mark.parametrize("kind", ["GLACIER", "DEEP_ARCHIVE"])
@@ -69,18 +69,18 @@ def test_an_object_without_an_etag() -> None:
 def test_a_page_with_another_after_it() -> None:
     more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t&amp;1</NextContinuationToken>"
     assert parse_page(body(USUAL.format(key="a"), more=more), "").token == "t&1"
-    assert parse_page(body(), "") == Page([], None)
+    assert parse_page(body(), "") == ListingPage([], None)
 
 
 def test_a_page_that_cannot_be_followed_is_not_taken_for_the_last() -> None:
-    with pytest.raises(BrokenAnswer, match="cut short"):
+    with pytest.raises(BrokenS3Response, match="cut short"):
         parse_page(body(more="<IsTruncated>true</IsTruncated>"), "")
 
 
 def test_an_answer_that_is_cut_anywhere_is_an_error() -> None:
     whole = body(AWS.format(key="a"), AWS.format(key="b"))
     for length in range(len(whole)):
-        with pytest.raises(BrokenAnswer):
+        with pytest.raises(BrokenS3Response):
             parse_page(whole[:length], "")
 
 
@@ -94,7 +94,7 @@ def test_an_answer_that_is_cut_anywhere_is_an_error() -> None:
     ],
 )
 def test_what_is_no_listing_is_an_error(broken: bytes) -> None:
-    with pytest.raises(BrokenAnswer):
+    with pytest.raises(BrokenS3Response):
         parse_page(broken, "")
 
 

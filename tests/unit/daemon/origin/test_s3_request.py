@@ -18,7 +18,7 @@ from botocore.credentials import ReadOnlyCredentials
 from cachefs_daemon.origin import s3_route
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.origin.s3_request import RequestMaker
-from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route, prepare
+from cachefs_daemon.origin.s3_route import NoRoute, S3Route, find_route, register_capture
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +56,7 @@ class Botocore:
             aws_access_key_id="access/key", aws_secret_access_key="secret",
         )  # fmt: skip
         self.client = self.run(made.__aenter__())
-        prepare(self.client)
+        register_capture(self.client)
 
     def run(self, work: Any) -> Any:
         return self._loop.run_until_complete(work)
@@ -81,14 +81,14 @@ def botocore_for(*way: Any) -> Iterator[Botocore]:
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0][:9]} {way[1]} {way[2]}")
-def way(request: pytest.FixtureRequest) -> Iterator[tuple[Botocore, str, Route]]:
+def way(request: pytest.FixtureRequest) -> Iterator[tuple[Botocore, str, S3Route]]:
     bucket, *options = request.param
     with botocore_for(*options) as botocore:
         yield botocore, bucket, botocore.run(find_route(botocore.client, bucket))
 
 
 @given(key=KEYS)
-def test_keys_are_sent_as_botocore_sends_them(way: tuple[Botocore, str, Route], key: str) -> None:
+def test_keys_are_sent_as_botocore_sends_them(way: tuple[Botocore, str, S3Route], key: str) -> None:
     botocore, bucket, route = way
     ours = f"http{'s' if route.server.tls else ''}://{route.host}{route.path(key)}"
     assert ours == botocore.url(bucket, key).replace("example:443/", "example/")
@@ -102,12 +102,12 @@ def test_keys_are_sent_as_botocore_sends_them(way: tuple[Botocore, str, Route], 
     payer=st.sampled_from(["", "requester"]),
 )
 def test_signatures_are_those_of_botocore(
-    way: tuple[Botocore, str, Route], key: str, token: str, offset: int, etag: str, payer: str
+    way: tuple[Botocore, str, S3Route], key: str, token: str, offset: int, etag: str, payer: str
 ) -> None:
     route = replace(way[2], payer=payer)
     credentials = ReadOnlyCredentials("access/key", "sécret", token or None)
     wanted = ObjectRange(key.encode(), etag.encode(), 10, offset, 10 - offset)
-    start, headers = parse(RequestMaker(route, credentials).get(key, etag, wanted))
+    start, headers = parse(RequestMaker(route, credentials).make_get(key, etag, wanted))
     assert start == f"GET {route.path(key)} HTTP/1.1"
     assert headers["if-match"] == f'"{etag}"'
     assert headers.get("x-amz-request-payer", "") == payer
@@ -146,7 +146,7 @@ def parse(request: bytes) -> tuple[str, dict[str, str]]:
 def test_an_anonymous_request_is_not_signed() -> None:
     with botocore_for("http://127.0.0.1:1", "path", "us-east-1", UNSIGNED) as botocore:
         route = botocore.run(find_route(botocore.client, "bucket"))
-    start, headers = parse(RequestMaker(route, None).get("key", "e", ObjectRange(b"key", b"e", 5, 0, 5)))
+    start, headers = parse(RequestMaker(route, None).make_get("key", "e", ObjectRange(b"key", b"e", 5, 0, 5)))
     assert start == "GET /bucket/key HTTP/1.1"
     assert set(headers) == {"host", "if-match", "x-amz-checksum-mode", "user-agent", "accept-encoding"}
 
@@ -155,7 +155,7 @@ def test_the_time_is_now() -> None:
     with botocore_for(None, "auto", "us-east-1") as botocore:
         route = botocore.run(find_route(botocore.client, "bucket"))
     maker = RequestMaker(route, ReadOnlyCredentials("a", "b", None))
-    _, headers = parse(maker.get("key", "e", ObjectRange(b"key", b"e", 5, 0, 5)))
+    _, headers = parse(maker.make_get("key", "e", ObjectRange(b"key", b"e", 5, 0, 5)))
     assert abs(time.mktime(time.strptime(headers["x-amz-date"], "%Y%m%dT%H%M%SZ")) - time.mktime(time.gmtime())) < 60
 
 

@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 from cachefs_daemon.origin.base import OriginSettings, open_origin
-from cachefs_daemon.origin.key_ranges import KeyRange, ListingPlace
+from cachefs_daemon.origin.key_ranges import KeyRange, ListingCheckpoint
 from cachefs_daemon.origin.s3 import S3Origin
-from cachefs_daemon.origin.s3_page import Page
+from cachefs_daemon.origin.s3_page import ListingPage
 
 from cachefs.errors import ConfigError, NotFound
 from cachefs.messages import OriginOptions
@@ -46,15 +46,15 @@ def test_bucket_and_prefix(url: str, bucket: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "is_refused"), [(ListingPlace(), True), (ListingPlace([KeyRange(b"z", None)]), False)]
+    ("place", "is_refused"), [(ListingCheckpoint(), True), (ListingCheckpoint([KeyRange(b"z", None)]), False)]
 )
 def test_only_a_listing_from_its_start_is_told_that_the_url_is_an_object(
-    place: ListingPlace, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+    place: ListingCheckpoint, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bucket has an object `p` beside the directory `p/`, of which no key is left."""
 
-    async def page(self: S3Origin, **query: object) -> Page:
-        return Page([ListedObject(b"", 1, 0, b"e")] if query["Prefix"] == "p" else [], None)
+    async def page(self: S3Origin, **query: object) -> ListingPage:
+        return ListingPage([ListedObject(b"", 1, 0, b"e")] if query["Prefix"] == "p" else [], None)
 
     async def scene() -> None:
         origin = S3Origin("s3://b/p", OriginOptions(), OriginSettings())
@@ -64,7 +64,7 @@ def test_only_a_listing_from_its_start_is_told_that_the_url_is_an_object(
         finally:
             await origin.close()
 
-    monkeypatch.setattr(S3Origin, "_page", page)
+    monkeypatch.setattr(S3Origin, "_fetch_page", page)
     with pytest.raises(NotFound, match="is an object") if is_refused else contextlib.nullcontext():
         virtual_time.run(scene())
 

@@ -21,7 +21,7 @@ from cachefs.errors import (
     OriginError,
     OriginUnavailable,
 )
-from cachefs.extras import way_out
+from cachefs.extras import install_command
 from cachefs.messages import OriginOptions
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
@@ -256,8 +256,8 @@ def test_what_is_learned_of_a_server_serves_all_its_datasets(
 
 @pytest.mark.parametrize("where", ["http://h/x", "ftp://h/x", "https://u:p@h/x", "file:///etc/passwd"])
 def test_a_redirect_that_is_not_followed(where: str) -> None:
-    with pytest.raises(web_client.BrokenAnswer, match="it redirects to"):
-        web_client.redirected("https://h/", where)
+    with pytest.raises(web_client.BrokenWebResponse, match="it redirects to"):
+        web_client.redirect_target("https://h/", where)
 
 
 def test_a_server_is_believed_by_its_certificate_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_a_package_that_is_not_installed_is_one_clear_line(
         monkeypatch.setitem(sys.modules, module, None)
 
     async def work(origin: Origin) -> None:
-        with pytest.raises(ConfigError, match=re.escape(way_out(extra))):
+        with pytest.raises(ConfigError, match=re.escape(install_command(extra))):
             await listing(origin)
 
     with_origin(Kind(name, servers).open(anonymous=False), work)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon import config
-from cachefs_daemon.peers.own_certificate import certificate_remark
+from cachefs_daemon.peers.own_certificate import own_certificate_problem
 from cachefs_daemon.peers.tls import TlsFiles
 
 from cachefs.errors import ConfigError
@@ -20,14 +20,14 @@ def remark(files: TlsFiles, name: str = "a") -> str:
             }
         }
     ).cluster  # fmt: skip
-    return certificate_remark(section)
+    return own_certificate_problem(section)
 
 
 def test_a_certificate_that_others_accept_needs_no_remark(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     assert remark(authority.issue("a")) == ""
     assert remark(authority.issue("A", alternative=False)) == ""
-    assert certificate_remark(config.Config().cluster) == ""
+    assert own_certificate_problem(config.Config().cluster) == ""
 
 
 def test_a_certificate_that_others_refuse_is_named(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ class Index:
     def commit(self) -> None:
         """Nothing is waiting."""
 
-    def tiers(self, _: int) -> list[tuple[list[bytes], bytes]]:
+    def keys_with_tiers(self, _: int) -> list[tuple[list[bytes], bytes]]:
         return [(list(self.states), bytes(state - 1 for state in self.states.values()))] if self.states else []
 
 
@@ -29,7 +29,7 @@ class Quotas:
     """Says for which snapshots blocks came."""
 
     def __init__(self) -> None:
-        self.brought: set[str] = set()
+        self.fetched_snapshots: set[str] = set()
 
 
 class Tiering:
@@ -63,18 +63,18 @@ class Node:
         self.counted = Residency(self.index, self.tiering, self.presence, self.plan)  # type: ignore[arg-type]
 
     def follow(self, who: str, *names: str) -> set[str]:
-        return self.counted.follow(who, {name: Snapshot(name, 4) for name in names})  # type: ignore[misc]
+        return self.counted.count_changes(who, {name: Snapshot(name, 4) for name in names})  # type: ignore[misc]
 
     def bring(self, name: str, number: int, state: int) -> None:
         [key] = self.spaces[name].keys(np.array([number]))
-        self.presence.set(key, state)
+        self.presence.set_state(key, state)
         self.index.states[key] = state
-        self.tiering.quotas.brought.add(name)
+        self.tiering.quotas.fetched_snapshots.add(name)
 
     def parts(self, name: str, state: int) -> list[int]:
-        found = self.counted.of(name)
+        found = self.counted.counts_of(name)
         assert found is not None
-        return found.parts_in(state)[::64].tolist()
+        return found.shard_parts_in(state)[::64].tolist()
 
 
 def test_each_hears_of_what_has_changed_since_it_asked() -> None:
@@ -83,7 +83,7 @@ def test_each_hears_of_what_has_changed_since_it_asked() -> None:
     node.follow("web", "s")
     node.bring("s", 0, IN_MEMORY)
     node.bring("s", 3, IN_SSD)
-    assert node.counted.of("s") is None, "nobody has counted"
+    assert node.counted.counts_of("s") is None, "nobody has counted"
     assert node.follow("web", "s") == {"s"}
     assert node.parts("s", IN_MEMORY) == [WHOLE, 0, 0, 0]
     assert node.parts("s", IN_SSD) == [0, 0, 0, WHOLE]
@@ -107,9 +107,9 @@ def test_while_nobody_asks_nothing_is_noted() -> None:
 
 
 def test_a_snapshot_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency, "MOST_BLOCKS", 3)
+    monkeypatch.setattr(residency, "MAX_BLOCKS", 3)
     node = Node()
     node.plan = node.counted._plan = Plan()
     node.follow("web", "s")
     assert node.counted.is_too_large("s")
-    assert node.counted.of("s") is None
+    assert node.counted.counts_of("s") is None

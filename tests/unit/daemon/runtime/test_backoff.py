@@ -17,7 +17,7 @@ def test_a_pause_doubles_up_to_its_bound_and_is_over_when_it_says(
     assert backoff.is_due(now)
     before = 0.0
     for failed in range(1, failures + 1):
-        seconds = backoff.fail(now)
+        seconds = backoff.note_failure(now)
         assert backoff.pause == min(longest, first * 2.0 ** min(failed - 1, 64))
         assert before <= backoff.pause <= longest
         assert least * backoff.pause <= seconds <= most * backoff.pause
@@ -25,6 +25,6 @@ def test_a_pause_doubles_up_to_its_bound_and_is_over_when_it_says(
         assert backoff.is_due(backoff.until)
         assert not seconds or now + seconds == now or not backoff.is_due(now)
         before, now = backoff.pause, backoff.until
-    again = backoff.wait(now)
+    again = backoff.restart_pause(now)
     assert backoff.failures == failures
     assert again <= most * backoff.pause

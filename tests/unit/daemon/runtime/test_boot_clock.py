@@ -7,7 +7,7 @@ import threading
 
 import psutil
 import pytest
-from cachefs_daemon.jobs.liveness import Liveness
+from cachefs_daemon.jobs.liveness import PublisherLiveness
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.runtime.boot_clock import birth_of, now
 
@@ -15,13 +15,13 @@ from cachefs.messages import MountReport
 
 
 def test_jobs_and_mounts_live_on_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    liveness, mounts = Liveness(os.getpid(), 60, 0.0), MountRegistry()
-    mounts.report(MountReport(id="m", mountpoint="/m", spec="train", pid=os.getpid()))
+    liveness, mounts = PublisherLiveness(os.getpid(), 60, 0.0), MountRegistry()
+    mounts.add_report(MountReport(id="m", mountpoint="/m", spec="train", pid=os.getpid()))
     # The kernel says when it started by the clock of now, so the start of every process moves with it.
     started = psutil._pslinux.boot_time()
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: started + 5)
-    assert liveness.lapsed(0.0) == ""
-    assert mounts.lives("m")
+    assert liveness.end_reason(0.0) == ""
+    assert mounts.is_alive("m")
 
 
 def test_a_process_began_before_now_and_after_its_parent() -> None:

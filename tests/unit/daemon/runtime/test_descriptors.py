@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.runtime import descriptors
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 from tests import virtual_time
 
@@ -20,9 +20,9 @@ def test_the_soft_limit_becomes_the_hard_one() -> None:
         "from cachefs_daemon.runtime import descriptors\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
-        "assert descriptors.limit() == 64\n"
+        "assert descriptors.open_file_limit() == 64\n"
         "descriptors.raise_limit()\n"
-        "assert descriptors.limit() == min(hard, descriptors.ENOUGH)\n"
+        "assert descriptors.open_file_limit() == min(hard, descriptors.WANTED_LIMIT)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
@@ -34,7 +34,7 @@ def test_connections_that_cannot_be_taken_are_one_line_and_wait(
 
     async def scene() -> None:
         loop, errors = asyncio.get_running_loop(), ErrorLog()
-        descriptors.tell_of_shortage(loop, errors)
+        descriptors.report_shortage(loop, errors)
         taken = asyncio.Event()
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(tmp_path / "s"))
@@ -61,7 +61,7 @@ def test_connections_that_cannot_be_taken_are_one_line_and_wait(
 def test_what_else_asyncio_finds_is_logged_as_before(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         loop = asyncio.get_running_loop()
-        descriptors.tell_of_shortage(loop, ErrorLog())
+        descriptors.report_shortage(loop, ErrorLog())
         loop.call_exception_handler({"message": "a callback failed", "exception": OSError(5, "other")})
 
     virtual_time.run(scene())

@@ -1,7 +1,7 @@
 """Failures of one cause are one row, whatever failed and however often."""
 
-from cachefs_daemon.runtime.error_causes import KEPT
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_causes import MAX_CAUSES
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 
 def down(key: str, port: int = 9000) -> str:
@@ -38,17 +38,17 @@ def test_numbers_that_differ_make_no_other_cause_and_causes_are_bounded() -> Non
     for number in range(20):
         errors.add("file:///x/y", f"got {10_000 + number} bytes for 5000000, block {number:032x}")
     assert len(errors.causes()) == 1
-    for number in range(3 * KEPT):
+    for number in range(3 * MAX_CAUSES):
         errors.add(f"node {number}", "down")
-    assert len(errors.causes()) == KEPT
+    assert len(errors.causes()) == MAX_CAUSES
 
 
 def test_what_lasts_is_seen_last_now_and_counted_once() -> None:
     errors = ErrorLog()
     errors.add("ssd tier", "takes no new blocks: full")
     (before,) = errors.causes()
-    errors.goes_on("ssd tier")
-    errors.goes_on("memory tier")
+    errors.note_ongoing("ssd tier")
+    errors.note_ongoing("memory tier")
     (after,) = errors.causes()
     assert (after.count, after.first) == (1, before.first)
     assert after.last >= before.last

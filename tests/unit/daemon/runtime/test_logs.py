@@ -12,7 +12,7 @@ from cachefs_daemon.runtime import logs
 SAYS = """
 import logging
 from cachefs_daemon.runtime import logs
-logs.set_up("info", logs.LogFormat({form!r}))
+logs.set_up_logging("info", logs.LogFormat({form!r}))
 log = logging.getLogger("some.part")
 log.debug("unheard")
 log.warning("a thing of %d", 3)
@@ -21,7 +21,7 @@ try:
 except ZeroDivisionError:
     log.exception("two\\nlines")
 logs.set_level("debug")
-log.debug("heard as %s", logs.level())
+log.debug("heard as %s", logs.current_level())
 """
 
 

@@ -20,7 +20,7 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing import endpoint, follower
 from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
-from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, NODE, SENDER, Part, StateAnswer
+from cachefs_daemon.sharing.wire import CLUSTER, NODE, RESPONDER, SENDER, StateChanges, StateResponse
 
 from tests import virtual_time
 from tests.certificates import Authority
@@ -47,12 +47,12 @@ async def impostor(answer: Answer, number: int = 99) -> AsyncIterator[NodeRecord
 
 
 def signed(body: bytes, number: int = 99) -> web.Response:
-    return web.Response(body=body, headers={ANSWERED_BY: f"{number:016x}"})
+    return web.Response(body=body, headers={RESPONDER: f"{number:016x}"})
 
 
 def said(record: NodeRecord, *changes: Any, full: bool = True, version: int = 5) -> web.Response:
-    part = Part(full, [(section, name, value) for section, name, value in changes], version)
-    return signed(msgspec.msgpack.encode(StateAnswer(record, part)))
+    part = StateChanges(full, [(section, name, value) for section, name, value in changes], version)
+    return signed(msgspec.msgpack.encode(StateResponse(record, part)))
 
 
 def test_nodes_with_different_lists_tell_each_other() -> None:
@@ -63,9 +63,9 @@ def test_nodes_with_different_lists_tell_each_other() -> None:
             for node in nodes:
                 await node.start()
             introduce(nodes)
-            await until_async(lambda: all(node.shared.problems() for node in nodes))
+            await until_async(lambda: all(node.shared.node_problems() for node in nodes))
             for node in nodes:
-                [problem] = node.shared.problems().values()
+                [problem] = node.shared.node_problems().values()
                 assert "make cluster.nodes the same" in problem
         finally:
             for node in nodes:
@@ -79,19 +79,21 @@ def test_a_node_that_starts_anew_has_said_nothing_yet() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2) as (first, second):
             first.shared.publish(MOUNTED, "data", VALUE)
-            await until_async(lambda: second.shared.values(MOUNTED))
+            await until_async(lambda: second.shared.remote_values(MOUNTED))
             port = first.shared.endpoint.port
             await first.shared.stop()
             threads = Threads()
             again = SharingNode(node_record(1, incarnation=2), threads)
             try:
-                await until_async(lambda: second.shared.problems())
-                assert second.shared.values(MOUNTED), "what it has said holds while it is away"
+                await until_async(lambda: second.shared.node_problems())
+                assert second.shared.remote_values(MOUNTED), "what it has said holds while it is away"
                 await again.start(port)
                 again.meet(second)
                 again.shared.publish(MOUNTED, "other", VALUE)
-                await until_async(lambda: list(second.shared.values(MOUNTED).get(again.record.id, ())) == ["other"])
-                await until_async(lambda: not second.shared.problems())
+                await until_async(
+                    lambda: list(second.shared.remote_values(MOUNTED).get(again.record.id, ())) == ["other"]
+                )
+                await until_async(lambda: not second.shared.node_problems())
                 assert second.membership.lost_ones
             finally:
                 await again.shared.stop()
@@ -104,7 +106,7 @@ def test_a_new_incarnation_in_the_view_has_said_nothing_yet() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2) as (first, second):
             heard: list[Any] = []
-            second.shared.listen(MOUNTED, lambda *news: heard.append(news))
+            second.shared.add_listener(MOUNTED, lambda *news: heard.append(news))
             first.shared.publish(MOUNTED, "data", VALUE)
             await until_async(lambda: heard)
             second.membership.tell(second.record, [node_record(1, port=1, incarnation=7)])
@@ -118,15 +120,15 @@ def test_what_a_node_has_said_goes_with_it() -> None:
     async def scenario() -> None:
         async with sharing_nodes(3) as (first, second, third):
             heard: list[Any] = []
-            second.shared.listen(MOUNTED, lambda *news: heard.append(news))
+            second.shared.add_listener(MOUNTED, lambda *news: heard.append(news))
             first.shared.publish(MOUNTED, "data", VALUE)
             third.shared.publish(MOUNTED, "data", VALUE)
             await until_async(lambda: len(heard) == 2)
             second.meet(third)
             await until_async(lambda: len(heard) == 3)
             assert heard[2] == (first.record.id, "data", None)
-            assert list(second.shared.values(MOUNTED)) == [third.record.id]
-            assert second.shared.node(first.record.id) is None
+            assert list(second.shared.remote_values(MOUNTED)) == [third.record.id]
+            assert second.shared.node_record(first.record.id) is None
 
     virtual_time.run(scenario())
 
@@ -135,14 +137,14 @@ def test_a_partitioned_node_learns_everything_when_it_is_back() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2) as (first, second):
             first.shared.publish(MOUNTED, "data", VALUE)
-            await until_async(lambda: second.shared.values(MOUNTED))
+            await until_async(lambda: second.shared.remote_values(MOUNTED))
             # Nobody is at that port.
             second.membership.tell(second.record, [node_record(1, port=1)])
-            await until_async(lambda: second.shared.problems())
+            await until_async(lambda: second.shared.node_problems())
             first.shared.remove(MOUNTED, "data")
             first.shared.publish(MOUNTED, "later", VALUE)
             second.meet(first)
-            await until_async(lambda: list(second.shared.values(MOUNTED).get(first.record.id, ())) == ["later"])
+            await until_async(lambda: list(second.shared.remote_values(MOUNTED).get(first.record.id, ())) == ["later"])
 
     virtual_time.run(scenario())
 
@@ -152,8 +154,8 @@ NONSENSE: dict[str, Callable[[NodeRecord], web.StreamResponse]] = {
     "nothing": lambda record: signed(b""),
     "another thing": lambda record: signed(msgspec.msgpack.encode({"record": 1})),
     "too much": lambda record: signed(b"x" * (49 << 20)),
-    "an error": lambda record: web.Response(status=500, text="\x1b[2J", headers={ANSWERED_BY: record.id}),
-    "a redirect": lambda record: web.Response(status=302, headers={"Location": "/", ANSWERED_BY: record.id}),
+    "an error": lambda record: web.Response(status=500, text="\x1b[2J", headers={RESPONDER: record.id}),
+    "a redirect": lambda record: web.Response(status=302, headers={"Location": "/", RESPONDER: record.id}),
     "another node's answer": lambda record: signed(b"", 5),
     "another node's record": lambda record: said(node_record(5)),
     "nobody's record": lambda record: said(NodeRecord("x", "y", "\n", "h", 1, 1)),
@@ -169,12 +171,14 @@ def test_what_makes_no_sense_is_a_problem_of_that_node(what: str) -> None:
 
         async with impostor(answer) as record, sharing_nodes(2) as (first, second):
             first.membership.tell(first.record, [record, second.record])
-            await until_async(lambda: list(first.shared.problems()) == [record.id])  # the other one is just beginning
-            assert "\x1b" not in first.shared.problems()[record.id]
-            assert "\n" not in first.shared.problems()[record.id]
+            await until_async(
+                lambda: list(first.shared.node_problems()) == [record.id]
+            )  # the other one is just beginning
+            assert "\x1b" not in first.shared.node_problems()[record.id]
+            assert "\n" not in first.shared.node_problems()[record.id]
             second.shared.publish(MOUNTED, "data", VALUE)
-            await until_async(lambda: first.shared.values(MOUNTED))
-            assert list(first.shared.values(MOUNTED)) == [second.record.id]
+            await until_async(lambda: first.shared.remote_values(MOUNTED))
+            assert list(first.shared.remote_values(MOUNTED)) == [second.record.id]
 
     virtual_time.run(scenario())
 
@@ -188,11 +192,11 @@ def test_a_node_that_answers_at_once_for_nothing_is_asked_ever_more_rarely() -> 
             asked += 1
             return said(record)
 
-        with patch.object(follower, "MOST_IN_VAIN", 3):
+        with patch.object(follower, "MAX_EMPTY_POLLS", 3):
             async with impostor(answer) as record, sharing_nodes(1) as (first,):
                 first.membership.tell(first.record, [record])
-                await until_async(lambda: first.shared.problems())
-                assert "no news" in first.shared.problems()[record.id]
+                await until_async(lambda: first.shared.node_problems())
+                assert "no news" in first.shared.node_problems()[record.id]
                 assert asked < 10
 
     virtual_time.run(scenario())
@@ -205,11 +209,11 @@ def test_a_node_that_hangs_holds_up_nobody() -> None:
             return web.Response()
 
         async with impostor(answer) as record, sharing_nodes(2) as (first, second):
-            with patch.object(follower, "SLACK", 0.2), patch("cachefs_daemon.sharing.wire.POLL_SECONDS", 0.2):
+            with patch.object(follower, "SLACK_SECONDS", 0.2), patch("cachefs_daemon.sharing.wire.POLL_SECONDS", 0.2):
                 first.membership.tell(first.record, [record, second.record])
                 second.shared.publish(MOUNTED, "data", VALUE)
-                await until_async(lambda: first.shared.values(MOUNTED))
-                await until_async(lambda: record.id in first.shared.problems())
+                await until_async(lambda: first.shared.remote_values(MOUNTED))
+                await until_async(lambda: record.id in first.shared.node_problems())
             counters = await first.shared.node_counters(0.2)
             assert isinstance(counters[record.id], PeerFailed)
 
@@ -254,7 +258,7 @@ def test_a_node_has_one_poll_at_a_time() -> None:
                     return answer.status
 
             async with session.get(f"{poll}&since=0&wait=0", headers=headers) as answer:
-                version = msgspec.msgpack.decode(await answer.read(), type=StateAnswer).facts.version
+                version = msgspec.msgpack.decode(await answer.read(), type=StateResponse).facts.version
             waiting = asyncio.create_task(ask())
             await until_async(lambda: session.connector and len(first.shared._polls) == 1)
             again = asyncio.create_task(ask())
@@ -286,7 +290,7 @@ def test_who_holds_connections_keeps_no_member_out(caplog: pytest.LogCaptureFixt
             assert await asyncio.wait_for(held[0].read(), 20) == b""
             # Each member has so many, and what is too much is refused.
             with patch.object(
-                first.shared.endpoint.limits, "bounds", dataclasses.replace(endpoint.BOUNDS, of_member=3)
+                first.shared.endpoint.limits, "bounds", dataclasses.replace(endpoint.CONNECTION_BOUNDS, of_member=3)
             ):
                 lines = [await asyncio.wait_for((await connect(request)).readline(), 20) for _ in range(4)]
             assert lines[-1].split()[1] == b"503"
@@ -295,7 +299,7 @@ def test_who_holds_connections_keeps_no_member_out(caplog: pytest.LogCaptureFixt
                 assert (await asyncio.wait_for((await connect(garbage)).readline(), 20)).split()[1:2] in ([b"400"], [])
             assert not [record for record in caplog.records if record.exc_info]
 
-    with patch.object(endpoint, "UNKNOWN_SECONDS", 60.0):
+    with patch.object(endpoint, "UNIDENTIFIED_SECONDS", 60.0):
         virtual_time.run(scenario())
 
 
@@ -309,7 +313,7 @@ def test_a_connection_that_does_not_say_who_it_is_is_closed() -> None:
             # A member's stays: the poll of the other node, which has come before, and waits.
             await until_async(lambda: len(first.shared.endpoint.limits) == 1)
 
-    with patch.object(endpoint, "UNKNOWN_SECONDS", 0.3):
+    with patch.object(endpoint, "UNIDENTIFIED_SECONDS", 0.3):
         virtual_time.run(scenario())
 
 
@@ -332,15 +336,15 @@ def test_with_certificates_only_members_are_answered(tmp_path: Path, caplog: pyt
                 await each.start()
             introduce(members)
             members[0].shared.publish(MOUNTED, "data", VALUE)
-            await until_async(lambda: members[1].shared.values(MOUNTED))
+            await until_async(lambda: members[1].shared.remote_values(MOUNTED))
             for each in [*others, plain]:
                 with pytest.raises(PeerFailed):
                     await each.shared.http.get(members[0].record, "/state?of=-&since=0&progress=-1&wait=0", 20, 1 << 20)
             # Nor does a member talk to somebody else at a member's address.
             moved = dataclasses.replace(members[0].record, control_port=others[0].record.control_port)
             members[1].membership.tell(members[1].record, [moved])
-            await until_async(lambda: members[1].shared.problems())
-            assert "certificate" in members[1].shared.problems()[members[0].record.id]
+            await until_async(lambda: members[1].shared.node_problems())
+            assert "certificate" in members[1].shared.node_problems()[members[0].record.id]
         finally:
             for each in everybody:
                 await each.shared.stop()
@@ -375,5 +379,5 @@ def test_a_node_that_got_its_right_certificate_is_believed_without_a_restart(tmp
                 await each.shared.stop()
             threads.close()
 
-    with patch.object(tls, "LOOK_SECONDS", 0.0):
+    with patch.object(tls, "CHECK_SECONDS", 0.0):
         virtual_time.run(scenario())

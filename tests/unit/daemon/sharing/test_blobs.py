@@ -38,7 +38,7 @@ def test_an_order_is_had_when_it_is_needed_and_checked() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2) as (first, second):
             order = np.random.default_rng(0).permutation(5000).astype(np.uint32)
-            digest, size = await first.blobs.add(lambda: order.data, 4)
+            digest, size = await first.blobs.add_blob(lambda: order.data, 4)
             assert size == 20_000
             refs = [OrderRef(3, digest, 5000), OrderRef(4, "0" * 32, 5000)]
             facts = ConsumerFacts(job="j", consumer="0", dataset="d", snapshot="0" * 32, orders=refs)
@@ -47,23 +47,23 @@ def test_an_order_is_had_when_it_is_needed_and_checked() -> None:
             (remote,) = second.consumers.remote_consumers()
             (own,) = first.consumers.own_consumers()
             for consumer in (remote, own):
-                found = await consumer.order(3)
+                found = await consumer.fetch_order(3)
                 assert found is not None
                 assert found.dtype == np.uint32
                 assert np.array_equal(found, order)
-                assert await consumer.order(9) is None
-                assert (await consumer.sample_map()).kind == "tree"
+                assert await consumer.fetch_order(9) is None
+                assert (await consumer.fetch_sample_map()).kind == "tree"
             with pytest.raises(PeerFailed, match="404"):
-                await remote.order(4)
+                await remote.fetch_order(4)
             with pytest.raises(PeerFailed):  # of another size than it says
-                await second.blobs.get(first.record.id, digest, 16_000)
+                await second.blobs.fetch_blob(first.record.id, digest, 16_000)
             order[0] += 1  # it is not what was promised any more
-            first.blobs.keep([digest])
+            first.blobs.keep_only([digest])
             first.blobs._packed.clear()
             with pytest.raises(PeerFailed, match="other bytes"):
-                await second.blobs.get(first.record.id, digest, 20_000)
-            first.blobs.keep([])
+                await second.blobs.fetch_blob(first.record.id, digest, 20_000)
+            first.blobs.keep_only([])
             with pytest.raises(PeerFailed, match="404"):
-                await second.blobs.get(first.record.id, digest, 20_000)
+                await second.blobs.fetch_blob(first.record.id, digest, 20_000)
 
     virtual_time.run(scenario())

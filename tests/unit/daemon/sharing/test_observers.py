@@ -8,50 +8,50 @@ from cachefs_daemon.node_sharing import security_of
 from cachefs_daemon.peers.tls import Certificates, TlsFiles
 from cachefs_daemon.sharing.endpoint import ControlEndpoint
 from cachefs_daemon.sharing.observers import Observers
-from cachefs_daemon.sharing.security import INSECURE, Security
-from cachefs_scheduler.config import ClusterSection
-from cachefs_scheduler.view.asking import Asking, NodeFailed
+from cachefs_daemon.sharing.security import INSECURE, ConnectionSecurity
+from cachefs_scheduler.config import ObservedClusterSection
+from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
 
 from cachefs.observe_messages import MEMBERS_PATH
 from tests import virtual_time
 from tests.certificates import Authority
 from tests.sharing import ToldMembership, node_record
 
-OBSERVERS = Observers.of(["Looks"], ["orders"])
+OBSERVERS = Observers.from_names(["Looks"], ["orders"])
 
 
 def test_names_are_compared_in_small_letters_and_proven_by_certificates() -> None:
-    assert OBSERVERS.recognised("looks", None) == OBSERVERS.recognised("LOOKS", frozenset({"looks"})) == "looks"
-    assert OBSERVERS.recognised("orders", frozenset({"orders", "other"})) == "orders"
-    assert OBSERVERS.recognised("looks", frozenset({"other"})) == ""
-    assert OBSERVERS.recognised("looks", frozenset()) == ""
-    assert OBSERVERS.recognised("", None) == OBSERVERS.recognised("stranger", frozenset({"stranger"})) == ""
-    assert OBSERVERS.may_order == {"orders"}
+    assert OBSERVERS.identify("looks", None) == OBSERVERS.identify("LOOKS", frozenset({"looks"})) == "looks"
+    assert OBSERVERS.identify("orders", frozenset({"orders", "other"})) == "orders"
+    assert OBSERVERS.identify("looks", frozenset({"other"})) == ""
+    assert OBSERVERS.identify("looks", frozenset()) == ""
+    assert OBSERVERS.identify("", None) == OBSERVERS.identify("stranger", frozenset({"stranger"})) == ""
+    assert OBSERVERS.commanders == {"orders"}
 
 
-async def members(security: Security, section: ClusterSection) -> str:
+async def members(security: ConnectionSecurity, section: ObservedClusterSection) -> str:
     """What an endpoint makes of an observer that asks: its cluster's name, or why not."""
     endpoint = ControlEndpoint("test", ToldMembership(node_record(1)), security, OBSERVERS)
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=b"\x83\xa7cluster\xa4test\xa2me\xa0\xa7members\x90")
 
-    endpoint.add("GET", MEMBERS_PATH, answer)
+    endpoint.add_route("GET", MEMBERS_PATH, answer)
     await endpoint.start("127.0.0.1", 0)
-    asking = Asking(section)
+    asking = ObserverClient(section)
     try:
-        return (await asking.members("127.0.0.1", endpoint.port)).cluster
-    except NodeFailed as error:
+        return (await asking.fetch_members("127.0.0.1", endpoint.port)).cluster
+    except NodeRequestFailed as error:
         return str(error)
     finally:
         await asking.close()
         await endpoint.stop()
 
 
-def section(name: str, files: TlsFiles | None = None) -> ClusterSection:
+def section(name: str, files: TlsFiles | None = None) -> ObservedClusterSection:
     if files is None:
-        return ClusterSection(name=name)
-    return ClusterSection(name=name, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key)
+        return ObservedClusterSection(name=name)
+    return ObservedClusterSection(name=name, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key)
 
 
 @pytest.mark.parametrize(("name", "said"), [("looks", "test"), ("orders", "test"), ("stranger", "is no observer here")])

@@ -3,11 +3,11 @@
 from typing import Any
 from unittest.mock import patch
 
-from cachefs_daemon.sharing import own_part, peer_part
-from cachefs_daemon.sharing.own_part import OwnPart
-from cachefs_daemon.sharing.peer_part import PeerPart
+from cachefs_daemon.sharing import local_state, remote_state
+from cachefs_daemon.sharing.local_state import LocalState
+from cachefs_daemon.sharing.remote_state import RemoteState
 from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
-from cachefs_daemon.sharing.wire import Part
+from cachefs_daemon.sharing.wire import StateChanges
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,14 +18,14 @@ CHANGES = st.lists(st.tuples(NAMES, VALUES), max_size=12)
 STEPS = st.lists(st.tuples(CHANGES, st.booleans()), max_size=12)
 
 
-def ask(own: OwnPart, peer: PeerPart) -> list[Any]:
-    page = own.page(peer.version)
-    return peer.apply(Part(page.full, page.changes, page.version))
+def ask(own: LocalState, peer: RemoteState) -> list[Any]:
+    page = own.changes_since(peer.version)
+    return peer.apply(StateChanges(page.full, page.changes, page.version))
 
 
 @given(STEPS)
 def test_a_peer_has_what_a_node_publishes(steps: list[Any]) -> None:
-    own, peer = OwnPart(), PeerPart("other")
+    own, peer = LocalState(), RemoteState("other")
     heard: dict[str, MountedDataset] = {}  # as whoever listens knows it
 
     def listen(news: list[Any]) -> None:
@@ -36,54 +36,54 @@ def test_a_peer_has_what_a_node_publishes(steps: list[Any]) -> None:
             else:
                 heard[name] = value
 
-    with patch.object(own_part, "MOST_REMOVED", 3):
+    with patch.object(local_state, "MAX_REMOVED", 3):
         for changes, forgets in steps:
             for name, value in changes:
-                own.set("mounted", name, MOUNTED.encode(value) if value is not None else None)
+                own.set_value("mounted", name, MOUNTED.encode(value) if value is not None else None)
             if forgets:
                 listen(peer.clear())
             listen(ask(own, peer))
             assert heard == peer.values("mounted")
         listen(ask(own, peer))
-    assert heard == {name: MOUNTED.decode(name, own.get("mounted", name) or b"") for name in own.names("mounted")}
-    assert own.page(peer.version).changes == []
+    assert heard == {name: MOUNTED.decode(name, own.get_value("mounted", name) or b"") for name in own.names("mounted")}
+    assert own.changes_since(peer.version).changes == []
 
 
 def test_what_makes_no_sense_is_left_out_and_counted() -> None:
-    peer = PeerPart("other")
+    peer = RemoteState("other")
     good = MOUNTED.encode(MountedDataset("/mnt"))
     changes = [
         ("mounted", "good", good),
         ("mounted", "../../etc", good),
         ("mounted", "data", b"\xc1"),
         ("mounted", "data", MOUNTED.encode(MountedDataset("\x1b[2J"))),
-        ("mounted", "data", b"x" * (MOUNTED.largest + 1)),
+        ("mounted", "data", b"x" * (MOUNTED.max_bytes + 1)),
         ("of a later release", "data", b"anything"),
     ]
-    news = peer.apply(Part(False, changes, 9))
+    news = peer.apply(StateChanges(False, changes, 9))
     assert news == [("mounted", "good", MountedDataset("/mnt"))]
     assert dict(peer.values("mounted")) == {"good": MountedDataset("/mnt")}
-    assert peer.wrong == 4
+    assert peer.rejected_count == 4
 
 
 def test_nobody_fills_the_memory_of_others() -> None:
     value = MOUNTED.encode(MountedDataset("/" + "m" * 4000))
-    peer = PeerPart("other")
-    peer.apply(Part(True, [("mounted", f"d{number}", value) for number in range(MOUNTED.most + 100)], 2))
-    assert len(peer.values("mounted")) <= MOUNTED.most
-    with patch.object(peer_part, "MOST_OF_NODE", 10 * len(value)):
-        peer = PeerPart("other")
-        peer.apply(Part(True, [("mounted", f"d{number}", value) for number in range(100)], 2))
+    peer = RemoteState("other")
+    peer.apply(StateChanges(True, [("mounted", f"d{number}", value) for number in range(MOUNTED.max_values + 100)], 2))
+    assert len(peer.values("mounted")) <= MOUNTED.max_values
+    with patch.object(remote_state, "MAX_NODE_BYTES", 10 * len(value)):
+        peer = RemoteState("other")
+        peer.apply(StateChanges(True, [("mounted", f"d{number}", value) for number in range(100)], 2))
         assert len(peer.values("mounted")) < 11
         # What it says in place of something else has that one's room.
-        peer.apply(Part(False, [("mounted", "d0", value)], 3))
+        peer.apply(StateChanges(False, [("mounted", "d0", value)], 3))
         assert "d0" in peer.values("mounted")
 
 
 def test_a_removed_value_that_is_removed_again_is_no_news() -> None:
-    own = OwnPart()
-    assert not own.set("mounted", "data", None)
-    assert own.set("mounted", "data", b"1")
-    assert not own.set("mounted", "data", b"1")
-    assert own.set("mounted", "data", None)
-    assert not own.set("mounted", "data", None)
+    own = LocalState()
+    assert not own.set_value("mounted", "data", None)
+    assert own.set_value("mounted", "data", b"1")
+    assert not own.set_value("mounted", "data", b"1")
+    assert own.set_value("mounted", "data", None)
+    assert not own.set_value("mounted", "data", None)

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.sharing.peer_http import PeerFailed
-from cachefs_daemon.sharing.security import Security
+from cachefs_daemon.sharing.security import ConnectionSecurity
 from cachefs_daemon.sharing.wire import CLUSTER, NODE, SENDER
 
 from tests import virtual_time
@@ -17,13 +17,13 @@ from tests.waiting import until_async
 
 KEY = ClusterSecret(b"0123456789abcdef")
 OTHER = ClusterSecret(b"another-secret-of-it")
-ALIKE = repeat(Security(secret=KEY))
+ALIKE = repeat(ConnectionSecurity(secret=KEY))
 
 
 def test_nodes_with_one_secret_hear_each_other_also_after_another_start() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2, ALIKE) as (one, two):
-            await until_async(lambda: one.shared.has_heard(two.record.id) and two.shared.has_heard(one.record.id))
+            await until_async(lambda: one.shared.has_answered(two.record.id) and two.shared.has_answered(one.record.id))
             # The other node runs with another incarnation than this one knows, or this one knows none (a static list).
             for known in ("", "e" * 16):
                 two.record = dataclasses.replace(two.record, incarnation="d" * 16)
@@ -37,7 +37,7 @@ def test_nodes_with_one_secret_hear_each_other_also_after_another_start() -> Non
 @pytest.mark.parametrize("keys", [(KEY, OTHER), (KEY, None), (None, KEY)])
 def test_a_node_with_another_secret_is_refused_and_not_believed(keys: tuple[ClusterSecret | None, ...]) -> None:
     async def scenario() -> None:
-        async with sharing_nodes(2, [Security(secret=key) for key in keys]) as nodes:
+        async with sharing_nodes(2, [ConnectionSecurity(secret=key) for key in keys]) as nodes:
             for asks, asked in (nodes, nodes[::-1]):
                 with pytest.raises(PeerFailed, match=r"cluster\.secret_file"):
                     await asks.shared.http.post(asked.record, "/state", 10, 1 << 16, b"")

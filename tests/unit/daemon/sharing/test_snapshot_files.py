@@ -11,24 +11,24 @@ from aiohttp import web
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing import snapshot_files
 from cachefs_daemon.sharing.peer_http import PeerFailed
-from cachefs_daemon.sharing.snapshot_check import examine
+from cachefs_daemon.sharing.snapshot_check import verify_snapshot
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 
 from cachefs.errors import SnapshotDamaged, StoreFull
-from cachefs.snapshot import FOOTER, MAGIC, Meta
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.snapshot import FOOTER, MAGIC, SnapshotMeta
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.sharing import SharingNode, introduce, node_record
 from tests.waiting import until_async
 
 
 def most() -> int:
     """Return the bytes that a file may have."""
-    return snapshot_files.MOST_FILE
+    return snapshot_files.MAX_FILE
 
 
 def snapshot(directory: Path, count: int = 3000) -> Path:
     objects = [ListedObject(b"d%d/%d" % (number % 7, number), number, number, b"v") for number in range(count)]
-    return build(objects, "s3://bucket/data", 4 << 20, lambda key: b"s3:" + key, directory)
+    return build_snapshot_file(objects, "s3://bucket/data", 4 << 20, lambda key: b"s3:" + key, directory)
 
 
 @contextlib.asynccontextmanager
@@ -58,8 +58,8 @@ def test_a_disk_that_is_full_here_is_not_the_fault_of_who_sends(tmp_path: Path) 
         async with nodes(None, path, path) as found:
             (_, files), *_ = found
             with (
-                patch.object(snapshot_files, "_cut", lambda file, size: None),
-                patch.object(snapshot_files, "_check_room", lambda path, size: None),
+                patch.object(snapshot_files, "_truncate", lambda file, size: None),
+                patch.object(snapshot_files, "_check_free_space", lambda path, size: None),
                 pytest.raises(StoreFull, match="a snapshot cannot be written to /dev: No space left"),
             ):
                 await files.fetch("0" * 32, [f"{number:016x}" for number in (2, 3)], Path("/dev/full"), most)
@@ -95,10 +95,10 @@ def test_a_file_goes_on_where_it_stopped_if_it_is_the_same(tmp_path: Path) -> No
     assert (same.name, same.read_bytes() == path.read_bytes()) == (path.name, False)
     contents = {one: one.read_bytes() for one in (path, same)}
     ranges: list[str] = []
-    real, grow = SnapshotFiles._send, snapshot_files._Partial.grow
+    real, grow = SnapshotFiles._send_file, snapshot_files._PartialFile.add_received
     grown = asyncio.Event()
 
-    def grow_and_tell(self: snapshot_files._Partial, size: int) -> None:
+    def grow_and_tell(self: snapshot_files._PartialFile, size: int) -> None:
         grow(self, size)
         grown.set()
 
@@ -121,8 +121,8 @@ def test_a_file_goes_on_where_it_stopped_if_it_is_the_same(tmp_path: Path) -> No
         async with nodes(None, path, same) as found:
             (received := tmp_path / "received").touch()
             with (
-                patch.object(SnapshotFiles, "_send", cut_short),
-                patch.object(snapshot_files._Partial, "grow", grow_and_tell),
+                patch.object(SnapshotFiles, "_send_file", cut_short),
+                patch.object(snapshot_files._PartialFile, "add_received", grow_and_tell),
                 patch.object(snapshot_files, "PIECE", 1 << 16),
                 patch("random.shuffle"),
             ):
@@ -144,15 +144,15 @@ def test_what_cannot_be_had_is_an_error_with_a_reason(tmp_path: Path) -> None:
         async with nodes(None, None, path) as found:
             (received := tmp_path / "received").touch()
             others = [f"{2:016x}", f"{3:016x}"]
-            await until_async(lambda: all(map(found[0][0].shared.has_heard, others)))
+            await until_async(lambda: all(map(found[0][0].shared.has_answered, others)))
             with patch.object(snapshot_files, "ROUNDS", 1), patch.object(snapshot_files, "FIRST_PAUSE", 0.0):
                 with pytest.raises(PeerFailed, match="is not to be had: node node-"):
                     await found[0][1].fetch("0" * 32, [], received, most)
-                with patch.object(snapshot_files, "MOST_SERVED", 0), pytest.raises(PeerFailed, match="not to be had"):
+                with patch.object(snapshot_files, "MAX_SERVED", 0), pytest.raises(PeerFailed, match="not to be had"):
                     await found[0][1].fetch(path.stem, [], received, most)
-                with patch.object(snapshot_files, "MOST_FILE", 1000), pytest.raises(PeerFailed, match="not to be had"):
+                with patch.object(snapshot_files, "MAX_FILE", 1000), pytest.raises(PeerFailed, match="not to be had"):
                     await found[0][1].fetch(path.stem, [], received, most)
-                with patch.object(snapshot_files, "LEFT_FREE", 1.0), pytest.raises(StoreFull, match="no room in"):
+                with patch.object(snapshot_files, "FREE_SHARE", 1.0), pytest.raises(StoreFull, match="no room in"):
                     await found[0][1].fetch(path.stem, [], received, most)
 
     asyncio.run(scenario())
@@ -162,7 +162,7 @@ def test_a_file_that_only_looks_like_a_snapshot_is_refused(tmp_path: Path) -> No
     from xxhash import xxh3_128_digest
 
     path = snapshot(tmp_path)
-    examine(path)
+    verify_snapshot(path)
     content = bytearray(path.read_bytes()[: -FOOTER.size])
 
     def sealed(changed: bytes) -> Path:
@@ -172,7 +172,7 @@ def test_a_file_that_only_looks_like_a_snapshot_is_refused(tmp_path: Path) -> No
 
     for changed in (bytes(8192), bytes(content).replace(b"v", b"w", 1), bytes(content).replace(b"/data", b"/date")):
         with pytest.raises(SnapshotDamaged):
-            examine(sealed(changed))
+            verify_snapshot(sealed(changed))
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_a_file_that_only_looks_like_a_snapshot_is_refused(tmp_path: Path) -> No
 def test_a_node_takes_each_snapshot_that_a_listing_makes(
     tmp_path: Path, objects: list[ListedObject], counts: tuple[int, int, int]
 ) -> None:
-    path = build(objects, "s3://bucket/data", 4 << 20, lambda key: b"s3:" + key, tmp_path)
-    meta = examine(path)
+    path = build_snapshot_file(objects, "s3://bucket/data", 4 << 20, lambda key: b"s3:" + key, tmp_path)
+    meta = verify_snapshot(path)
     assert (meta.id, meta.files, meta.problem_count, meta.archived) == (path.stem, *counts)
 
 
@@ -208,7 +208,7 @@ def test_who_reads_it_may_die_of_it(tmp_path: Path) -> None:
             await child.wait()
             assert (await checker.check(path, path.stat().st_size)).id == path.stem, "another child takes its place"
             with (
-                patch.object(checker, "_ask", side_effect=ValueError("the process that reads it has ended")),
+                patch.object(checker, "_ask_child", side_effect=ValueError("the process that reads it has ended")),
                 pytest.raises(SnapshotDamaged, match="has ended"),
             ):
                 await checker.check(path, path.stat().st_size)
@@ -225,24 +225,24 @@ def test_the_check_of_a_file_takes_no_time_from_its_transfer(tmp_path: Path, mon
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
 
-        async def check(received: Path, size: int) -> Meta:
+        async def check(received: Path, size: int) -> SnapshotMeta:
             partial = partials[0]
             assert partial.deadline is not None
             left.append((partial.deadline.when() or 0.0) - loop.time())
-            return examine(received)
+            return verify_snapshot(received)
 
         async with nodes(None, path) as found:
             files = found[0][1]
-            partials: list[snapshot_files._Partial] = []
-            real = snapshot_files._Partial.grow
+            partials: list[snapshot_files._PartialFile] = []
+            real = snapshot_files._PartialFile.add_received
 
-            def grow(self: snapshot_files._Partial, size: int) -> None:
+            def grow(self: snapshot_files._PartialFile, size: int) -> None:
                 real(self, size)
                 partials.append(self)
                 assert self.deadline is not None
                 self.deadline.reschedule(loop.time() + 60)  # the transfer has taken nearly all of the time
 
-            monkeypatch.setattr(snapshot_files._Partial, "grow", grow)
+            monkeypatch.setattr(snapshot_files._PartialFile, "add_received", grow)
             monkeypatch.setattr(files._current.checker, "check", check)
             (received := tmp_path / "received").touch()
             await files.fetch(path.stem, [f"{2:016x}"], received, most)

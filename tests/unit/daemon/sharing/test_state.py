@@ -25,14 +25,16 @@ def test_what_one_node_publishes_all_others_learn():
         async with sharing_nodes(3) as nodes:
             first, *others = nodes
             heard: list[tuple[str, str, object]] = []
-            others[0].shared.listen(MOUNTED, lambda *news: heard.append(news))
+            others[0].shared.add_listener(MOUNTED, lambda *news: heard.append(news))
             value = MountedDataset(mountpoint="/mnt/data")
             first.shared.publish(MOUNTED, "data", value)
             for other in others:
-                await until_async(lambda other=other: other.shared.value(MOUNTED, first.record.id, "data") == value)
+                await until_async(
+                    lambda other=other: other.shared.remote_value(MOUNTED, first.record.id, "data") == value
+                )
             first.shared.remove(MOUNTED, "data")
             for other in others:
-                await until_async(lambda other=other: not other.shared.values(MOUNTED))
+                await until_async(lambda other=other: not other.shared.remote_values(MOUNTED))
             assert heard == [(first.record.id, "data", value), (first.record.id, "data", None)]
 
     virtual_time.run(scenario())
@@ -57,7 +59,7 @@ def test_progress_goes_to_those_who_follow_the_job():
 def test_a_node_says_no_more_values_than_others_take():
     async def scenario() -> None:
         async with sharing_nodes(1) as (node,):
-            for number in range(MOUNTED.most):
+            for number in range(MOUNTED.max_values):
                 assert node.shared.publish(MOUNTED, f"d{number}", MountedDataset(mountpoint="/m")) == ""
             assert "already" in node.shared.publish(MOUNTED, "more", MountedDataset(mountpoint="/m"))
             assert node.shared.publish(MOUNTED, "d0", MountedDataset(mountpoint="/other")) == ""
@@ -70,12 +72,12 @@ def test_a_node_says_no_more_values_than_others_take():
 def test_a_node_that_catches_up_has_heard_all_and_waits_for_no_silent_node():
     async def scenario() -> None:
         async with sharing_nodes(3) as (first, second, silent):
-            await until_async(lambda: all(one.answers for one in first.shared._followers.values()))
+            await until_async(lambda: all(one.response_count for one in first.shared._followers.values()))
             value = MountedDataset(mountpoint="/mnt/data")
             second.shared.publish(MOUNTED, "data", value)
-            assert not first.shared.values(MOUNTED)
+            assert not first.shared.remote_values(MOUNTED)
             await first.shared.catch_up(5.0)
-            assert first.shared.value(MOUNTED, second.record.id, "data") == value
+            assert first.shared.remote_value(MOUNTED, second.record.id, "data") == value
             await silent.shared.stop()
             began = asyncio.get_running_loop().time()
             await first.shared.catch_up(5.0)

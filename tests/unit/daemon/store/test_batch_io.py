@@ -40,7 +40,7 @@ def test_it_is_compiled_here() -> None:
 def test_without_the_compiled_module_python_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cachefs_daemon.store._batch_io", None)
     monkeypatch.delattr("cachefs_daemon.store._batch_io")
-    assert batch_io._fastest() == IN_PYTHON
+    assert batch_io._fastest_functions() == IN_PYTHON
 
 
 def test_what_is_written_is_read_and_ends_with_the_file(io: Any, directory: int) -> None:

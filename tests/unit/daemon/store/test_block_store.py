@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cachefs.block import MEMORY, SSD, Location
+from cachefs.block import MEMORY, SSD, BlockLocation
 from cachefs.errors import CachefsError, ConfigError, StoreFull
 from cachefs.index import IndexReader
 from cachefs.segment import segment_path
@@ -187,7 +187,7 @@ def test_the_second_put_answers_with_the_first_place(root: Path) -> None:
 def test_concurrent_puts_of_one_block_leave_one_copy(root: Path) -> None:
     with opened(store_config(root)) as store:
         start = threading.Barrier(8)
-        places: list[Location | None] = []
+        places: list[BlockLocation | None] = []
 
         def put() -> None:
             start.wait(60)
@@ -336,7 +336,7 @@ def test_a_block_that_is_moved_while_it_is_given_up_goes_all_the_same(
         store.evict(neighbours)
         read, moved = segment_module.read_into, threading.Event()
 
-        def compact_first(directory: int, blocks: Sequence[tuple[bytes, Location, memoryview]]) -> list[bool]:
+        def compact_first(directory: int, blocks: Sequence[tuple[bytes, BlockLocation, memoryview]]) -> list[bool]:
             if key_of(0) in [key for key, _, _ in blocks] and not moved.is_set():
                 moved.set()
                 store.maintain()
@@ -470,7 +470,7 @@ def test_a_hanging_ssd_keeps_nobody_from_the_memory_tier(root: Path, monkeypatch
             assert released.wait(60)
         return write(file, *rest, **options)
 
-    monkeypatch.setattr(tier_module, "_WRITE_PATIENCE", 0.05)
+    monkeypatch.setattr(tier_module, "_WRITE_TIMEOUT", 0.05)
     with opened(store_config(root, memory=3 << 20, ssd=8 << 20)) as store:
         held = 0
         while (location := store.put(key_of(held), data_of(held))) is not None and location.tier == MEMORY:
@@ -514,10 +514,10 @@ def test_who_gives_up_a_hanging_ssd_waits_for_no_disk(root: Path, monkeypatch: p
         key, location = next((key, at) for key, at in places.items() if at is not None and at.tier == SSD)
         monkeypatch.setattr(store.index, "commit", noted("commit", store.index.commit))
         monkeypatch.setattr(segment_module, "punch", noted("punch", segment_module.punch))
-        assert store.blocks.give_up(key, location)
+        assert store.blocks.drop_unresponsive(key, location)
         assert order == []
         assert store.get(key) is None
-        assert not store.blocks.give_up(key, location)
+        assert not store.blocks.drop_unresponsive(key, location)
         store.retry()
         assert order == ["commit", "commit", "punch"]
         assert store.usage()[SSD].problem == ""

@@ -49,9 +49,9 @@ def tiered(root: Path) -> Iterator[OpenStore]:
 def plan(store: OpenStore, order: list[int], following: list[int] | None = None) -> None:
     if "space" not in store.plan.spaces:
         store.plan.add_space(space())
-    store.plan.set_epoch("job", "space", 0, np.array(order), last=following is None)
+    store.plan.set_epoch("job", "space", 0, np.array(order), is_last=following is None)
     if following is not None:
-        store.plan.set_epoch("job", "space", 1, np.array(following), last=True)
+        store.plan.set_epoch("job", "space", 1, np.array(following), is_last=True)
 
 
 def tier_of(store: OpenStore, number: int) -> int | None:
@@ -94,7 +94,7 @@ def test_a_published_plan_takes_all_room_and_gives_it_back(store: OpenStore) -> 
     planned = readable(store, range(40))
     assert len(planned) == store.usage()[0].limit // span(SIZE)
     assert not readable(store, range(300, BLOCKS))
-    store.plan.remove("job")
+    store.plan.remove_consumer("job")
     fill(store, range(300, BLOCKS))
     kept = readable(store, range(40))
     assert len(kept) >= kept_without_plan(store) - 1
@@ -190,15 +190,15 @@ def test_a_copy_that_becomes_this_nodes_to_keep_stays(root: Path) -> None:
         plan(store, list(range(BLOCKS)))
         assert store.standing is not None
         mine = np.arange(BLOCKS) >= 100
-        store.standing.set("space", mine)
+        store.standing.set_owned("space", mine)
         for number in range(100, 160):
             store.put(key_of(number), data_of(number), transient=False)
         assert store.put(key_of(50), data_of(50), transient=False) is None, "it would displace what only this node has"
         for adopted, left in ((False, set()), (True, {50})):
             fill(store, [50])
             if adopted:
-                store.standing.update("space", np.array([50], np.int32), True)
+                store.standing.update_owned("space", np.array([50], np.int32), True)
                 with store.tiering as tiering:
-                    tiering.adopt([key_of(50), key_of(51), key_of(100)])  # of the others one is not here
+                    tiering.adopt_blocks([key_of(50), key_of(51), key_of(100)])  # of the others one is not here
             fill(store, range(200, 300))
             assert readable(store, [50]) == left

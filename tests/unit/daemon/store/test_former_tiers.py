@@ -107,7 +107,7 @@ def test_a_start_looks_at_no_former_directory(config: StoreConfig, monkeypatch: 
     def refuse(directory: Path) -> int:
         raise AssertionError(f"{directory} is looked at")
 
-    monkeypatch.setattr(former_tiers, "_size", refuse)
+    monkeypatch.setattr(former_tiers, "_segment_bytes", refuse)
     moved = replace(config, memory=replace(config.memory, directory=config.memory.directory.with_name("new")))
     OpenStore(moved).close()
     assert str(config.memory.directory) in (config.state_dir / former_tiers.FILE_NAME).read_text()

@@ -29,8 +29,8 @@ def test_only_what_mounts_open_and_only_what_is_ours(tmp_path: Path) -> None:
     os.chown(tmp_path / "memory/00000002.seg", 4321, 0)
     (tmp_path / "memory/00000003.seg").symlink_to(tmp_path / "state/datasets.json")
     os.mkfifo(tmp_path / "memory/00000004.seg")
-    group_access.give(config, GROUP)
-    group_access.give(config, GROUP)
+    group_access.give_to_group(config, GROUP)
+    group_access.give_to_group(config, GROUP)
     for name in ("state", "state/snapshots", "memory"):
         found = (tmp_path / name).stat()
         assert (found.st_gid, found.st_mode & 0o777) == (GROUP, 0o750)
@@ -48,4 +48,4 @@ def test_what_cannot_be_given_is_named_in_one_line(tmp_path: Path, monkeypatch: 
     with pytest.raises(
         ConfigError, match=rf"^state_dir {config.state_dir} cannot be used: daemon\.socket_group .*chgrp"
     ):
-        group_access.give(config, GROUP)
+        group_access.give_to_group(config, GROUP)

@@ -11,10 +11,10 @@ import pytest
 from cachefs_daemon.store import index_writer
 from cachefs_daemon.store.index_writer import IndexWriter
 
-from cachefs.block import MEMORY, Location
+from cachefs.block import MEMORY, BlockLocation
 from tests.blockstore import key_of
 
-PLACE = Location(MEMORY, 0, 4096, 1000, bytes(8))
+PLACE = BlockLocation(MEMORY, 0, 4096, 1000, bytes(8))
 OLD = sorted(key_of(number) for number in range(20))
 NEW = [key_of(number) for number in range(20, 30)]
 
@@ -30,14 +30,14 @@ def index(root: Path) -> Iterator[IndexWriter]:
 
 @pytest.mark.parametrize("most", [1, 7, 20, 100])
 def test_keys_come_in_portions(index: IndexWriter, most: int) -> None:
-    assert index.count() == len(OLD)
-    portions = list(index.portions(most))
+    assert index.count_keys() == len(OLD)
+    portions = list(index.key_batches(most))
     assert [len(portion) for portion in portions[:-1]] == [most] * (len(portions) - 1)
     assert [key for portion in portions for key in portion] == OLD
     for key in OLD:
         index.delete(key)
-    assert index.count() == 0
-    assert list(index.portions(most)) == []
+    assert index.count_keys() == 0
+    assert list(index.key_batches(most)) == []
 
 
 def test_what_changes_between_two_portions_loses_no_other_key(
@@ -47,7 +47,7 @@ def test_what_changes_between_two_portions_loses_no_other_key(
         patched.setattr(index, "commit", lambda: True)
         for key in NEW:
             index.put(key, PLACE)
-        portions = index.portions(4)
+        portions = index.key_batches(4)
         seen = next(portions)
     assert index.commit()
     for place, portion in enumerate(portions):
@@ -92,7 +92,7 @@ def test_blocks_that_come_and_go_while_nothing_can_be_committed_do_not_add_up(
     assert index.commit()
     assert index.get(NEW[0]) == PLACE
     assert index.get(OLD[0]) is None
-    assert index.count() == len(OLD)
+    assert index.count_keys() == len(OLD)
 
 
 def test_no_change_is_lost_whatever_a_commit_fails_of(index: IndexWriter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +100,12 @@ def test_no_change_is_lost_whatever_a_commit_fails_of(index: IndexWriter, monkey
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(index_writer, "sealed", out_of_memory)
+        patched.setattr(index_writer, "seal_location", out_of_memory)
         index.put(NEW[0], PLACE)
         assert not index.commit()
     index._retry_at = 0.0
     assert index.commit()
-    assert NEW[0] in dict(index.committed())
+    assert NEW[0] in dict(index.committed_entries())
     assert index._committer.is_alive()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.store import owned_directory
-from cachefs_daemon.store.owned_directory import Place, open_owned
+from cachefs_daemon.store.owned_directory import ConfiguredDirectory, open_owned
 
 from cachefs.errors import ConfigError
 
@@ -29,14 +29,14 @@ def mode_of(path: Path) -> int:
 def refusal(path: Path) -> str:
     """Why the directory is refused, which a check says too without making anything."""
     with pytest.raises(ConfigError) as refused:
-        open_owned(Place("[memory] dir", path))
-    assert list(owned_directory.problems(Place("[memory] dir", path))) == [str(refused.value)]
+        open_owned(ConfiguredDirectory("[memory] dir", path))
+    assert list(owned_directory.problems(ConfiguredDirectory("[memory] dir", path))) == [str(refused.value)]
     assert str(refused.value).startswith(f"[memory] dir {path} cannot be used: ")
     return str(refused.value)
 
 
 def test_it_is_made_for_us_and_for_our_group_to_read(tmp_path: Path) -> None:
-    place = Place("[memory] dir", tmp_path / "tier")
+    place = ConfiguredDirectory("[memory] dir", tmp_path / "tier")
     assert list(owned_directory.problems(place)) == []
     assert not place.path.exists()
     os.close(open_owned(place))
@@ -47,7 +47,7 @@ def test_a_directory_of_somebody_else_is_refused_by_name(tmp_path: Path) -> None
     (tmp_path / "tier").mkdir(mode=0o700)
     os.chown(tmp_path / "tier", NOBODY, NOBODY)
     assert "belongs to user nobody (65534)" in refusal(tmp_path / "tier")
-    place = Place("[memory] dir", tmp_path / "tier")
+    place = ConfiguredDirectory("[memory] dir", tmp_path / "tier")
     assert list(owned_directory.problems(place, any_owner=True)) == [], "root checks for a daemon of another user"
 
 
@@ -56,21 +56,21 @@ def test_a_directory_that_everybody_may_write_to_is_refused_and_left_as_it_is(tm
     (tmp_path / "shm").chmod(0o1777)
     assert "everybody may write to it (mode 1777); choose a new directory in it" in refusal(tmp_path / "shm")
     assert mode_of(tmp_path / "shm") == 0o1777
-    os.close(open_owned(Place("[memory] dir", tmp_path / "shm/cachefs")))
+    os.close(open_owned(ConfiguredDirectory("[memory] dir", tmp_path / "shm/cachefs")))
 
 
 def test_the_group_loses_its_right_to_write(tmp_path: Path) -> None:
     """Earlier versions made directories so."""
     (tmp_path / "tier").mkdir()
     (tmp_path / "tier").chmod(0o2770)
-    os.close(open_owned(Place("[ssd] dir", tmp_path / "tier")))
+    os.close(open_owned(ConfiguredDirectory("[ssd] dir", tmp_path / "tier")))
     assert mode_of(tmp_path / "tier") == 0o2750
 
 
 def test_links_of_root_are_followed_and_those_of_others_are_not(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir(mode=0o750)
     (tmp_path / "link").symlink_to("disk")
-    descriptor = open_owned(Place("[ssd] dir", tmp_path / "link"))
+    descriptor = open_owned(ConfiguredDirectory("[ssd] dir", tmp_path / "link"))
     assert os.path.samestat(os.fstat(descriptor), (tmp_path / "disk").stat())
     os.close(descriptor)
     os.chown(tmp_path / "link", NOBODY, NOBODY, follow_symlinks=False)
@@ -85,8 +85,8 @@ def test_what_is_no_directory_or_cannot_be_made_is_refused(tmp_path: Path) -> No
 
 
 def test_a_disk_that_must_be_mounted(tmp_path: Path) -> None:
-    place = Place("[ssd] dir", tmp_path / "tier", required_mount=tmp_path)
+    place = ConfiguredDirectory("[ssd] dir", tmp_path / "tier", required_mount=tmp_path)
     with pytest.raises(ConfigError, match=f"nothing is mounted on {tmp_path}"):
         open_owned(place)
     assert not (tmp_path / "tier").exists()
-    os.close(open_owned(Place("[ssd] dir", tmp_path / "tier", required_mount=Path("/proc"))))
+    os.close(open_owned(ConfiguredDirectory("[ssd] dir", tmp_path / "tier", required_mount=Path("/proc"))))

@@ -45,7 +45,7 @@ def squeeze(store: OpenStore, monkeypatch: pytest.MonkeyPatch, room: int) -> Non
 def publish(store: OpenStore) -> None:
     """A job publishes that reads none of the blocks of `fill`."""
     store.plan.add_space(space_of([1000] * 10))
-    store.plan.set_epoch("job", "space", 0, np.arange(10), last=True)
+    store.plan.set_epoch("job", "space", 0, np.arange(10), is_last=True)
 
 
 @pytest.mark.parametrize("policy", ["minio", "lru", "clairvoyant"])
@@ -204,18 +204,18 @@ def test_the_limit_of_memory_is_kept_while_that_of_a_disk_hangs(
         disk_room = capacity.disk_room
         monkeypatch.setattr(capacity, "disk_room", lambda *which: min(disk_room(*which), -2 * MIB))
         with hanging_ssd(monkeypatch, module, name) as hanging:
-            looking = threading.Thread(target=store.storage.maintenance.keep_limit, args=(SSD,))
+            looking = threading.Thread(target=store.storage.maintenance.enforce_limit, args=(SSD,))
             looking.start()
             assert hanging.wait(60)
             monkeypatch.setattr(capacity, "memory_room", lambda **_: -2 * MIB)
-            store.storage.maintenance.keep_limit(MEMORY)
+            store.storage.maintenance.enforce_limit(MEMORY)
             assert store.usage()[MEMORY].used <= 2 * MIB
         looking.join(60)
         assert store.usage()[SSD].used <= 6 * MIB
 
 
 def test_a_squeeze_does_not_wait_for_a_disk_that_hangs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "_DEMOTION_PATIENCE", 0.1)
+    monkeypatch.setattr(maintenance, "_DEMOTION_TIMEOUT", 0.1)
     with opened(store_config(root, memory=8 * MIB, ssd=64 * MIB, policy="lru")) as store:
         fill(store, range(70))
         before = len(store.keys())
@@ -266,13 +266,13 @@ def test_overdue_blocks_that_are_awaited_are_looked_at_in_portions(root: Path) -
         for key in keys:
             store.put(key, bytes(1000), transient=False, snapshot="space")
         store.plan.add_space(space)
-        store.plan.set_epoch("job", "space", 0, np.arange(space.count), last=True)
+        store.plan.set_epoch("job", "space", 0, np.arange(space.count), is_last=True)
         store.set_limit(Quota("d", frozenset(["space"]), ttl=5.0))
         store.claim(keys, "space")
         late = time.monotonic() + 10
         with store.tiering as decisions:
             portions = 0
-            while (found := decisions.expired(late)) is not None:
+            while (found := decisions.choose_expired(late)) is not None:
                 assert not found
                 portions += 1
             assert portions > 1
@@ -282,7 +282,7 @@ def test_overdue_blocks_that_are_awaited_are_looked_at_in_portions(root: Path) -
 
 def test_the_end_of_the_last_job_is_followed_in_portions(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An eighth of the tier becomes room for what passes; in one hold of the lock it took 0.5 s for 200,000 blocks."""
-    monkeypatch.setattr(tiering, "_AT_ONCE", 64)
+    monkeypatch.setattr(tiering, "_BLOCKS_AT_ONCE", 64)
     with opened(store_config(root, memory=32 * MIB, ssd=0, policy="clairvoyant")) as store:
         space = space_of([1000] * 8000, block_size=BLOCK_SIZE)
         keys = space.keys(np.arange(space.count))
@@ -291,7 +291,7 @@ def test_the_end_of_the_last_job_is_followed_in_portions(root: Path, monkeypatch
         for key in keys:
             store.put(key, bytes(1000), transient=False)
         full = store.usage()[MEMORY].blocks
-        store.plan.remove("job")
+        store.plan.remove_consumer("job")
         store.put(key_of(0), data_of(0))
         with store.tiering as decisions:
             moved = 0

@@ -15,12 +15,12 @@ from cachefs_daemon.store.state_dir import StateDirectory
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
-from cachefs.block import KEY_SIZE, MEMORY, Location
+from cachefs.block import KEY_SIZE, MEMORY, BlockLocation
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.index import BLOCKS_DB, MAX_DBS
 from tests.blockstore import key_of
 
-HERE = Location(MEMORY, 1, 4096, 1, bytes(8))
+HERE = BlockLocation(MEMORY, 1, 4096, 1, bytes(8))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def start(directory: Path) -> tuple[str, int]:
     try:
         index = recovery.open_index(state)
         try:
-            return index.path.name, index.count()
+            return index.path.name, index.count_keys()
         finally:
             index.close()
     finally:
@@ -111,7 +111,7 @@ def test_an_index_of_many_parts_is_copied_whole(tmp_path: Path) -> None:
         for number in range(count):
             writing.put(number.to_bytes(KEY_SIZE, "big"), b"%040d" % number, append=True)
     source.close()
-    assert count * (KEY_SIZE + 40) > 2 * index_copy._PART
+    assert count * (KEY_SIZE + 40) > 2 * index_copy._PART_BYTES
     assert index_copy.copy_entries(old, new) == ""
     target = lmdb.open(str(new), subdir=False, readonly=True, lock=False, max_dbs=MAX_DBS)
     with target.begin(db=target.open_db(BLOCKS_DB, create=False)) as reading:

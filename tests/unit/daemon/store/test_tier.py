@@ -11,7 +11,7 @@ from cachefs_daemon.store import batch_io, capacity, segment_writer
 from cachefs_daemon.store.segment_writer import SegmentFile
 from cachefs_daemon.store.tier_directory import TierDirectory
 
-from cachefs.block import MEMORY, SSD, Location
+from cachefs.block import MEMORY, SSD, BlockLocation
 from cachefs.errors import Busy, ConfigError
 from cachefs.segment import segment_path
 from tests.blockstore import OpenStore, disk_usage, fill, key_of, opened, readable, store_config
@@ -19,7 +19,7 @@ from tests.blockstore import OpenStore, disk_usage, fill, key_of, opened, readab
 ALL = range(60)
 
 
-def location_of(store: OpenStore, number: int) -> Location:
+def location_of(store: OpenStore, number: int) -> BlockLocation:
     location = store.get(key_of(number))
     assert location is not None
     return location
@@ -59,7 +59,7 @@ def test_a_tier_whose_directory_cannot_be_listed_is_left_alone(root: Path, monke
     config = store_config(root, memory=1 << 20)
     with opened(config) as store:
         fill(store, ALL)
-    listing = TierDirectory.listing
+    listing = TierDirectory.list_segments
 
     def fail(directory: TierDirectory) -> object:
         if directory.path.name == "ssd":
@@ -67,7 +67,7 @@ def test_a_tier_whose_directory_cannot_be_listed_is_left_alone(root: Path, monke
         return listing(directory)
 
     with monkeypatch.context() as patched:
-        patched.setattr(TierDirectory, "listing", fail)
+        patched.setattr(TierDirectory, "list_segments", fail)
         with opened(config) as store:
             store.maintain()
             assert "Input/output error" in store.usage()[SSD].problem

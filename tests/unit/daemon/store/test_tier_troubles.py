@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.store.storage import TierUsage
 from cachefs_daemon.store.tier_troubles import TierTroubles, trouble_of
 
@@ -22,7 +22,7 @@ def test_a_trouble_is_one_failure_until_there_is_another_one() -> None:
     errors = ErrorLog()
     troubles = TierTroubles(errors)
     for usage in (WELL, BROKEN, BROKEN, SHORT, dataclasses.replace(SHORT, limit=GIB + 5, used=GIB + 5), WELL, BROKEN):
-        troubles.look([usage])
+        troubles.check_tiers([usage])
     assert [(one.subject, one.count) for one in errors.views()] == [("ssd tier", 3)]
     causes = {one.message: one.count for one in errors.causes()}
     assert causes == {

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from cachefs_daemon.web.job_history import MOST_ROWS, JobHistory, Place, Row, SampleCount
+from cachefs_daemon.web.job_history import MAX_ROWS, EpochProgress, JobHistory, JobHistoryRow, SampleCount
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,28 +13,28 @@ def recorded(seconds: int) -> JobHistory:
     history = JobHistory()
     for second in range(seconds):
         if history.is_due(second):
-            history.add(Row(when=second, samples=10 * second, epoch=second // 100))
+            history.add_row(JobHistoryRow(when=second, samples=10 * second, epoch=second // 100))
     return history
 
 
-@pytest.mark.parametrize("seconds", [1, 100, MOST_ROWS, MOST_ROWS + 1, 5000, 100_000])
+@pytest.mark.parametrize("seconds", [1, 100, MAX_ROWS, MAX_ROWS + 1, 5000, 100_000])
 def test_the_whole_run_is_there_in_bounded_memory(seconds: int) -> None:
     history = recorded(seconds)
     columns = history.columns()
     when = columns["when"]
-    assert len(when) <= MOST_ROWS
+    assert len(when) <= MAX_ROWS
     assert when[0] == 0
     assert seconds - when[-1] <= history.period
     assert {later - before for before, later in itertools.pairwise(when)} <= {history.period}
     assert columns["samples"] == [10 * moment for moment in when], "sums stay right whatever is left out"
     assert columns["epoch"] == [moment // 100 for moment in when]
-    if seconds > MOST_ROWS:
-        assert len(when) >= MOST_ROWS // 2
+    if seconds > MAX_ROWS:
+        assert len(when) >= MAX_ROWS // 2
 
 
 def test_a_clock_that_is_set_back_stops_nothing() -> None:
     history = JobHistory()
-    history.add(Row(when=1000))
+    history.add_row(JobHistoryRow(when=1000))
     assert not history.is_due(1000.5)
     assert history.is_due(1001)
     assert history.is_due(10)
@@ -42,12 +42,14 @@ def test_a_clock_that_is_set_back_stops_nothing() -> None:
 
 def test_samples_add_up_over_epochs() -> None:
     count = SampleCount()
-    assert count.see({"0": Place(0, 30, 100)}) == 30
-    assert count.see({"0": Place(0, 90, 100), "1": Place(0, 5, 100)}) == 65
-    assert count.see({"0": Place(1, 20, 100), "1": Place(0, 5, 100)}) == 30, "10 of the old epoch and 20 of the new one"
-    assert count.see({"0": Place(0, 7, 100)}) == 7, "it began again"
-    assert count.see({"0": Place(0, 3, 100)}) == 0, "never fewer than before"
-    assert count.see({}) == 0
+    assert count.add_progress({"0": EpochProgress(0, 30, 100)}) == 30
+    assert count.add_progress({"0": EpochProgress(0, 90, 100), "1": EpochProgress(0, 5, 100)}) == 65
+    assert count.add_progress({"0": EpochProgress(1, 20, 100), "1": EpochProgress(0, 5, 100)}) == 30, (
+        "10 of the old epoch and 20 of the new one"
+    )
+    assert count.add_progress({"0": EpochProgress(0, 7, 100)}) == 7, "it began again"
+    assert count.add_progress({"0": EpochProgress(0, 3, 100)}) == 0, "never fewer than before"
+    assert count.add_progress({}) == 0
     assert count.total == 132
 
 
@@ -56,5 +58,5 @@ def test_samples_never_become_fewer(steps: list[tuple[int, int]]) -> None:
     count = SampleCount()
     for epoch, read in steps:
         before = count.total
-        count.see({"0": Place(epoch, read, 50)})
+        count.add_progress({"0": EpochProgress(epoch, read, 50)})
         assert count.total >= before

@@ -20,14 +20,14 @@ def test_all_of_it_is_whole_and_nothing_is_empty(files: int) -> None:
     counted = ShardBytes(space(files))
     keys = counted.space.keys(np.arange(files))
     assert counted.is_empty
-    assert not counted.parts().any()
-    assert counted.apply(keys, np.full(files, 1, np.uint8))
-    assert (counted.parts() == WHOLE).all()
-    assert (counted.parts_in(1) == WHOLE).all()
-    assert not counted.parts_in(2).any()
+    assert not counted.shard_parts().any()
+    assert counted.apply_changes(keys, np.full(files, 1, np.uint8))
+    assert (counted.shard_parts() == WHOLE).all()
+    assert (counted.shard_parts_in(1) == WHOLE).all()
+    assert not counted.shard_parts_in(2).any()
     assert counted.bytes.sum(axis=1).tolist() == [0, 1000 * files, 0]
-    assert not counted.apply(keys, np.full(files, 1, np.uint8))
-    assert counted.apply(keys, np.zeros(files, np.uint8))
+    assert not counted.apply_changes(keys, np.full(files, 1, np.uint8))
+    assert counted.apply_changes(keys, np.zeros(files, np.uint8))
     assert counted.is_empty
 
 
@@ -39,7 +39,7 @@ def test_changes_add_up_to_what_is_there(changes: list[list[tuple[int, int]]]) -
         latest = dict(step)
         states |= latest
         keys = whole.keys(np.array(list(latest), np.int64)) if latest else []
-        counted.apply([*keys, b"x" * 20], np.array([*latest.values(), 1], np.uint8))
+        counted.apply_changes([*keys, b"x" * 20], np.array([*latest.values(), 1], np.uint8))
     expected = np.zeros((3, SHARDS), np.int64)
     for number, state in states.items():
         expected[state, number * SHARDS // 700] += whole.sizes[number]

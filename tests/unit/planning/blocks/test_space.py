@@ -11,9 +11,9 @@ from cachefs.block import block_count, block_key, block_length
 from cachefs.errors import ConfigError, SnapshotDamaged
 from cachefs.planning.blocks import space as module
 from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, runs
+from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, expand_runs
 from cachefs.snapshot import SUFFIX, Snapshot
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.simulated import space_of
 
 BLOCK_SIZE = 1 << 20
@@ -26,7 +26,7 @@ def snapshot(tmp_path: Path) -> Snapshot:
         ListedObject(b"%d/%d/file%d" % (number % 3, number % 5, number), size, 7, b"v%d" % size)
         for number, size in enumerate(SIZES * 5)
     ]
-    return Snapshot(build(objects, "s3://bucket", BLOCK_SIZE, lambda key: b"s3:" + key, tmp_path))
+    return Snapshot(build_snapshot_file(objects, "s3://bucket", BLOCK_SIZE, lambda key: b"s3:" + key, tmp_path))
 
 
 def test_every_block_of_a_snapshot_has_its_number(snapshot: Snapshot) -> None:
@@ -113,9 +113,9 @@ def test_more_blocks_than_can_be_planned_are_refused_before_they_are_written_dow
     space = space_of([BLOCK_SIZE * 5] * 3, block_size=BLOCK_SIZE)
     samples = Samples(space, *space.blocks_of(np.arange(3)))
     monkeypatch.setattr(module, "MAX_BLOCKS", 20)
-    assert len(samples.reads(np.array([0, 1, 2, 0], np.uint32)).blocks) == 20
+    assert len(samples.reads_in_order(np.array([0, 1, 2, 0], np.uint32)).blocks) == 20
     with pytest.raises(ConfigError, match="are 25 blocks"):
-        samples.reads(np.array([0, 1, 2, 0, 1], np.uint32))
+        samples.reads_in_order(np.array([0, 1, 2, 0, 1], np.uint32))
     with pytest.raises(ConfigError, match="are 25 blocks"):
         space.blocks_of(np.array([0, 0, 0, 0, 0]))
 
@@ -134,7 +134,7 @@ def test_runs_are_written_part_by_part(given_runs: list[tuple[int, int]], at_onc
     first = np.array([start for start, _ in given_runs], np.int64)
     ends = np.cumsum([count for _, count in given_runs], dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_AT_ONCE", at_once)
-        found = runs(first, ends, np.int32)
+        patch.setattr(module, "_RUN_PART", at_once)
+        found = expand_runs(first, ends, np.int32)
     assert found.dtype == np.int32
     assert found.tolist() == [number for start, count in given_runs for number in range(start, start + count)]

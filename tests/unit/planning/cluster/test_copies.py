@@ -10,43 +10,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.copies import WINDOWS, after_change, held, next_holders, rooms
-from cachefs.planning.cluster.homes import NO_NODE, Homes
-from cachefs.planning.cluster.reads import Reads
-from cachefs.planning.cluster.rendezvous import Member, mix
+from cachefs.planning.cluster.copies import WINDOWS, capacity_by_node, held_bytes, holders_after_change, next_holders
+from cachefs.planning.cluster.first_reads import FirstReads
+from cachefs.planning.cluster.homes import NO_NODE, BlockHomes
+from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 
 SIZE = 100
 
 
-def ranks(draw: np.random.Generator, blocks: int, nodes: int) -> Reads:
+def ranks(draw: np.random.Generator, blocks: int, nodes: int) -> FirstReads:
     """An epoch of a sampler that deals a shuffled dataset out to one rank per node."""
     order = draw.permutation(blocks).astype(np.int32)
-    return Reads.of(blocks, [(rank, order[rank::nodes]) for rank in range(nodes)])
+    return FirstReads.of(blocks, [(rank, order[rank::nodes]) for rank in range(nodes)])
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
 def modelled(
-    holders: Sequence[int], epochs: Sequence[Reads], room: Sequence[int], sizes: Sequence[int], nodes: int
+    holders: Sequence[int], epochs: Sequence[FirstReads], room: Sequence[int], sizes: Sequence[int], nodes: int
 ) -> list[int]:
     """The rule, one block after the other; nodes deny one move at a time, whoever comes first."""
     found = list(holders)
     used = [sum(size for size, who in zip(sizes, holders, strict=True) if who == node) for node in range(nodes)]
     now = epochs[0]
-    assert now.when is not None
+    assert now.positions is not None
     by_window: dict[int, dict[int, list[tuple[float, int]]]] = {}
     for block, (source, target) in enumerate(zip(holders, now.reader.tolist(), strict=True)):
         if target in (source, NO_NODE):
             continue
         for ahead, epoch in enumerate(epochs[1:]):
-            assert epoch.when is not None
+            assert epoch.positions is not None
             reader = int(epoch.reader[block])
             if reader == source:
                 break
             if reader == target:
-                window = int(now.when[block] * np.float32(WINDOWS))
-                when = float(np.float32(ahead) + epoch.when[block])
+                window = int(now.positions[block] * np.float32(WINDOWS))
+                when = float(np.float32(ahead) + epoch.positions[block])
                 by_window.setdefault(window, {}).setdefault(target, []).append((when, block))
                 break
     for window in sorted(by_window):
@@ -72,17 +72,17 @@ def modelled(
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[int, list[int], list[Reads], list[int], list[int]]:
+def clusters(draw: st.DrawFn) -> tuple[int, list[int], list[FirstReads], list[int], list[int]]:
     nodes = draw(st.integers(1, 5))
     blocks = draw(st.integers(0, 40))
     somebody = st.one_of(st.integers(0, nodes - 1), st.just(NO_NODE))
     # Few different places, so that windows have many reads, and some are at the same moment.
     places = st.sampled_from([0.0, 0.004, 0.005, 0.5, 0.505, 0.75, 0.999])
 
-    def epoch() -> Reads:
+    def epoch() -> FirstReads:
         reader = draw(st.lists(somebody, min_size=blocks, max_size=blocks))
         when = draw(st.lists(places, min_size=blocks, max_size=blocks))
-        return Reads(np.array(reader, np.uint16), np.array(when, np.float32))
+        return FirstReads(np.array(reader, np.uint16), np.array(when, np.float32))
 
     epochs = [epoch() for _ in range(draw(st.integers(1, 4)))]
     holders = draw(st.lists(somebody, min_size=blocks, max_size=blocks))
@@ -92,13 +92,13 @@ def clusters(draw: st.DrawFn) -> tuple[int, list[int], list[Reads], list[int], l
 
 
 @given(clusters())
-def test_holders_are_those_of_the_model(given_: tuple[int, list[int], list[Reads], list[int], list[int]]) -> None:
+def test_holders_are_those_of_the_model(given_: tuple[int, list[int], list[FirstReads], list[int], list[int]]) -> None:
     nodes, holders, epochs, room, sizes = given_
     before = np.array(holders, np.uint16)
     found = next_holders(before, epochs, np.array(room, np.int64), np.array(sizes, np.uint32))
     assert found.tolist() == modelled(holders, epochs, room, sizes, nodes)
-    used = held(before, np.array(sizes, np.uint32), nodes)
-    now = held(found, np.array(sizes, np.uint32), nodes)
+    used = held_bytes(before, np.array(sizes, np.uint32), nodes)
+    now = held_bytes(found, np.array(sizes, np.uint32), nodes)
     assert (now <= np.maximum(room, used)).all(), "nobody goes above its room, or further above it"
     unread = epochs[0].reader == NO_NODE
     assert (found[unread] == before[unread]).all(), "what is not read stays where it is"
@@ -150,7 +150,7 @@ def test_where_only_half_has_room_holders_are_who_would_keep_it() -> None:
     blocks, nodes = 40_000, 4
     sizes = np.full(blocks, SIZE, np.uint32)
     capacities = np.array([1, 1, 2, 4]) * blocks * SIZE // 16
-    room = rooms(capacities, sizes)
+    room = capacity_by_node(capacities, sizes)
     assert room / room.sum() == pytest.approx(capacities / capacities.sum())
     assert room.sum() == pytest.approx(1.01 * blocks * SIZE, rel=1e-6)
     assert float(np.mean(local_shares(blocks, nodes, 4, 12, room=room.sum() / (blocks * SIZE))[5:])) > 0.44
@@ -159,13 +159,13 @@ def test_where_only_half_has_room_holders_are_who_would_keep_it() -> None:
 def test_some_room_is_left_for_what_is_on_its_way() -> None:
     sizes = np.full(40_000, SIZE, np.uint32)
     total = int(sizes.sum())
-    plenty = rooms(np.full(4, total // 2), sizes)
+    plenty = capacity_by_node(np.full(4, total // 2), sizes)
     assert (plenty == total // 2 - 200 * SIZE).all(), "2 sqrt(40,000 / 4) blocks"
-    tight = rooms(np.full(4, total * 102 // 400), sizes)
+    tight = capacity_by_node(np.full(4, total * 102 // 400), sizes)
     assert total < tight.sum() < total * 1.02, "none of it is free in the end, but moves find room"
-    assert (rooms(np.zeros(4, np.int64), sizes) == 0).all()
-    assert (rooms(np.full(2, 1000), sizes[:0]) == 1000).all()
-    with_empty_node = rooms(np.array([total, 0]), sizes)
+    assert (capacity_by_node(np.zeros(4, np.int64), sizes) == 0).all()
+    assert (capacity_by_node(np.full(2, 1000), sizes[:0]) == 1000).all()
+    with_empty_node = capacity_by_node(np.array([total, 0]), sizes)
     assert with_empty_node[1] == 0
     assert with_empty_node[0] >= total - 400 * SIZE
 
@@ -175,10 +175,10 @@ def test_what_nobody_knows_stays_where_it_is() -> None:
     epoch, holders = ranks(draw, 1000, 4), np.random.default_rng(4).integers(0, 4, 1000).astype(np.uint16)
     room, sizes = np.full(4, 1 << 40), np.full(1000, SIZE, np.uint32)
     assert (next_holders(holders, [epoch], room, sizes) == holders).all()
-    nobody = Reads(np.full(1000, NO_NODE, np.uint16), np.full(1000, 2, np.float32))
+    nobody = FirstReads(np.full(1000, NO_NODE, np.uint16), np.full(1000, 2, np.float32))
     assert (next_holders(holders, [nobody, epoch], room, sizes) == holders).all()
     with pytest.raises(ValueError, match="not known"):
-        next_holders(holders, [epoch.without_places()], room, sizes)
+        next_holders(holders, [epoch.without_positions()], room, sizes)
 
 
 def test_epochs_far_ahead_do_without_places() -> None:
@@ -186,7 +186,7 @@ def test_epochs_far_ahead_do_without_places() -> None:
     epochs = [ranks(draw, 2000, 4) for _ in range(4)]
     holders = draw.integers(0, 4, 2000).astype(np.uint16)
     room, sizes = np.full(4, 1 << 40), np.full(2000, SIZE, np.uint32)
-    light = [epochs[0], *(one.without_places() for one in epochs[1:])]
+    light = [epochs[0], *(one.without_positions() for one in epochs[1:])]
     assert (next_holders(holders, light, room, sizes) == next_holders(holders, epochs, room, sizes)).all()
 
 
@@ -195,39 +195,39 @@ def test_epochs_far_ahead_do_without_places() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=12)), max_size=4))
 def test_the_first_read_counts(orders: list[tuple[int, list[int]]]) -> None:
-    reads = Reads.of(10, [(node, np.array(order, np.int32)) for node, order in orders])
-    assert reads.when is not None
+    reads = FirstReads.of(10, [(node, np.array(order, np.int32)) for node, order in orders])
+    assert reads.positions is not None
     first: dict[int, tuple[Any, int]] = {}
     for node, order in orders:
         for place, block in enumerate(order):
             at = (np.float32(place) / np.float32(len(order)), node)
             first[block] = min(first.get(block, at), at)
     for block in range(10):
-        assert (reads.when[block], reads.reader[block]) == first.get(block, (2, NO_NODE))
+        assert (reads.positions[block], reads.reader[block]) == first.get(block, (2, NO_NODE))
 
 
 def test_reads_of_what_is_not_there_are_refused() -> None:
     for node, block in ((0, 10), (0, -1), (NO_NODE, 1)):
         with pytest.raises(ValueError, match="beyond the 10"):
-            Reads.of(10, [(node, np.array([block], np.int32))])
+            FirstReads.of(10, [(node, np.array([block], np.int32))])
 
 
 # --- members come and go in the middle of a job -----------------------------------------------------------------------
 
 
-def members(*names: str) -> list[Member]:
-    return [Member(name, sum(map(ord, name)) * 0x9E3779B97F4A7C15 % (1 << 64), 1.0) for name in sorted(names)]
+def members(*names: str) -> list[RingMember]:
+    return [RingMember(name, sum(map(ord, name)) * 0x9E3779B97F4A7C15 % (1 << 64), 1.0) for name in sorted(names)]
 
 
 def test_what_a_leaver_held_goes_to_its_new_home_and_nothing_else_moves() -> None:
     blocks = 20_000
-    homes = Homes(mix(np.arange(blocks, dtype=np.uint64)))
+    homes = BlockHomes(mix_bits(np.arange(blocks, dtype=np.uint64)))
     names = ["a", "b", "c", "d"]
     homes.set_members(members(*names))
     holders = np.random.default_rng(0).integers(0, 4, blocks).astype(np.uint16)
     left = ["a", "c", "d"]
     homes.set_members(members(*left))
-    found = after_change(holders, names, left, homes.first)
+    found = holders_after_change(holders, names, left, homes.first)
     stays = holders != 1
     assert (np.array(left)[found[stays]] == np.array(names)[holders[stays]]).all()
     assert (found[~stays] == homes.first[~stays]).all()
@@ -235,18 +235,20 @@ def test_what_a_leaver_held_goes_to_its_new_home_and_nothing_else_moves() -> Non
 
 def test_who_joins_takes_its_part_and_nothing_else_moves() -> None:
     blocks = 20_000
-    homes = Homes(mix(np.arange(blocks, dtype=np.uint64)))
+    homes = BlockHomes(mix_bits(np.arange(blocks, dtype=np.uint64)))
     names, more = ["a", "c", "d"], ["a", "b", "c", "d"]
     homes.set_members(members(*names))
     old = homes.first
     holders = np.random.default_rng(0).integers(0, 3, blocks).astype(np.uint16)
     homes.set_members(members(*more))
-    found = after_change(holders, names, more, homes.first, old)
+    found = holders_after_change(holders, names, more, homes.first, old)
     joined = homes.first == 1
     assert (found[joined] == 1).all()
     assert joined.sum() == pytest.approx(blocks / 4, abs=4 * math.sqrt(blocks / 4))
     assert (np.array(more)[found[~joined]] == np.array(names)[holders[~joined]]).all()
-    assert (after_change(holders, names, more, homes.first) != 1).all(), "where it is to get its part by reading"
+    assert (holders_after_change(holders, names, more, homes.first) != 1).all(), (
+        "where it is to get its part by reading"
+    )
 
 
 def test_a_cluster_that_grows_and_shrinks_in_the_middle_of_a_job_keeps_its_shares() -> None:
@@ -254,7 +256,7 @@ def test_a_cluster_that_grows_and_shrinks_in_the_middle_of_a_job_keeps_its_share
     rooms, or goes back there."""
     blocks, draw = 20_000, np.random.default_rng(7)
     sizes = np.full(blocks, SIZE, np.uint32)
-    homes = Homes(mix(np.arange(blocks, dtype=np.uint64)))
+    homes = BlockHomes(mix_bits(np.arange(blocks, dtype=np.uint64)))
     names = ["a", "b", "c", "d"]
     homes.set_members(members(*names))
     holders, readers = homes.first, 4
@@ -264,15 +266,15 @@ def test_a_cluster_that_grows_and_shrinks_in_the_middle_of_a_job_keeps_its_share
             old_names, old_homes, old = names, homes.first, holders
             names = changes[epoch]
             homes.set_members(members(*names))
-            holders = after_change(holders, old_names, names, homes.first, old_homes)
+            holders = holders_after_change(holders, old_names, names, homes.first, old_homes)
             same = np.array(names)[holders] == np.array(old_names)[old]
             came, gone = set(names) - set(old_names), set(old_names) - set(names)
             for block in np.flatnonzero(~same).tolist():
                 assert old_names[old[block]] in gone or names[holders[block]] in came
             readers = len(names)
         ahead = [ranks(draw, blocks, readers) for _ in range(4)]
-        room = rooms(np.full(len(names), blocks * SIZE * 108 // (100 * len(names))), sizes)
+        room = capacity_by_node(np.full(len(names), blocks * SIZE * 108 // (100 * len(names))), sizes)
         holders = next_holders(holders, ahead, room, sizes)
         if epoch % 2:
-            shares = held(holders, sizes, len(names)) / (blocks * SIZE / len(names))
+            shares = held_bytes(holders, sizes, len(names)) / (blocks * SIZE / len(names))
             assert ((shares > 0.9) & (shares < 1.1)).all()

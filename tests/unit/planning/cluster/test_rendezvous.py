@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from cachefs.planning.cluster.rendezvous import (
-    Member,
-    in_order,
+    RingMember,
     key_hashes,
-    mix,
+    mix_bits,
+    rank_members,
     scores,
     space_hashes,
     weight_of,
@@ -24,7 +24,7 @@ SEEDS = {
     "node-d": 0x6F61AB3F658624E3,
 }
 WEIGHTS = {"node-a": 1.0, "node-b": 1.0, "node-c": 2.0, "node-d": 0.5}
-NODES = [Member(name, seed, WEIGHTS[name]) for name, seed in SEEDS.items()]
+NODES = [RingMember(name, seed, WEIGHTS[name]) for name, seed in SEEDS.items()]
 
 # Key, its hash, the order of the nodes, and the score of one of them.
 VECTORS = [
@@ -42,7 +42,7 @@ def keys(*texts: str) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 
 
 def test_the_mixing_function_is_the_one_that_was_agreed_on() -> None:
-    assert mix(np.array([1, 0x0123456789ABCDEF], np.uint64)).tolist() == [0x5692161D100B05E5, 0xB2C058E4EBB5112C]
+    assert mix_bits(np.array([1, 0x0123456789ABCDEF], np.uint64)).tolist() == [0x5692161D100B05E5, 0xB2C058E4EBB5112C]
 
 
 def test_seeds_are_hashes_of_ids() -> None:
@@ -55,7 +55,7 @@ def test_hash_order_and_score_are_those_that_were_agreed_on(
 ) -> None:
     hashes = key_hashes(keys(key))
     assert hashes.tolist() == [expected]
-    assert "".join("abcd"[number] for number in in_order(hashes, NODES)[0]) == order
+    assert "".join("abcd"[number] for number in rank_members(hashes, NODES)[0]) == order
     if node:
         assert scores(hashes, NODES["abcd".index(node)])[0] == pytest.approx(score, abs=5e-10)
 
@@ -81,4 +81,4 @@ def test_equal_machines_have_equal_weights() -> None:
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_weight_is_above_zero(weight: float) -> None:
     with pytest.raises(ValueError, match="a weight is a number above 0"):
-        Member("node-a", 1, weight)
+        RingMember("node-a", 1, weight)

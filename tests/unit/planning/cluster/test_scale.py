@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cachefs.planning.cluster.scale import Demand, local_share, outcome, scale_hint
+from cachefs.planning.cluster.scale import SnapshotDemand, forecast_scale, local_share, scale_hint
 
 GIB = 1 << 30
 
@@ -31,7 +31,7 @@ def test_it_is_the_number_of_draws_until_one_repeats() -> None:
 
 
 def test_what_all_nodes_lack_is_fetched_in_each_epoch() -> None:
-    hint = scale_hint([60 * GIB] * 2, [Demand(180 * GIB, 9, 600.0)])
+    hint = scale_hint([60 * GIB] * 2, [SnapshotDemand(180 * GIB, 9, 600.0)])
     assert hint.needed == 180 * GIB
     assert hint.nodes_needed == 4, "three have no room for what is on its way"
     assert hint.now.origin_bytes == 9 * 60 * GIB
@@ -44,17 +44,21 @@ def test_what_all_nodes_lack_is_fetched_in_each_epoch() -> None:
 
 
 def test_what_is_read_most_often_is_kept_first() -> None:
-    slow, fast, unknown = Demand(50 * GIB, 10, 1000.0), Demand(50 * GIB, 100, 10.0), Demand(10 * GIB, math.inf, 0.0)
-    found = outcome(1, 70 * GIB, [unknown, slow, fast])
+    slow, fast, unknown = (
+        SnapshotDemand(50 * GIB, 10, 1000.0),
+        SnapshotDemand(50 * GIB, 100, 10.0),
+        SnapshotDemand(10 * GIB, math.inf, 0.0),
+    )
+    found = forecast_scale(1, 70 * GIB, [unknown, slow, fast])
     assert found.kept == 70 * GIB
     assert found.origin_rate == pytest.approx(30 * GIB / 1000)
     assert found.origin_bytes == math.inf, "nobody knows how long the third one reads"
-    assert outcome(1, 110 * GIB, [unknown, slow, fast]).origin_bytes == 0
+    assert forecast_scale(1, 110 * GIB, [unknown, slow, fast]).origin_bytes == 0
 
 
 def test_without_jobs_or_nodes_there_is_nothing_to_say() -> None:
     nothing = scale_hint([GIB], [])
     assert (nothing.needed, nothing.nodes_needed, nothing.now.origin_bytes) == (0, 0, 0)
     assert nothing.one_fewer is None
-    nowhere = scale_hint([], [Demand(GIB, 1, 1.0)])
+    nowhere = scale_hint([], [SnapshotDemand(GIB, 1, 1.0)])
     assert (nowhere.now.nodes, nowhere.nodes_needed, nowhere.now.kept) == (0, 0, 0)

@@ -6,24 +6,24 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.copies import after_change
-from cachefs.planning.cluster.homes import NO_NODE, Homes
-from cachefs.planning.cluster.rendezvous import Member, mix
+from cachefs.planning.cluster.copies import holders_after_change
+from cachefs.planning.cluster.homes import NO_NODE, BlockHomes
+from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 from cachefs.planning.cluster.second_copies import second_keepers
 
 BLOCKS = 500
-HASHES = mix(np.arange(1, BLOCKS + 1, dtype=np.uint64))
+HASHES = mix_bits(np.arange(1, BLOCKS + 1, dtype=np.uint64))
 
 
-def members(zones: Sequence[str]) -> list[Member]:
-    return [Member(f"{number:02}", 977 * number + 1, 1.0, zone) for number, zone in enumerate(zones)]
+def members(zones: Sequence[str]) -> list[RingMember]:
+    return [RingMember(f"{number:02}", 977 * number + 1, 1.0, zone) for number, zone in enumerate(zones)]
 
 
 @given(st.lists(st.sampled_from(["", "x", "y", "z"]), min_size=2, max_size=9), st.integers(0, 1 << 30))
 def test_wherever_a_block_is_held_its_second_copy_is_on_another_node_and_in_another_zone(
     zones: list[str], seed: int
 ) -> None:
-    homes = Homes(HASHES, 2)
+    homes = BlockHomes(HASHES, 2)
     homes.set_members(members(zones))
     holders = np.random.default_rng(seed).integers(0, len(zones), BLOCKS).astype(np.uint16)
     keepers = second_keepers(holders, homes.first, homes.second, homes.zones)
@@ -38,20 +38,20 @@ def test_wherever_a_block_is_held_its_second_copy_is_on_another_node_and_in_anot
 
 def test_with_one_copy_or_one_node_there_is_no_second_one() -> None:
     for zones, replicas in ((["x", "y"], 1), (["x"], 2)):
-        homes = Homes(HASHES, replicas)
+        homes = BlockHomes(HASHES, replicas)
         homes.set_members(members(zones))
         assert (second_keepers(homes.first, homes.first, homes.second, homes.zones) == NO_NODE).all()
 
 
 def test_what_a_lost_node_held_is_held_by_who_has_the_second_copy() -> None:
     everybody = members(["x", "x", "y", "y"])
-    homes = Homes(HASHES, 2)
+    homes = BlockHomes(HASHES, 2)
     homes.set_members(everybody)
     ids = [one.id for one in everybody]
     holders = np.random.default_rng(1).integers(0, 4, BLOCKS).astype(np.uint16)
     second = second_keepers(holders, homes.first, homes.second, homes.zones)
     homes.set_members(everybody[1:])
-    found = after_change(holders, ids, ids[1:], homes.first, second=second)
+    found = holders_after_change(holders, ids, ids[1:], homes.first, second=second)
     names = np.array([*ids[1:], "nobody"])
     kept = np.where(holders == 0, second, holders)
     assert names[found].tolist() == np.array(ids)[kept].tolist()

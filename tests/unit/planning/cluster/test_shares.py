@@ -3,19 +3,19 @@
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from cachefs.planning.cluster.rendezvous import Member
-from cachefs.planning.cluster.shares import ring_diff, shares
+from cachefs.planning.cluster.rendezvous import RingMember
+from cachefs.planning.cluster.shares import member_shares, ring_diff
 
 
-def member(name: str, weight: float = 1.0, zone: str = "") -> Member:
-    return Member(name, xxh3_64_intdigest(name.encode()), weight, zone)
+def member(name: str, weight: float = 1.0, zone: str = "") -> RingMember:
+    return RingMember(name, xxh3_64_intdigest(name.encode()), weight, zone)
 
 
 FOUR = [member("d", 2.0), member("a"), member("c"), member("b")]
 
 
 def test_shares_are_about_what_weights_say() -> None:
-    found = shares(FOUR)
+    found = member_shares(FOUR)
     assert [one.member.id for one in found] == ["a", "b", "c", "d"]
     assert [one.ideal for one in found] == [0.2, 0.2, 0.2, 0.4]
     for one in found:
@@ -25,10 +25,10 @@ def test_shares_are_about_what_weights_say() -> None:
 
 
 def test_second_copies_are_in_other_zones() -> None:
-    found = shares([member("a", zone="east"), member("b", zone="east"), member("c", zone="west")], replicas=2)
+    found = member_shares([member("a", zone="east"), member("b", zone="east"), member("c", zone="west")], replicas=2)
     assert sum(one.seconds for one in found) == pytest.approx(1)
     assert found[2].seconds == pytest.approx(2 / 3, abs=0.01), "all that have their home in the east"
-    assert shares([member("a")], replicas=2)[0].seconds == 0
+    assert member_shares([member("a")], replicas=2)[0].seconds == 0
 
 
 def test_a_join_moves_the_part_of_who_joins_and_a_leave_that_of_who_leaves() -> None:
@@ -50,4 +50,4 @@ def test_from_and_to_an_empty_ring() -> None:
     assert ring_diff([], FOUR).moved == 1
     gone = ring_diff(FOUR, [])
     assert (gone.moved, gone.least) == (1, 0)
-    assert shares([]) == []
+    assert member_shares([]) == []

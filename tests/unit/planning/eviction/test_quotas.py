@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.eviction.policies import open_policy
+from cachefs.planning.eviction.policies import make_policy
 from cachefs.planning.eviction.quotas import Quota, Quotas
 from cachefs.planning.sequences.plan import Plan
 from tests.blockstore import BLOCK_SIZE, OpenStore, data_of, key_of, opened, store_config
@@ -39,7 +39,7 @@ class Accounting(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(["lru", "fifo", "minio", "clairvoyant"]))
     def start(self, policy: str) -> None:
         plan = Plan()
-        self.limits = Quotas([CAPACITY, CAPACITY], lambda: [open_policy(policy, plan) for _ in range(2)], plan)
+        self.limits = Quotas([CAPACITY, CAPACITY], lambda: [make_policy(policy, plan) for _ in range(2)], plan)
         self.limited: dict[str, Quota] = {}
         self.owner: dict[int, str] = {}
         self.kept: dict[int, tuple[int, int]] = {}
@@ -55,51 +55,51 @@ class Accounting(RuleBasedStateMachine):
     )
     def set_limit(self, dataset: str, share: float, ttl: float, most: float) -> None:
         self.limited[dataset] = limit(dataset, share, ttl, most)
-        self.limits.set(self.limited[dataset])
+        self.limits.set_quota(self.limited[dataset])
 
     @rule(dataset=DATASETS)
     def remove(self, dataset: str) -> None:
         self.limited.pop(dataset, None)
-        self.limits.remove(dataset)
+        self.limits.remove_quota(dataset)
         self.owner = {number: owner for number, owner in self.owner.items() if owner != dataset}
 
     @rule(number=KEYS, dataset=DATASETS, tier=st.integers(0, 1), size=st.integers(1, 300), passing=st.booleans())
     def come(self, number: int, dataset: str, tier: int, size: int, passing: bool) -> None:
         self.now += 1
-        claimed = self.limits.claim(key(number), f"{dataset}1", self.now)
+        claimed = self.limits.claim_block(key(number), f"{dataset}1", self.now)
         assert claimed == (dataset in self.limited and number not in self.owner)
         if claimed:
             self.owner[number], self.read[number] = dataset, self.now
         if not passing:
-            self.limits.added(tier, key(number), size)
+            self.limits.note_added(tier, key(number), size)
             if number in self.owner:
                 self.kept[number] = tier, size
 
     @rule(number=KEYS, tier=st.integers(0, 1), size=st.integers(1, 300))
     def begin(self, number: int, tier: int, size: int) -> None:
-        self.limits.coming(tier, key(number), size)
+        self.limits.note_reserved(tier, key(number), size)
         if number in self.owner and self.kept.get(number, (None, 0))[0] != tier:
             self.coming.setdefault(number, (tier, size))
 
     @rule(number=KEYS)
     def arrive(self, number: int) -> None:
-        self.limits.arrived(key(number))
+        self.limits.note_written(key(number))
         self.coming.pop(number, None)
 
     @rule(numbers=st.lists(KEYS))
     def use(self, numbers: list[int]) -> None:
         self.now += 1
-        self.limits.accessed([key(number) for number in numbers], self.now)
+        self.limits.note_accessed([key(number) for number in numbers], self.now)
         self.read |= {number: self.now for number in numbers if number in self.owner}
 
     @rule(number=KEYS)
     def leave_tier(self, number: int) -> None:
-        self.limits.removed(key(number))
+        self.limits.note_removed(key(number))
         self.kept.pop(number, None)
 
     @rule(number=KEYS)
     def leave(self, number: int) -> None:
-        self.limits.forget(key(number))
+        self.limits.forget_block(key(number))
         self.owner.pop(number, None)
 
     @rule(pinned=st.sets(KEYS))
@@ -107,10 +107,10 @@ class Accounting(RuleBasedStateMachine):
         self.now += 1
         late = {number for number in self.owner if self.now - self.read[number] > self.limited[self.owner[number]].ttl}
         gone: set[bytes] = set()
-        while (found := self.limits.expired(self.now, {key(number) for number in pinned})) is not None:
+        while (found := self.limits.choose_expired(self.now, {key(number) for number in pinned})) is not None:
             gone |= set(found)
             for each in found:
-                self.limits.forget(each)
+                self.limits.forget_block(each)
         assert gone == {key(number) for number in late - pinned}
         for number in late - pinned:
             del self.owner[number]
@@ -118,16 +118,16 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(tier=st.integers(0, 1), pinned=st.sets(KEYS))
     def lower(self, tier: int, pinned: set[int]) -> None:
-        while gone := self.limits.surplus(tier, CAPACITY // 4, {key(number) for number in pinned}):
+        while gone := self.limits.choose_surplus(tier, CAPACITY // 4, {key(number) for number in pinned}):
             assert len(gone) == len(set(gone))
             for each in gone:
                 number = int(each)
                 assert number not in pinned
                 assert self.kept.pop(number)[0] == tier
-                self.limits.removed(each)
+                self.limits.note_removed(each)
         for dataset, known in self.limited.items():
             unpinned = sum(self.sizes(dataset, tier, without={*pinned, *self.coming}))
-            assert sum(self.sizes(dataset, tier)) <= int(min(known.most, known.share * CAPACITY)) or not unpinned
+            assert sum(self.sizes(dataset, tier)) <= int(min(known.max_bytes, known.share * CAPACITY)) or not unpinned
 
     @invariant()
     def counts_are_right(self) -> None:
@@ -136,15 +136,15 @@ class Accounting(RuleBasedStateMachine):
                 del places[number]
         for dataset, known in self.limited.items():
             used = [sum(self.sizes(dataset, tier)) for tier in (MEMORY, SSD)]
-            quota = int(min(known.most, known.share * CAPACITY))
+            quota = int(min(known.max_bytes, known.share * CAPACITY))
             allowed = sum(max(0, quota - quota // 64 - each) for each in used)
-            assert self.limits.allowance(f"{dataset}2") == (allowed if known.limits_room else math.inf)
+            assert self.limits.allowance(f"{dataset}2") == (allowed if known.has_size_limit else math.inf)
         for number, owner in self.owner.items():
             for tier in (MEMORY, SSD):
                 known = self.limited[owner]
-                unlimited = not known.limits_room or self.kept.get(number, (None, 0))[0] == tier
-                left = int(min(known.most, known.share * CAPACITY)) - sum(self.sizes(owner, tier))
-                assert self.limits.room(tier, key(number)) == (math.inf if unlimited else left)
+                unlimited = not known.has_size_limit or self.kept.get(number, (None, 0))[0] == tier
+                left = int(min(known.max_bytes, known.share * CAPACITY)) - sum(self.sizes(owner, tier))
+                assert self.limits.room_left(tier, key(number)) == (math.inf if unlimited else left)
 
     def sizes(self, dataset: str, tier: int, without: Collection[int] = ()) -> list[int]:
         return [
@@ -239,7 +239,7 @@ def test_belady_decides_within_a_share(root: Path) -> None:
             b"".join(key_of(number)[:16] for number in range(60)), [("high", "<u8"), ("low", "<u8")]
         )
         store.plan.add_space(BlockSpace("a1", BLOCK_SIZE, np.full(60, SIZE, np.int64), contents))
-        store.plan.set_epoch("job", "a1", 0, np.arange(60), last=True)
+        store.plan.set_epoch("job", "a1", 0, np.arange(60), is_last=True)
         store.set_limit(limit("a", share=0.25))
         put(store, range(59, -1, -1), "a1")
         kept = held(store, range(60), MEMORY)
@@ -304,7 +304,7 @@ def test_what_nobody_reads_goes_after_its_time_unless_pinned_or_planned(
             b"".join(key_of(number)[:16] for number in range(9)), [("high", "<u8"), ("low", "<u8")]
         )
         store.plan.add_space(BlockSpace("a1", BLOCK_SIZE, np.full(9, SIZE, np.int64), contents))
-        store.plan.set_epoch("job", "a1", 0, np.array([3, 4]), last=True)
+        store.plan.set_epoch("job", "a1", 0, np.array([3, 4]), is_last=True)
         store.set_limit(limit("a", ttl=60))
         put(store, range(9), "a1")
         put(store, range(20, 22), "other")
@@ -316,7 +316,7 @@ def test_what_nobody_reads_goes_after_its_time_unless_pinned_or_planned(
         clock += 40
         store.maintain()
         assert held(store, range(30), MEMORY) == [0, 1, 3, 4, 20, 21]
-        store.plan.remove("job")
+        store.plan.remove_consumer("job")
         store.unpin([key_of(0)])
         clock += 61
         store.maintain()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cachefs.planning.prefetch.bandwidth import Bandwidth
-from cachefs.planning.prefetch.latency import Latency
+from cachefs.planning.prefetch.latency import FetchLatency
 
 
 def test_bandwidth_is_what_comes_while_all_that_is_possible_is_asked_for() -> None:
@@ -15,7 +15,7 @@ def test_bandwidth_is_what_comes_while_all_that_is_possible_is_asked_for() -> No
         nonlocal now
         now += 1
         if idle:
-            bandwidth.idle()
+            bandwidth.note_idle()
         bandwidth.measure(total, now)
         return bandwidth.value
 
@@ -31,11 +31,11 @@ def test_what_comes_before_anything_was_asked_for_says_nothing_of_the_origins() 
     bandwidth = Bandwidth(0.0)
     bandwidth.measure(0, 0.01)
     assert bandwidth.value == np.inf
-    assert bandwidth.has_more
+    assert bandwidth.has_spare
 
 
 def test_latency_is_smoothed() -> None:
-    latency = Latency(0.1)
+    latency = FetchLatency(0.1)
     for _ in range(200):
         latency.measure(0.2)
     assert latency.mean == pytest.approx(0.2, rel=1e-3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachefs.planning.requests.receive_window import FIRST_QUEUE, GRAIN, MOST_QUEUE, ReceiveWindow
+from cachefs.planning.requests.receive_window import GRAIN_BYTES, INITIAL_QUEUE_BYTES, MAX_QUEUE_BYTES, ReceiveWindow
 
 BLOCK = 110_000
 
@@ -15,14 +15,14 @@ def run(window: ReceiveWindow, link: float, base: float, queue: float, seconds: 
         in_flight = max(BLOCK, window.size // BLOCK * BLOCK)
         if in_flight > link * base + queue:
             losses += 1
-            window.sent_twice(3, now)
+            window.note_retransmissions(3, now)
             now += 0.05
         # A round: what was asked for comes at the link's rate, but not before the latency is over.
         took = max(base + BLOCK / link, in_flight / link)
         now += took
         came += in_flight
-        window.answered(took - BLOCK / link, base, now)
-        window.received(in_flight, now, is_full=True)
+        window.note_latency(took - BLOCK / link, base, now)
+        window.note_received(in_flight, now, is_full=True)
     return came / seconds / link, losses
 
 
@@ -44,20 +44,20 @@ def test_window_grows_with_the_link() -> None:
 def test_window_holds_two_grains_and_is_bounded() -> None:
     window = ReceiveWindow()
     for step in range(1000):
-        window.sent_twice(10, step * 100.0)
-    assert window.queue == FIRST_QUEUE
-    assert window.size >= 2 * GRAIN
+        window.note_retransmissions(10, step * 100.0)
+    assert window.queue == INITIAL_QUEUE_BYTES
+    assert window.size >= 2 * GRAIN_BYTES
     run(window, 1e11, 0.01, 1e12, 5)
-    assert window.queue <= MOST_QUEUE * 1.5
+    assert window.queue <= MAX_QUEUE_BYTES * 1.5
 
 
 def test_something_may_always_be_asked_for() -> None:
     window = ReceiveWindow(100_000)
     assert window.size == 100_000
-    assert window.room(0, 64 << 20)
-    assert not window.room(60_000, 64 << 20)
-    assert window.room(50_000, 64 << 20)  # its first half comes with the rest of the other one
-    assert not window.room(60_000, 40_001)
+    assert window.can_request(0, 64 << 20)
+    assert not window.can_request(60_000, 64 << 20)
+    assert window.can_request(50_000, 64 << 20)  # its first half comes with the rest of the other one
+    assert not window.can_request(60_000, 40_001)
     run(window, 1e9, 0.001, 1e9, 1)
     assert window.size == 100_000
 
@@ -66,9 +66,9 @@ def test_something_may_always_be_asked_for() -> None:
 def test_odd_measurements_do_no_harm(latency: float) -> None:
     window = ReceiveWindow()
     for step in range(100):
-        window.answered(latency, latency, step * 0.001)
-        window.received(BLOCK, step * 0.001, is_full=step % 3 > 0)
-    assert 2 * GRAIN <= window.size <= 64 << 20
+        window.note_latency(latency, latency, step * 0.001)
+        window.note_received(BLOCK, step * 0.001, is_full=step % 3 > 0)
+    assert 2 * GRAIN_BYTES <= window.size <= 64 << 20
 
 
 def test_a_pause_is_no_rate() -> None:
@@ -76,21 +76,21 @@ def test_a_pause_is_no_rate() -> None:
     window = ReceiveWindow()
     now = 0.0
     for _ in range(100):
-        window.received(BLOCK, now, is_full=True)
+        window.note_received(BLOCK, now, is_full=True)
         now += 0.001
     rate = window.rate
     now += 10.0
-    window.received(BLOCK, now, is_full=True)
-    window.received(BLOCK, now + 0.001, is_full=True)
+    window.note_received(BLOCK, now, is_full=True)
+    window.note_received(BLOCK, now + 0.001, is_full=True)
     assert window.rate == rate
 
 
 def test_a_single_peer_may_have_more_on_the_way_until_something_is_sent_twice() -> None:
     window = ReceiveWindow()
-    assert window.alone == 4 * window.size
-    assert window.room(3 * window.size, BLOCK, alone=True)
-    assert not window.room(3 * window.size, BLOCK)
+    assert window.single_peer_size == 4 * window.size
+    assert window.can_request(3 * window.size, BLOCK, is_single_peer=True)
+    assert not window.can_request(3 * window.size, BLOCK)
     for step in range(5):
-        window.sent_twice(10, step * 100.0)
-    assert window.alone == window.size
-    assert ReceiveWindow(100_000).alone == 100_000
+        window.note_retransmissions(10, step * 100.0)
+    assert window.single_peer_size == window.size
+    assert ReceiveWindow(100_000).single_peer_size == 100_000

@@ -8,7 +8,7 @@ import pytest
 from cachefs_tools.lab.slow_link import TokenBucket
 
 from cachefs.planning.requests import request_rate
-from cachefs.planning.requests.request_rate import FORGOTTEN, RequestRates
+from cachefs.planning.requests.request_rate import FORGET_SECONDS, RequestRates
 
 
 @pytest.mark.parametrize("limit", [100, 500, 5000])
@@ -23,16 +23,16 @@ def test_nearly_all_that_the_server_takes_is_used_and_little_is_refused(limit: i
     while now < 20:
         now, _, what = heapq.heappop(events)
         if what == "ready":
-            heapq.heappush(events, (rates.when("p", now), next(order), "sent"))
+            heapq.heappush(events, (rates.schedule_request("p", now), next(order), "sent"))
         elif what == "sent":
-            heapq.heappush(events, (now + latency, next(order), "yes" if server.admits(now) else "no"))
+            heapq.heappush(events, (now + latency, next(order), "yes" if server.try_admit(now) else "no"))
         elif what == "yes":
             accepted += 1
-            rates.accepted("p", now)
+            rates.note_accepted("p", now)
             heapq.heappush(events, (now, next(order), "ready"))
         else:
             refused += 1
-            rates.refused("p", readers / latency, now)
+            rates.note_refused("p", readers / latency, now)
             heapq.heappush(events, (now + 0.1, next(order), "ready"))
     assert accepted / (20 * limit) >= 0.95
     assert refused / accepted <= 0.25
@@ -40,16 +40,16 @@ def test_nearly_all_that_the_server_takes_is_used_and_little_is_refused(limit: i
 
 def test_a_prefix_without_refusals_never_waits() -> None:
     rates = RequestRates()
-    rates.refused("a", 100.0, 0.0)
-    assert [rates.when("b", 0.0) for _ in range(100)] == [0.0] * 100
-    assert [rates.when("a", 0.0) for _ in range(100)][-1] > 0.8
+    rates.note_refused("a", 100.0, 0.0)
+    assert [rates.schedule_request("b", 0.0) for _ in range(100)] == [0.0] * 100
+    assert [rates.schedule_request("a", 0.0) for _ in range(100)][-1] > 0.8
 
 
 def test_after_a_minute_without_a_refusal_there_is_no_limit() -> None:
     rates = RequestRates()
-    rates.refused("a", 100.0, 0.0)
+    rates.note_refused("a", 100.0, 0.0)
     assert rates.rate("a") == 100.0
-    assert rates.when("a", FORGOTTEN) == FORGOTTEN
+    assert rates.schedule_request("a", FORGET_SECONDS) == FORGET_SECONDS
     assert rates.rate("a") == math.inf
     assert not rates.is_limited
 
@@ -57,26 +57,26 @@ def test_after_a_minute_without_a_refusal_there_is_no_limit() -> None:
 def test_a_rate_recovers_within_seconds_after_the_server_has_refused_everything() -> None:
     rates = RequestRates()
     for number in range(100):
-        rates.refused("a", 1000.0, number / 10)
-    assert rates.rate("a") == request_rate._LEAST
+        rates.note_refused("a", 1000.0, number / 10)
+    assert rates.rate("a") == request_rate._MIN_RATE
     now = 10.0
     while rates.rate("a") < 1000:
-        now = max(rates.when("a", now), now)
+        now = max(rates.schedule_request("a", now), now)
         assert now < 22
-    for _ in range(int(FORGOTTEN) - 20):
-        now = rates.when("a", now + 1)
-    assert rates.lowest <= request_rate._MOST_RATE, "it was 10 ** 170"
+    for _ in range(int(FORGET_SECONDS) - 20):
+        now = rates.schedule_request("a", now + 1)
+    assert rates.lowest <= request_rate._MAX_RATE, "it was 10 ** 170"
 
 
 def test_the_number_of_prefixes_is_bounded() -> None:
     rates = RequestRates()
     for number in range(1000):
-        rates.refused(str(number), 100.0, 0.0)
-    assert len(rates._prefixes) == request_rate.MOST
+        rates.note_refused(str(number), 100.0, 0.0)
+    assert len(rates._prefixes) == request_rate.MAX_PREFIXES
     assert rates.rate("999") == 100.0
 
 
 def test_nothing_is_made_of_a_refusal_before_anything_is_known() -> None:
     rates = RequestRates()
-    rates.refused("a", 0.0, 0.0)
+    rates.note_refused("a", 0.0, 0.0)
     assert not rates.is_limited

@@ -4,18 +4,18 @@ from typing import Any
 
 import numpy as np
 
-from cachefs.planning.scheduling.cluster import Cluster
-from cachefs.planning.scheduling.facts import SHARDS, Copy, JobAsk, Links, NodeFacts, SnapshotFacts
+from cachefs.planning.scheduling.cluster_facts import ClusterFacts
+from cachefs.planning.scheduling.facts import SHARDS, JobRequest, Links, NodeCopy, NodeFacts, SnapshotFacts
 
 GB = 10**9
 SIZE = 100 * GB
 
 
-def copy_of(first: float, last: float, size: int = SIZE, **more: Any) -> Copy:
+def copy_of(first: float, last: float, size: int = SIZE, **more: Any) -> NodeCopy:
     """The blocks from this part of the snapshot to that one, on SSD."""
     shards = np.zeros(SHARDS, np.uint8)
     shards[round(first * SHARDS) : round(last * SHARDS)] = 255
-    return Copy(0, round((last - first) * size), shards, **more)
+    return NodeCopy(0, round((last - first) * size), shards, **more)
 
 
 def node(name: str, part: tuple[float, float] | None = None, **more: Any) -> NodeFacts:
@@ -32,13 +32,13 @@ def node(name: str, part: tuple[float, float] | None = None, **more: Any) -> Nod
     return NodeFacts(name, **(facts | more))
 
 
-def cluster_of(*nodes: NodeFacts, links: Links | None = None, size: int = SIZE, now: float = 0.0) -> Cluster:
-    cluster = Cluster(links)
-    cluster.put_snapshot(SnapshotFacts("s", size, 1000))
+def cluster_of(*nodes: NodeFacts, links: Links | None = None, size: int = SIZE, now: float = 0.0) -> ClusterFacts:
+    cluster = ClusterFacts(links)
+    cluster.add_snapshot(SnapshotFacts("s", size, 1000))
     for one in nodes:
-        cluster.put(one, now)
+        cluster.update_node(one, now)
     return cluster
 
 
-def job(ranks: int = 1, **more: Any) -> JobAsk:
-    return JobAsk(more.pop("id", "job"), "s", ranks, **({"rate": 4e8, "epochs": 10} | more))
+def job(ranks: int = 1, **more: Any) -> JobRequest:
+    return JobRequest(more.pop("id", "job"), "s", ranks, **({"rate": 4e8, "epochs": 10} | more))

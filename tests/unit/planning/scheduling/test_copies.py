@@ -1,4 +1,4 @@
-from cachefs.planning.scheduling.copies import cached_copies, slots
+from cachefs.planning.scheduling.copies import cached_copies, job_slots
 
 from .making import cluster_of, node
 
@@ -29,16 +29,16 @@ def test_each_job_reads_one_copy():
 
 def test_slots_are_those_of_all_copies():
     copies = cached_copies("s", cluster_of(node("a", (0, 1)), node("b", (0, 1))), [{"a"}, {"a"}, {"b"}])
-    found = slots(copies, 2, 3)
+    found = job_slots(copies, 2, 3)
     assert (found.limit, found.free, found.nodes) == (4, 1, ("b",))
-    assert slots(copies, 2, 3, making=1).free == 3
-    assert slots(copies, 2, 9).free == 0
-    assert slots(copies, 0, 1000).free > 1000
-    assert slots((), 2, 1).free == 1
-    assert slots((), 2, 1).nodes == ()
+    assert job_slots(copies, 2, 3, making=1).free == 3
+    assert job_slots(copies, 2, 9).free == 0
+    assert job_slots(copies, 0, 1000).free > 1000
+    assert job_slots((), 2, 1).free == 1
+    assert job_slots((), 2, 1).nodes == ()
 
 
 def test_what_silent_nodes_had_is_no_copy():
     cluster = cluster_of(node("a", (0, 1)))
-    cluster.look(10_000)
+    cluster.advance_clock(10_000)
     assert cached_copies("s", cluster) == ()

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from cachefs.planning.cluster.scale import local_share
 from cachefs.planning.scheduling.estimates import estimate, estimates, silod_rate
-from cachefs.planning.scheduling.facts import SHARDS, Copy, Links
-from cachefs.planning.scheduling.scores import scores
+from cachefs.planning.scheduling.facts import SHARDS, Links, NodeCopy
+from cachefs.planning.scheduling.scores import score_nodes
 
 from .making import SIZE, cluster_of, job, node
 
@@ -55,7 +55,7 @@ def test_each_rank_is_asked_for_what_it_reads():
     order = np.zeros((2, SHARDS), np.float32)
     order[0, :128], order[1, 128:] = 1 / 128, 1 / 128
     cluster = cluster_of(node("a", (0, 0.5)), node("b", (0.5, 1)))
-    ask = job(2, order=order)
+    ask = job(2, distribution=order)
     assert [estimate(ask, rank, "a", cluster).local for rank in (0, 1)] == [SIZE // 2, 0]
     assert [estimate(ask, rank, "b", cluster).local for rank in (0, 1)] == [0, SIZE // 2]
 
@@ -100,8 +100,8 @@ def test_what_stays_is_what_there_is_room_for():
 def test_memory_is_faster_than_an_ssd():
     ask = job(rate=1e10)
     slow = {"capacity": SIZE, "tier_rate": 1e9}
-    on_ssd = node("a", copies={"s": Copy(0, SIZE)}, **slow)
-    in_memory = node("b", copies={"s": Copy(SIZE, 0)}, memory=SIZE, **slow)
+    on_ssd = node("a", copies={"s": NodeCopy(0, SIZE)}, **slow)
+    in_memory = node("b", copies={"s": NodeCopy(SIZE, 0)}, memory=SIZE, **slow)
     found = estimates(ask, ["a", "b"], cluster_of(on_ssd, in_memory))
     assert found.first.tolist() == [90.0, 0.0]
     assert found.later.tolist() == [90.0, 0.0]
@@ -116,7 +116,7 @@ def test_estimates_are_whole_and_scores_follow_them(parts):
     np.testing.assert_allclose(np.sum(found.sources, axis=0), SIZE)
     assert np.isfinite(found.first).all()
     assert (found.first >= 0).all()
-    given = scores(job(), names, cluster)
+    given = score_nodes(job(), names, cluster)
     assert given.max() == 1
     assert (given > 0).all()
     seconds = found.first + 9 * found.later + 0.1 * (found.first_load + 9 * found.later_load)
@@ -125,21 +125,21 @@ def test_estimates_are_whole_and_scores_follow_them(parts):
 
 def test_more_data_is_never_worse():
     nodes = [node(f"n{i}", (0, i / 10)) for i in range(11)]
-    given = scores(job(), [one.name for one in nodes], cluster_of(*nodes, node("all", (0, 0))))
+    given = score_nodes(job(), [one.name for one in nodes], cluster_of(*nodes, node("all", (0, 0))))
     assert (np.diff(given) >= 0).all()
     assert given[10] > given[5] > given[0] > 0.5
 
 
 def test_what_takes_no_jobs_scores_nothing():
     cluster = cluster_of(node("up"), node("off", (0, 1), state="draining"), node("away", (0, 1), state="away"))
-    assert scores(job(), ["up", "off", "away", "stranger"], cluster).tolist() == [1, 0, 0, 0]
+    assert score_nodes(job(), ["up", "off", "away", "stranger"], cluster).tolist() == [1, 0, 0, 0]
 
 
 def test_nobody_has_told_of_the_snapshot():
     cluster = cluster_of(node("a"), node("b"))
     ask = job()
     cluster.forget_snapshot("s")
-    assert scores(ask, ["a", "b"], cluster).tolist() == [1, 1]
+    assert score_nodes(ask, ["a", "b"], cluster).tolist() == [1, 1]
 
 
 def test_a_job_of_unknown_rate_is_as_fast_as_its_data():

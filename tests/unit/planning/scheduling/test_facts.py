@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.scheduling.facts import SHARDS, WHOLE, Copy, JobAsk, Links, NodeFacts, shards_of
+from cachefs.planning.scheduling.facts import SHARDS, WHOLE, JobRequest, Links, NodeCopy, NodeFacts, shards_of
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.floats(0, 1))
@@ -37,14 +37,14 @@ def test_a_snapshot_of_one_block_is_there_or_not():
         lambda: NodeFacts("n", capacity=-1),
         lambda: NodeFacts("n", peer_rate=float("nan")),
         lambda: NodeFacts("n", demand=float("inf")),
-        lambda: NodeFacts("n", copies={str(i): Copy(0, 0) for i in range(2049)}),
-        lambda: Copy(-1, 0),
-        lambda: Copy(0, 0, np.zeros(10, np.uint8)),
-        lambda: Copy(0, 0, np.zeros(SHARDS, np.int64)),
+        lambda: NodeFacts("n", copies={str(i): NodeCopy(0, 0) for i in range(2049)}),
+        lambda: NodeCopy(-1, 0),
+        lambda: NodeCopy(0, 0, np.zeros(10, np.uint8)),
+        lambda: NodeCopy(0, 0, np.zeros(SHARDS, np.int64)),
         lambda: Links(origin=-1),
-        lambda: JobAsk("j", "s", ranks=0),
-        lambda: JobAsk("j", "s", ranks=10**6),
-        lambda: JobAsk("j", "s", ranks=2, order=np.zeros((1, SHARDS), np.float32)),
+        lambda: JobRequest("j", "s", ranks=0),
+        lambda: JobRequest("j", "s", ranks=10**6),
+        lambda: JobRequest("j", "s", ranks=2, distribution=np.zeros((1, SHARDS), np.float32)),
     ],
 )
 def test_what_makes_no_sense_is_refused(make):

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cachefs.planning.sequences import plan as module
-from cachefs.planning.sequences.course import FIRST_RATE
-from cachefs.planning.sequences.epoch import UNKNOWN
+from cachefs.planning.sequences.epoch import UNKNOWN_READ
 from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.timeline import ASSUMED_RATE
 from tests.simulated import space_of
 
 BLOCKS = 12
@@ -23,7 +23,7 @@ def plan_of(*epochs: list[int], last: bool = True) -> Plan:
     plan = Plan()
     plan.add_space(SPACE)
     for number, order in enumerate(epochs):
-        plan.set_epoch("job", "space", number, np.array(order), last=last and number == len(epochs) - 1)
+        plan.set_epoch("job", "space", number, np.array(order), is_last=last and number == len(epochs) - 1)
     plan.set_progress("job", 0, 0, RATE)
     return plan
 
@@ -48,7 +48,7 @@ class PlanMachine(RuleBasedStateMachine):
     def publish(self, name: str, ahead: int, order: list[int]) -> None:
         epoch = self.places.get(name, (0, 0))[0] + ahead
         self.places.setdefault(name, (epoch, 0))
-        self.rates.setdefault(name, FIRST_RATE)
+        self.rates.setdefault(name, ASSUMED_RATE)
         self.plan.set_epoch(name, "space", epoch, np.array(order))
         self.epochs.setdefault(name, {})[epoch] = order
         self._go(name, *self.places[name])
@@ -70,7 +70,7 @@ class PlanMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("ab"))
     def remove(self, name: str) -> None:
-        self.plan.remove(name)
+        self.plan.remove_consumer(name)
         for known in (self.epochs, self.places, self.rates):
             known.pop(name, None)
         self.suspended.discard(name)
@@ -115,7 +115,7 @@ TestPlan = PlanMachine.TestCase
 def test_next_use_is_the_distance_over_the_rate_of_the_soonest_consumer() -> None:
     plan = plan_of([3, 1, 2])
     assert next_use(plan)[:4] == [np.inf, 0.1, 0.2, 0.0]
-    plan.set_epoch("other", "space", 0, np.array([0, 0, 2]), last=True)
+    plan.set_epoch("other", "space", 0, np.array([0, 0, 2]), is_last=True)
     plan.set_progress("other", 0, 0, 100.0)
     assert next_use(plan)[:4] == [0.0, 0.1, 0.02, 0.0]
 
@@ -141,7 +141,7 @@ def test_a_quarter_of_the_blocks_per_epoch_means_four_epochs_until_a_block_is_re
 
 def test_reads_out_of_order_are_done() -> None:
     plan = plan_of([3, 1, 2, 0], [0, 1, 2, 3])
-    plan.read_early("job", np.array([1, 2]))
+    plan.note_early_reads("job", np.array([1, 2]))
     assert next_use(plan)[:4] == [pytest.approx(0.3), pytest.approx(0.5), pytest.approx(0.6), 0.0]
     plan.set_progress("job", 0, 3, RATE)
     assert next_use(plan)[:4] == [0.0, pytest.approx(0.2), pytest.approx(0.3), pytest.approx(0.4)]
@@ -155,7 +155,7 @@ def test_blocks_of_another_snapshot_are_the_same_blocks() -> None:
     assert refreshed.key(3) == SPACE.key(3)
     ids = np.array([1, 2, 3, BLOCKS + 1], np.int32)
     assert plan.next_use_of("refreshed", ids).tolist() == [pytest.approx(0.1), pytest.approx(0.2), 0.0, np.inf]
-    plan.set_epoch("new", "refreshed", 0, np.array([2, 1]), last=True)
+    plan.set_epoch("new", "refreshed", 0, np.array([2, 1]), is_last=True)
     plan.set_progress("new", 0, 0, RATE)
     assert plan.next_use([SPACE.key(2), SPACE.key(1)]).tolist() == [0.0, pytest.approx(0.1)]
     plan.remove_space("space")
@@ -177,10 +177,10 @@ def test_progress_of_unknown_consumers_and_of_unknown_epochs_is_harmless() -> No
     plan.set_progress("nobody", 0, 1, RATE)
     plan.set_progress("job", 7, 1, RATE)
     assert next_use(plan) == [np.inf] * BLOCKS
-    assert plan.place("job") == (7, 1)
-    plan.set_epoch("job", "space", 7, np.array([5, 6]), last=True)
+    assert plan.progress("job") == (7, 1)
+    plan.set_epoch("job", "space", 7, np.array([5, 6]), is_last=True)
     assert next_use(plan)[6] == 0.0
-    plan.remove("job")
+    plan.remove_consumer("job")
     assert plan.is_empty
 
 
@@ -221,12 +221,12 @@ def test_what_was_consumed_can_be_asked_for_until_it_is_forgotten() -> None:
     assert [(snapshot, ids.tolist()) for snapshot, ids in consumed] == [("space", [0, 1]), ("space", [2])]
     assert plan.consumed_since(mark) == (mark, [])
     for _ in range(1100):
-        plan.read_early("job", np.array([5]))
+        plan.note_early_reads("job", np.array([5]))
     assert plan.consumed_since(mark)[1] is None
 
 
 def test_unknown_blocks_are_unknown_as_reads() -> None:
-    assert plan_of([3, 1, 2]).expected("job", ALL[:4]).tolist() == [UNKNOWN, 1, 2, 0]
+    assert plan_of([3, 1, 2]).next_reads("job", ALL[:4]).tolist() == [UNKNOWN_READ, 1, 2, 0]
 
 
 def test_a_late_epoch_is_not_counted_from_an_early_one() -> None:
@@ -237,10 +237,10 @@ def test_a_late_epoch_is_not_counted_from_an_early_one() -> None:
     plan.set_epoch("job", "space", late, np.array([5, 4, 3]))
     assert next_use(plan) == before
     plan.set_progress("job", 0, 2)
-    assert plan.place("job") == (0, 2)
+    assert plan.progress("job") == (0, 2)
     plan.set_progress("job", late, 0, RATE)
     plan.set_epoch("job", "space", late + 1, np.array([3, 4, 5]))
-    assert [plan.place("job"), next_use(plan)[3:6]] == [(late, 0), [0.2, 0.1, 0.0]]
+    assert [plan.progress("job"), next_use(plan)[3:6]] == [(late, 0), [0.2, 0.1, 0.0]]
 
 
 @pytest.mark.parametrize("position", [0, 1, 3])
@@ -249,8 +249,8 @@ def test_a_leap_to_the_next_epoch_is_planned_as_if_all_had_been_read(
 ) -> None:
     found = []
     for leap in (0, 100):
-        monkeypatch.setattr(module, "_LEAP", leap)
+        monkeypatch.setattr(module, "_MAX_LEAP", leap)
         plan = plan_of([0, 1, 2, 0], [2, 1, 0, 2], [4, 2])
         plan.set_progress("job", 1, position)
-        found.append((plan.place("job"), next_use(plan)))
+        found.append((plan.progress("job"), next_use(plan)))
     assert found[0] == found[1]

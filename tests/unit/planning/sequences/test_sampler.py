@@ -24,7 +24,7 @@ def torch_permutation(size: int, seed: int) -> numpy.ndarray:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).numpy()
 
 
-def permutation(size: int, seed: int) -> sampler.Order:
+def permutation(size: int, seed: int) -> sampler.EpochOrder:
     return epoch_order(SamplerSpec(kind="torch-distributed", size=size, seed=seed), 0)
 
 
@@ -62,7 +62,7 @@ def test_numpy_is_shuffled_as_by_numpy_itself(size: int, seed: int, at_once: int
     for shuffle in (sampler._shuffle_masked, sampler._shuffle_masked_in_python):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sampler, "_shuffle_masked", shuffle)
-            patch.setattr(sampler, "_DRAWN_AT_ONCE", at_once)
+            patch.setattr(sampler, "_DRAWS_AT_ONCE", at_once)
             assert epoch_order(spec, 0).tolist() == expected
 
 
@@ -137,14 +137,14 @@ def test_hundreds_of_epochs_cost_no_more_than_their_permutations(monkeypatch: py
     """Each asked for once, in order: the generator is moved on by one epoch each time."""
     sampler._states.cache_clear()
     skipped = 0
-    skip = sampler.skip
+    skip = sampler.skip_draws
 
     def count(generator: numpy.random.RandomState, draws: int) -> None:
         nonlocal skipped
         skipped += draws
         skip(generator, draws)
 
-    monkeypatch.setattr(sampler, "skip", count)
+    monkeypatch.setattr(sampler, "skip_draws", count)
     spec = SamplerSpec(kind="torch-random", size=10, seed=5, epochs=600)
     for epoch in range(600):
         epoch_order(spec, epoch)
@@ -296,13 +296,13 @@ print(epoch_order(SamplerSpec(kind="torch-distributed", size=6, seed=1), 0))
 
 def test_a_late_epoch_is_reached_at_once_and_those_near_it_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped: list[int] = []
-    really_skip = sampler.skip
+    really_skip = sampler.skip_draws
 
     def skip(generator: numpy.random.RandomState, draws: int) -> None:
         skipped.append(draws)
         really_skip(generator, draws)
 
-    monkeypatch.setattr(sampler, "skip", skip)
+    monkeypatch.setattr(sampler, "skip_draws", skip)
     spec = SamplerSpec(kind="torch-random", size=5, seed=977, epochs=40_000)
     late = epoch_order(spec, 20_000)
     assert skipped == [20_000 * 8]

@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.api.server import _clear
+from cachefs_scheduler.api.server import _remove_stale_socket
 
 from cachefs.errors import AlreadyExists
 
@@ -13,7 +13,7 @@ def test_a_socket_that_nobody_listens_on_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    _clear(path)
+    _remove_stale_socket(path)
     assert not path.exists()
 
 
@@ -32,7 +32,7 @@ def test_a_service_that_is_too_busy_to_answer_keeps_its_socket(tmp_path: Path) -
                 except BlockingIOError:
                     break
             with pytest.raises(AlreadyExists, match="another cachefs-scheduler answers"):
-                _clear(path)
+                _remove_stale_socket(path)
             assert path.exists()
         finally:
             for client in waiting:

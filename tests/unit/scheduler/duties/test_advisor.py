@@ -7,16 +7,18 @@ import msgspec
 import pytest
 from cachefs_scheduler.config import DatasetSection
 from cachefs_scheduler.duties import advisor as advising
-from cachefs_scheduler.duties import warming as warming_up
+from cachefs_scheduler.duties import node_warmups as warming_up
 
-from cachefs.observe_messages import OrderKind
-from cachefs.scheduling_messages import Ask, Policy
+from cachefs.observe_messages import CommandKind
+from cachefs.scheduling_messages import PlacementPolicy, PlacementRequest
 from tests import virtual_time
 from tests.unit.scheduler.duties.viewed import SIZE, Duties
 
 
-def ask(job: str, dataset: str = "set", policy: Policy = Policy.SUSPEND, jobs: int = 1) -> Ask:
-    return Ask(job=job, dataset=dataset, policy=policy, max_jobs_per_copy=jobs)
+def ask(
+    job: str, dataset: str = "set", policy: PlacementPolicy = PlacementPolicy.SUSPEND, jobs: int = 1
+) -> PlacementRequest:
+    return PlacementRequest(job=job, dataset=dataset, policy=policy, max_jobs_per_copy=jobs)
 
 
 def test_a_node_that_drains_does_not_make_all_others_alike() -> None:
@@ -35,24 +37,24 @@ def test_require_refuses_nobody_for_a_node_that_cannot_give_what_it_has() -> Non
     duties.say("old", {"set": 1.0}, state="draining")
     duties.say("dead", {"set": 1.0}, state="away")
     duties.say("none", {"set": 0.0})
-    assert duties.advisor.rank(ask("j", policy=Policy.REQUIRE)).refused == {}
+    assert duties.advisor.rank(ask("j", policy=PlacementPolicy.REQUIRE)).refused == {}
     duties.say("half", {"set": 0.5})
-    assert "none" in duties.advisor.rank(ask("j", policy=Policy.REQUIRE)).refused
+    assert "none" in duties.advisor.rank(ask("j", policy=PlacementPolicy.REQUIRE)).refused
 
 
 def test_a_preload_ends_whose_job_has_ended_before_the_node_was_told() -> None:
     async def told() -> None:
         duties = Duties()
-        duties.daemons.slow = OrderKind.WARM
+        duties.daemons.slow = CommandKind.WARM
         duties.say("n", {"set": 0.0})
-        duties.advisor.placed("j", ["n"], ask("j"))
+        duties.advisor.note_placed("j", ["n"], ask("j"))
         await asyncio.sleep(0)
-        duties.advisor.ended("j")
+        duties.advisor.note_ended("j")
         duties.daemons.go.set()
         await virtual_time.settle()
         kinds = [order.kind for _, order in duties.daemons.orders]
-        assert kinds[-1] == OrderKind.STOP
-        assert OrderKind.WARM in kinds
+        assert kinds[-1] == CommandKind.STOP
+        assert CommandKind.WARM in kinds
 
     virtual_time.run(told())
 
@@ -60,10 +62,10 @@ def test_a_preload_ends_whose_job_has_ended_before_the_node_was_told() -> None:
 def test_a_job_whose_nodes_are_gone_does_not_keep_its_slot() -> None:
     duties = Duties()
     duties.say("n", {"set": 1.0})
-    duties.advisor.placed("j", ["gone"], ask("j"))
+    duties.advisor.note_placed("j", ["gone"], ask("j"))
     known = duties.book.get("j")
     assert known is not None
-    known.touched -= 10_000
+    known.mentioned_at -= 10_000
     duties.advisor.forget_lapsed()
     assert duties.book.get("j") is None
 
@@ -75,9 +77,9 @@ def test_a_job_that_gets_no_node_gives_its_slot_to_the_next_one() -> None:
     assert not duties.advisor.admit(ask("small")).go
     known = duties.book.get("large")
     assert known is not None
-    known.admitted -= advising.START_WITHIN + 1
+    known.admitted_at -= advising.START_SECONDS + 1
     duties.advisor.forget_lapsed()
-    duties.advisor.settle()
+    duties.advisor.evaluate_queue()
     assert duties.advisor.admit(ask("small")).go
     assert duties.advisor.admit(ask("large")).go  # it may start still
 
@@ -88,14 +90,14 @@ def test_many_jobs_that_wait_are_asked_for_in_little_time() -> None:
         duties.say(f"n{number}", {"set": 1.0})
     duties.advisor.admit(ask("first", jobs=1))
     looks = 0
-    give_out = duties.advisor.turns.give_out
+    give_out = duties.advisor.queue.admit_waiting
 
     def counted(now: float) -> list[object]:
         nonlocal looks
         looks += 1
         return list(give_out(now))
 
-    duties.advisor.turns.give_out = counted  # type: ignore[method-assign,assignment]
+    duties.advisor.queue.admit_waiting = counted  # type: ignore[method-assign,assignment]
     for number in range(60):
         duties.advisor.admit(ask(f"j{number}", jobs=1))
     begun = looks
@@ -126,15 +128,15 @@ def test_least_recently_used_goes_first_and_nothing_that_a_job_was_placed_on() -
         lru = DatasetSection(cleanup="lru")
         duties = Duties(a=lru, b=lru, c=lru)
         now = time.monotonic()
-        duties.advisor.reads.note("s-b", now - 1000)
-        duties.advisor.reads.note("s-c", now - 5000)
+        duties.advisor.reads.note_read("s-b", now - 1000)
+        duties.advisor.reads.note_read("s-c", now - 5000)
         duties.say("n", {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}, jobs=("a",), room=3)
-        duties.cleaning.step()
+        duties.cleaning.clean_next()
         duties.say("n", {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}, room=3)
-        duties.advisor.placed("other", ["n"], ask("other", "c"))  # it has not begun to read
-        duties.advisor.placed("j", ["n"], ask("j", "d"))
+        duties.advisor.note_placed("other", ["n"], ask("other", "c"))  # it has not begun to read
+        duties.advisor.note_placed("j", ["n"], ask("j", "d"))
         await virtual_time.settle()
-        assert duties.daemons.of(OrderKind.EVICT) == [("n", "b")]
+        assert duties.daemons.of(CommandKind.EVICT) == [("n", "b")]
 
     virtual_time.run(evicted())
 
@@ -142,23 +144,23 @@ def test_least_recently_used_goes_first_and_nothing_that_a_job_was_placed_on() -
 def test_a_copy_that_a_job_was_placed_on_is_not_let_go() -> None:
     duties = Duties()
     duties.say("n", {"set": 1.0})
-    duties.advisor.placed("j", ["n"], ask("j"))
-    assert not duties.advisor.placement.release("set", "s-set", "n")
+    duties.advisor.note_placed("j", ["n"], ask("j"))
+    assert not duties.advisor.placement.evict_copy("set", "s-set", "n")
 
 
 def test_two_datasets_with_one_snapshot_have_the_careful_policy() -> None:
     duties = Duties(a=DatasetSection(cleanup="ttl", ttl=1.0), b=DatasetSection(cleanup="pin"))
-    rules = duties.policies.rules({"a": "s", "b": "s", "c": "t"})
+    rules = duties.policies.cleanup_rules({"a": "s", "b": "s", "c": "t"})
     assert rules["s"].kind == "pin"
 
 
 def test_orders_of_pins_are_bounded_however_many_nodes_there_are() -> None:
     async def pinned() -> None:
         duties = Duties(set=DatasetSection(cleanup="pin"))
-        duties.daemons.slow = OrderKind.PIN
+        duties.daemons.slow = CommandKind.PIN
         for number in range(300):
             duties.say(f"n{number}", {"set": 0.5})
-        duties.cleaning.step()
+        duties.cleaning.clean_next()
         under_way = len(asyncio.all_tasks()) - 1
         assert 0 < under_way <= 64
         await duties.warmings.close()
@@ -171,7 +173,7 @@ def test_snapshots_that_no_node_has_any_more_are_forgotten() -> None:
     duties.say("n", {f"set{number}": 1.0 for number in range(5)})
     duties.say("n", {"set0": 1.0})
     duties.view.forget_unknown({"s-set1"})
-    known = [number for number in range(5) if duties.view.cluster.snapshot(f"s-set{number}") is not None]
+    known = [number for number in range(5) if duties.view.cluster.snapshot_facts(f"s-set{number}") is not None]
     assert known == [0, 1]
     assert duties.view.cluster.holders("s-set0")["n"].bytes == SIZE
 
@@ -180,7 +182,7 @@ def test_a_job_that_runs_already_is_not_preloaded_by_a_service_that_hears_of_it_
     async def told() -> None:
         duties = Duties()
         duties.say("n", {"set": 0.5}, jobs=("set",))
-        duties.advisor.placed("j", ["n"], ask("j"))
+        duties.advisor.note_placed("j", ["n"], ask("j"))
         await virtual_time.settle()
         assert duties.daemons.orders == []
 
@@ -194,15 +196,15 @@ def test_many_jobs_that_end_at_once_do_not_have_all_others_looked_at_for_each(mo
     for number in range(200):
         duties.advisor.admit(ask(f"j{number}"))
     looks: list[float] = []
-    give_out = duties.advisor.turns.give_out
-    monkeypatch.setattr(duties.advisor.turns, "give_out", lambda now: looks.append(now) or give_out(now))
-    monkeypatch.setattr(advising, "_SHORT", 0.0)
-    monkeypatch.setattr(advising, "_SHARE", 1e-9)  # the next look is years away
+    give_out = duties.advisor.queue.admit_waiting
+    monkeypatch.setattr(duties.advisor.queue, "admit_waiting", lambda now: looks.append(now) or give_out(now))
+    monkeypatch.setattr(advising, "_SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(advising, "_MAX_TIME_SHARE", 1e-9)  # the next look is years away
     for number in range(100):
-        duties.advisor.ended(f"j{number}")
+        duties.advisor.note_ended(f"j{number}")
     assert len(looks) <= 1
     for one in duties.book:
-        one.touched -= 10_000
+        one.mentioned_at -= 10_000
     duties.advisor.forget_lapsed()
     assert len(duties.book) == 0
     assert len(looks) <= 2
@@ -217,10 +219,10 @@ def test_a_user_who_floods_the_queue_delays_others_by_one_job() -> None:
         duties.advisor.admit(one)
     started = []
     for _ in range(3):
-        [running] = [one.ask.job for one in duties.book if one.has_slot]
+        [running] = [one.request.job for one in duties.book if one.has_slot]
         started.append(running)
-        duties.advisor.ended(running)
-        duties.advisor.settle()
+        duties.advisor.note_ended(running)
+        duties.advisor.evaluate_queue()
     assert started == ["a0", "a1", "b0"]  # a1 was asked for before b0 was
 
 
@@ -231,18 +233,18 @@ def test_a_warm_up_is_lost_with_its_node_or_its_daemon() -> None:
         for node in ("restarted", "silent", "well"):
             duties.say(node, {"set": 0.0})
         for node in ("restarted", "silent", "well"):
-            duties.advisor.placed(f"j-{node}", [node], ask(f"j-{node}", policy=Policy.PREFER))
+            duties.advisor.note_placed(f"j-{node}", [node], ask(f"j-{node}", policy=PlacementPolicy.PREFER))
         await virtual_time.settle()
         one = {warming.node: warming for warming in duties.warmings}
         assert {warming.state for warming in one.values()} == {"running"}
         now = time.monotonic()
         for node in duties.view:
-            node.heard = now
-        one["restarted"].told = now - warming_up.UNTOLD - 1
-        duties.view.nodes["silent"].heard = now - warming_up.SILENT - 1
-        one["silent"].told = now - warming_up.SILENT - 1
+            node.reported_at = now
+        one["restarted"].reported_at = now - warming_up.UNREPORTED_SECONDS - 1
+        duties.view.nodes["silent"].reported_at = now - warming_up.SILENT_SECONDS - 1
+        one["silent"].reported_at = now - warming_up.SILENT_SECONDS - 1
         ended: list[str] = []
-        duties.warmings.ended = lambda warming: ended.append(warming.node)
+        duties.warmings.on_end = lambda warming: ended.append(warming.node)
         duties.warmings.drop_lost(now)
         assert {node: warming.state for node, warming in one.items()} == {
             "restarted": "failed", "silent": "failed", "well": "running",
@@ -259,10 +261,10 @@ def test_what_is_brought_lets_nothing_go_that_another_job_is_about_to_read() -> 
         duties = Duties(old=DatasetSection(cleanup="lru"), idle=DatasetSection(cleanup="lru"))
         duties.say("a", {"set": 0.0, "old": 1.0, "idle": 0.9}, room=2)
         duties.say("b", {"set": 1.0})
-        duties.advisor.placed("reads", ["a"], ask("reads", "old", Policy.PREFER))
-        duties.advisor.placed("new", ["a"], ask("new", "set", Policy.PREFER))
+        duties.advisor.note_placed("reads", ["a"], ask("reads", "old", PlacementPolicy.PREFER))
+        duties.advisor.note_placed("new", ["a"], ask("new", "set", PlacementPolicy.PREFER))
         await virtual_time.settle()
-        assert duties.daemons.of(OrderKind.EVICT) == [("a", "idle")]
+        assert duties.daemons.of(CommandKind.EVICT) == [("a", "idle")]
 
     virtual_time.run(brought())
 
@@ -273,11 +275,11 @@ def test_a_job_that_leaves_many_nodes_empties_them_all() -> None:
         nodes = [f"n{number}" for number in range(100)]
         for node in (*nodes, "new"):
             duties.say(node, {"set": 1.0})
-        duties.advisor.placed("j", nodes, ask("j", policy=Policy.PREFER))
-        duties.advisor.resized("j", ["new"])
+        duties.advisor.note_placed("j", nodes, ask("j", policy=PlacementPolicy.PREFER))
+        duties.advisor.note_resized("j", ["new"])
         for _ in range(5):
-            duties.advisor.moves.settle()
+            duties.advisor.moves.evict_left_nodes()
             await virtual_time.settle()
-        assert sorted(duties.daemons.of(OrderKind.EVICT)) == sorted((node, "set") for node in nodes)
+        assert sorted(duties.daemons.of(CommandKind.EVICT)) == sorted((node, "set") for node in nodes)
 
     virtual_time.run(emptied())

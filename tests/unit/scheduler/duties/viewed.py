@@ -4,36 +4,44 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cachefs_scheduler.config import ClusterSection, Config, DatasetSection
+from cachefs_scheduler.config import DatasetSection, ObservedClusterSection, SchedulerConfig
 from cachefs_scheduler.duties.advisor import Advisor
-from cachefs_scheduler.duties.book import Book
-from cachefs_scheduler.duties.cleaning import Cleaning
+from cachefs_scheduler.duties.copy_cleaner import CopyCleaner
+from cachefs_scheduler.duties.job_table import JobTable
+from cachefs_scheduler.duties.node_warmups import NodeWarmups
 from cachefs_scheduler.duties.policies import Policies
-from cachefs_scheduler.duties.warming import Warmings
-from cachefs_scheduler.view.asking import Asking
-from cachefs_scheduler.view.cluster_view import ClusterView
+from cachefs_scheduler.view.observer_client import ObserverClient
+from cachefs_scheduler.view.reported_cluster import ReportedCluster
 
-from cachefs.observe_messages import Member, NodeReport, Order, OrderDone, OrderKind, RunningJob, SnapshotReport
+from cachefs.observe_messages import (
+    ClusterMember,
+    CommandKind,
+    NodeCommand,
+    NodeCommandResult,
+    NodeReport,
+    RunningJob,
+    SnapshotReport,
+)
 
 SIZE = 1 << 30
 
 
 @dataclass
-class Daemons(Asking):
+class Daemons(ObserverClient):
     """They do what they are told."""
 
-    orders: list[tuple[str, Order]] = field(default_factory=list)
+    orders: list[tuple[str, NodeCommand]] = field(default_factory=list)
     # Orders of this kind are carried out when it is set.
-    slow: OrderKind | None = None
+    slow: CommandKind | None = None
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def order(self, host: str, port: int, order: Order) -> OrderDone:
+    async def send_command(self, host: str, port: int, order: NodeCommand) -> NodeCommandResult:
         if order.kind == self.slow:
             await self.go.wait()
         self.orders.append((host, order))
-        return OrderDone()
+        return NodeCommandResult()
 
-    def of(self, kind: OrderKind) -> list[tuple[str, str]]:
+    def of(self, kind: CommandKind) -> list[tuple[str, str]]:
         """Nodes and datasets of orders of a kind."""
         return [(host, order.dataset) for host, order in self.orders if order.kind == kind]
 
@@ -42,22 +50,24 @@ class Duties:
     """All of them, on one view."""
 
     def __init__(self, **datasets: DatasetSection) -> None:
-        config = Config(cluster=ClusterSection(nodes=("127.0.0.1:7380",)), datasets=datasets)
+        config = SchedulerConfig(cluster=ObservedClusterSection(nodes=("127.0.0.1:7380",)), datasets=datasets)
         self.daemons = Daemons()
-        self.view = ClusterView(config)
-        self.book = Book(10_000, 900.0)
+        self.view = ReportedCluster(config)
+        self.book = JobTable(10_000, 900.0)
         self.policies = Policies(config)
-        self.warmings = Warmings(self.view, self.daemons, str)
+        self.warmings = NodeWarmups(self.view, self.daemons, str)
         self.advisor = Advisor(self.view, self.book, self.policies, self.warmings, 0.9)
-        self.cleaning = Cleaning(self.view, self.policies, self.warmings, self.advisor.reads)
+        self.cleaning = CopyCleaner(self.view, self.policies, self.warmings, self.advisor.reads)
 
     def say(
         self, node: str, held: Mapping[str, float], *, state: str = "active", jobs: tuple[str, ...] = (), room: int = 8,
         named: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """A node has these parts of datasets, whose snapshots are called as they are; and room for so many."""
-        members = {name: Member(id=name, name=name, host=name, control_port=1) for name in (*self.view.nodes, node)}
-        self.view.meet(members)
+        members = {
+            name: ClusterMember(id=name, name=name, host=name, control_port=1) for name in (*self.view.nodes, node)
+        }
+        self.view.update_members(members)
         running = {**{one: one for one in jobs}, **(named or {})}  # name of a job -> what it reads
         snapshots = [
             SnapshotReport(
@@ -66,7 +76,7 @@ class Duties:
             )
             for name, part in held.items()
         ]  # fmt: skip
-        self.view.take(
+        self.view.merge_report(
             self.view.nodes[node],
             NodeReport(
                 node, node, "1", 1, full=True, state=state, capacity=room * SIZE, snapshots=snapshots,

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.slurm.config import HintConfig, load
-from cachefs_scheduler.slurm.hint import PLUGIN, main
+from cachefs_scheduler.slurm.config import SlurmHintConfig, load
+from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY, main
 from click.testing import CliRunner
 
 from cachefs.errors import ConfigError
@@ -11,9 +11,9 @@ UNITS = {"cachefs-slurm-hint.service", "cachefs-slurm-release.service", "cachefs
 
 
 def test_the_example_has_the_defaults_and_every_key() -> None:
-    example = load(PLUGIN / "slurm-hint.toml")
-    assert example == HintConfig()
-    text = (PLUGIN / "slurm-hint.toml").read_text()
+    example = load(PLUGIN_DIRECTORY / "slurm-hint.toml")
+    assert example == SlurmHintConfig()
+    text = (PLUGIN_DIRECTORY / "slurm-hint.toml").read_text()
     for section in (type(example.service), type(example.slurm)):
         assert all(f"\n{key} = " in text or f"\n#{key} = " in text for key in section.model_fields)
 

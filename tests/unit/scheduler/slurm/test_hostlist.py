@@ -1,5 +1,5 @@
 import pytest
-from cachefs_scheduler.slurm.hostlist import names_of
+from cachefs_scheduler.slurm.hostlist import expand_hostlist
 
 
 @pytest.mark.parametrize(
@@ -13,10 +13,10 @@ from cachefs_scheduler.slurm.hostlist import names_of
     ],
 )
 def test_names(text: str, names: list[str]) -> None:
-    assert names_of(text) == names
+    assert expand_hostlist(text) == names
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a]", "n[]", "n]1[", "n[1-99999999]", "r[1-9999]n[1-9999]"])
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no "):
-        names_of(text)
+        expand_hostlist(text)

@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from cachefs_scheduler.slurm.job_records import SlurmJob, jobs_in, single_tasks
-from cachefs_scheduler.slurm.job_tag import JobTag, released, tag_of
+from cachefs_scheduler.slurm.job_records import SlurmJob, parse_jobs, single_tasks
+from cachefs_scheduler.slurm.job_tag import JobTag, parse_tag, released_comment
 
 from cachefs.errors import CachefsError
-from cachefs.scheduling_messages import Policy
+from cachefs.scheduling_messages import PlacementPolicy
 
 # As squeue of Slurm 22.05.8 said it, without what is not read.
 RUNNING = {
@@ -16,15 +16,15 @@ RUNNING = {
 
 
 def jobs(*changes: dict[str, object]) -> list[SlurmJob]:
-    return jobs_in(json.dumps({"meta": {}, "errors": [], "jobs": [RUNNING | each for each in changes]}).encode())
+    return parse_jobs(json.dumps({"meta": {}, "errors": [], "jobs": [RUNNING | each for each in changes]}).encode())
 
 
 def test_a_running_job() -> None:
     (job,) = jobs({})
     assert job.name == "slurm:53"
     assert job.nodes == ("n1", "n2")
-    assert job.ask.dataset == "imagenet@latest"
-    assert (job.ask.ranks, job.ask.user, job.ask.priority) == (2, "anna", 4294901710 - (1 << 31))
+    assert job.request.dataset == "imagenet@latest"
+    assert (job.request.ranks, job.request.user, job.request.priority) == (2, "anna", 4294901710 - (1 << 31))
 
 
 def test_jobs_that_read_nothing_are_left_out() -> None:
@@ -41,7 +41,7 @@ def test_a_pending_array_is_asked_for_task_by_task() -> None:
 
 
 def test_two_clusters_of_one_service() -> None:
-    (job,) = jobs_in(json.dumps({"jobs": [RUNNING]}).encode(), "blue")
+    (job,) = parse_jobs(json.dumps({"jobs": [RUNNING]}).encode(), "blue")
     assert (job.name, job.id) == ("slurm:blue/53", "53")
 
 
@@ -70,32 +70,32 @@ def test_states() -> None:
 @pytest.mark.parametrize("text", [b"", b"{}", b"slurm_load_jobs error", b'{"jobs": [{"job_id": "x"}]}'])
 def test_what_is_no_answer(text: bytes) -> None:
     with pytest.raises(CachefsError, match="squeue --json"):
-        jobs_in(text)
+        parse_jobs(text)
 
 
 @pytest.mark.parametrize(
     ("comment", "tag"),
     [
         ("cachefs:imagenet", JobTag("imagenet")),
-        ("run 5; cachefs:imagenet@3f9c,policy=clone", JobTag("imagenet@3f9c", Policy.CLONE)),
+        ("run 5; cachefs:imagenet@3f9c,policy=clone", JobTag("imagenet@3f9c", PlacementPolicy.CLONE)),
         ("cachefs:a,policy=suspend,max-jobs-per-copy=4,begin=1795423422,held=yes",
-         JobTag("a", Policy.SUSPEND, 4, 1795423422, held=True)),
+         JobTag("a", PlacementPolicy.SUSPEND, 4, 1795423422, held=True)),
         ("cachefs:old cachefs:new", JobTag("new")),
         ("cachefs:a,max-jobs-per-copy=99999999999999999", JobTag("a")),
         ("xcachefs:a", None), ("cachefs:../a", None), ("cachefs:a,policy=x", None), ("", None),
     ],
 )  # fmt: skip
 def test_tags(comment: str, tag: JobTag | None) -> None:
-    assert tag_of(comment) == tag
+    assert parse_tag(comment) == tag
 
 
 def test_what_lua_says_goes_first() -> None:
-    assert tag_of("cachefs:a,policy=suspend", "cachefs:b") == JobTag("a", Policy.SUSPEND)
+    assert parse_tag("cachefs:a,policy=suspend", "cachefs:b") == JobTag("a", PlacementPolicy.SUSPEND)
 
 
 def test_a_job_is_released_once() -> None:
-    assert released("mine cachefs:a,policy=suspend,held=yes") == "mine cachefs:a,policy=suspend"
-    assert tag_of(released("cachefs:a,held=yes,begin=5")) == JobTag("a", begin=5)
+    assert released_comment("mine cachefs:a,policy=suspend,held=yes") == "mine cachefs:a,policy=suspend"
+    assert parse_tag(released_comment("cachefs:a,held=yes,begin=5")) == JobTag("a", begin=5)
 
 
 def test_a_comment_that_is_no_utf8_hides_no_other_job() -> None:
@@ -105,5 +105,5 @@ def test_a_comment_that_is_no_utf8_hides_no_other_job() -> None:
         b'{"job_id":2,"job_state":"PENDING","comment":"\xff cachefs:set,policy=suspend"}',
         b'{"job_id":3,"job_state":"PENDING","comment":"cachefs:set"}',
     ]
-    found = jobs_in(b'{"jobs":[' + b",".join(rows) + b"]}")
-    assert [(job.id, job.tag.waits) for job in found] == [("2", True), ("3", False)]
+    found = parse_jobs(b'{"jobs":[' + b",".join(rows) + b"]}")
+    assert [(job.id, job.tag.can_wait) for job in found] == [("2", True), ("3", False)]

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_scheduler.slurm.hint import PLUGIN
-from cachefs_scheduler.slurm.hint_file import Heading, Stamp, text_of
-from cachefs_scheduler.slurm.levels import levels_of
+from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
+from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, hints_text
+from cachefs_scheduler.slurm.levels import divide_holders
 
 VERSIONS = ("lua51", "lua53", "lua54")
 NO_VALUE = 4294967294
 NODES = [f"n{number}" for number in range(64)]
 SETS = {
-    "two": levels_of({"n1": 1.0, "n2": 1.0}, [NODES]),
-    "graded": levels_of({f"n{number}": 1.0 - number / 10 for number in range(8)}, [NODES]),
-    "with.dots-and_more": levels_of({"n1": 1.0}, [NODES]),
+    "two": divide_holders({"n1": 1.0, "n2": 1.0}, [NODES]),
+    "graded": divide_holders({f"n{number}": 1.0 - number / 10 for number in range(8)}, [NODES]),
+    "with.dots-and_more": divide_holders({"n1": 1.0}, [NODES]),
 }
 
 
@@ -31,7 +31,7 @@ class Plugin:
             "slurm = {} for _, n in ipairs{'log_user','log_info','log_error','log_debug'} do "
             "slurm[n] = function(f, ...) say(n .. ': ' .. string.format(f, ...)) end end"
         )
-        self.cachefs = self.runtime.execute((PLUGIN / "cachefs.lua").read_text())
+        self.cachefs = self.runtime.execute((PLUGIN_DIRECTORY / "cachefs.lua").read_text())
         self.cachefs.file = str(hints)
 
     def submit(self, **wishes: object) -> Any:
@@ -50,11 +50,11 @@ def version(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def hints(tmp_path: Path) -> Callable[..., Path]:
     def write(*, age: float = 0.0, steer: bool = True, wait: str = "begin", boot: str = "") -> Path:
-        now = Stamp.now()
-        stamp = Stamp(int(now.seconds - age), now.uptime - age, boot or now.boot)
+        now = HintStamp.current()
+        stamp = HintStamp(int(now.seconds - age), now.uptime - age, boot or now.boot)
         file = tmp_path / "hints"
         partitions = {"-": NODES, "small": ["n1", "n9"]}
-        file.write_text(text_of(Heading(stamp, 60, steer, wait, 120, 4), SETS, partitions))
+        file.write_text(hints_text(HintHeading(stamp, 60, steer, wait, 120, 4), SETS, partitions))
         return file
 
     return write
@@ -118,8 +118,8 @@ def test_who_waits(version: str, hints: Callable[..., Path], wait: str) -> None:
         assert job.admin_comment.endswith(",held=yes")
         return
     assert job.priority == NO_VALUE
-    assert abs(job.begin_time - Stamp.now().seconds - 120) < 60
-    later = Stamp.now().seconds + 5000
+    assert abs(job.begin_time - HintStamp.current().seconds - 120) < 60
+    later = HintStamp.current().seconds + 5000
     job = plugin.submit(comment="cachefs:two,policy=suspend", begin_time=later)
     assert job.begin_time == later
     assert job.admin_comment == f"cachefs:two,policy=suspend,begin={later}"

@@ -1,4 +1,4 @@
-from cachefs_scheduler.slurm.node_records import MOST_NODES, FeatureChange, SlurmNode, changes, parsed
+from cachefs_scheduler.slurm.node_records import MAX_NODES, FeatureChange, SlurmNode, feature_changes, parse_nodes
 
 SAID = """\
 n1|main*|mixed|4|gpu,cachefs_a_some|gpu,cachefs_a_some
@@ -15,7 +15,7 @@ def node(name: str, *features: str) -> SlurmNode:
 
 
 def test_what_sinfo_says() -> None:
-    found = parsed(SAID)
+    found = parse_nodes(SAID)
     assert found.default == "main"
     assert [(each.name, each.partitions, each.usable, each.cpus) for each in found.nodes] == [
         ("n1", ("main",), True, 4),
@@ -29,7 +29,7 @@ def test_what_sinfo_says() -> None:
 
 def test_only_ours_change_and_others_keep_their_order() -> None:
     known = SlurmNode("n1", ("main",), True, 4, ("z", "cachefs_a_some", "cachefs_node", "a"), ("z", "cachefs_a_some"))
-    assert changes([known], {"n1": ["cachefs_b_top1", "cachefs_b_some"]}) == [
+    assert feature_changes([known], {"n1": ["cachefs_b_top1", "cachefs_b_some"]}) == [
         FeatureChange(
             ("n1",), ("z", "cachefs_node", "a", "cachefs_b_some", "cachefs_b_top1"),
             ("z", "cachefs_b_some", "cachefs_b_top1"),
@@ -38,15 +38,15 @@ def test_only_ours_change_and_others_keep_their_order() -> None:
 
 
 def test_nothing_to_do_is_no_call() -> None:
-    assert changes([node("n1", "cachefs_a_some", "x"), node("n2")], {"n1": ["cachefs_a_some"]}) == []
+    assert feature_changes([node("n1", "cachefs_a_some", "x"), node("n2")], {"n1": ["cachefs_a_some"]}) == []
 
 
 def test_what_is_lost_of_one_of_the_two_is_set_again() -> None:
     known = SlurmNode("n1", ("main",), True, 4, ("cachefs_a_some",), ())
-    assert changes([known], {"n1": ["cachefs_a_some"]})[0].active == ("cachefs_a_some",)
+    assert feature_changes([known], {"n1": ["cachefs_a_some"]})[0].active == ("cachefs_a_some",)
 
 
 def test_nodes_that_become_alike_share_a_call() -> None:
-    nodes = [node(f"n{number}", "x") for number in range(MOST_NODES + 1)]
-    found = changes(nodes, {each.name: ["cachefs_a_some"] for each in nodes})
-    assert [len(change.nodes) for change in found] == [MOST_NODES, 1]
+    nodes = [node(f"n{number}", "x") for number in range(MAX_NODES + 1)]
+    found = feature_changes(nodes, {each.name: ["cachefs_a_some"] for each in nodes})
+    assert [len(change.nodes) for change in found] == [MAX_NODES, 1]

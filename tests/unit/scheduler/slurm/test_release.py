@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_scheduler.slurm import release
-from cachefs_scheduler.slurm.hint_file import Heading, Stamp, age_and_lasting, text_of, write
+from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, age_and_lifetime, hints_text, write_hints
 from cachefs_scheduler.slurm.job_records import SlurmJob
 from cachefs_scheduler.slurm.job_tag import JobTag
 
@@ -15,15 +15,15 @@ from tests import virtual_time
 
 
 def hints(path: Path, age: float = 0.0, *, boot: bool = True) -> None:
-    now = Stamp.now()
-    stamp = Stamp(now.seconds - round(age), now.uptime - age if boot else 5.0, now.boot if boot else "other")
-    write(path, text_of(Heading(stamp, 5, steer=True, wait="hold", wait_for=120, cpus=4), {}, {}))
+    now = HintStamp.current()
+    stamp = HintStamp(now.seconds - round(age), now.uptime - age if boot else 5.0, now.boot if boot else "other")
+    write_hints(path, hints_text(HintHeading(stamp, 5, steer=True, wait="hold", wait_for=120, cpus=4), {}, {}))
 
 
 @pytest.mark.parametrize("boot", [True, False])
 def test_the_age_of_the_file_is_what_lua_takes_it_for(tmp_path: Path, boot: bool) -> None:
     hints(tmp_path / "hints", 10.0, boot=boot)
-    found = age_and_lasting(tmp_path / "hints")
+    found = age_and_lifetime(tmp_path / "hints")
     assert found is not None
     assert 9 <= found[0] < 70
     assert found[1] == 5
@@ -32,12 +32,12 @@ def test_the_age_of_the_file_is_what_lua_takes_it_for(tmp_path: Path, boot: bool
 @pytest.mark.parametrize("text", ["", "cachefs-hints 2\n", "cachefs-hints 1\nwritten x 1.0 b\nlasts 60\n"])
 def test_what_is_no_hint_file_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "hints").write_text(text)
-    assert age_and_lasting(tmp_path / "hints") is None
-    assert age_and_lasting(tmp_path / "none") is None
+    assert age_and_lifetime(tmp_path / "hints") is None
+    assert age_and_lifetime(tmp_path / "none") is None
 
 
 def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(release, "CHECK_SECONDS", 0.05)
     path = tmp_path / "hints"
     hints(path)
     assert not virtual_time.run(release.is_silent(path, 1000.0))
@@ -61,10 +61,10 @@ class _Slurm:
         self.listed = jobs
         self.released: list[tuple[str, str]] = []
 
-    async def jobs(self) -> list[SlurmJob]:
+    async def list_jobs(self) -> list[SlurmJob]:
         return list(self.listed)
 
-    async def release(self, job: str, comment: str) -> None:
+    async def release_job(self, job: str, comment: str) -> None:
         if job == "gone":
             raise CachefsError("scontrol: Invalid job id specified")
         self.released.append((job, comment))

@@ -2,18 +2,18 @@ from dataclasses import replace
 
 from cachefs_scheduler.slurm.job_records import SlurmJob
 from cachefs_scheduler.slurm.job_tag import JobTag
-from cachefs_scheduler.slurm.waiting import Steps, soon, steps
+from cachefs_scheduler.slurm.waiting import WaitingChanges, is_due, waiting_changes
 
-from cachefs.scheduling_messages import Policy
+from cachefs.scheduling_messages import PlacementPolicy
 
 NOW, WAIT = 1_000_000.0, 100.0
-JOB = SlurmJob("slurm:1", "1", JobTag("a", Policy.SUSPEND), "anna", 0, 1, waiting=True, nodes=(), eligible=NOW + 90,
-               held=False, admin_comment="")  # fmt: skip
-NOTHING = Steps([], [], [], [])
+JOB = SlurmJob("slurm:1", "1", JobTag("a", PlacementPolicy.SUSPEND), "anna", 0, 1, waiting=True, nodes=(),
+               eligible=NOW + 90, held=False, admin_comment="")  # fmt: skip
+NOTHING = WaitingChanges([], [], [], [])
 
 
-def of(job: SlurmJob, **go: bool) -> Steps:
-    return steps([job], {f"slurm:{name.strip('_')}": each for name, each in go.items()}, NOW, WAIT)
+def of(job: SlurmJob, **go: bool) -> WaitingChanges:
+    return waiting_changes([job], {f"slurm:{name.strip('_')}": each for name, each in go.items()}, NOW, WAIT)
 
 
 def test_it_starts_once_it_may() -> None:
@@ -32,7 +32,7 @@ def test_where_the_service_is_silent_nothing_keeps_it() -> None:
 
 
 def test_other_policies_and_running_jobs_are_left_alone() -> None:
-    assert of(replace(JOB, tag=JobTag("a", Policy.CLONE), eligible=NOW), _1=False) == NOTHING
+    assert of(replace(JOB, tag=JobTag("a", PlacementPolicy.CLONE), eligible=NOW), _1=False) == NOTHING
     assert of(replace(JOB, waiting=False), _1=True) == NOTHING
 
 
@@ -42,7 +42,7 @@ def test_the_begin_time_of_its_user_stays() -> None:
     assert of(replace(wished, eligible=NOW + 60), _1=True) == NOTHING
     # Put off by its user since.
     assert of(replace(JOB, eligible=NOW + 5000), _1=True) == NOTHING
-    assert not soon(replace(JOB, eligible=NOW + 5000), NOW, WAIT)
+    assert not is_due(replace(JOB, eligible=NOW + 5000), NOW, WAIT)
 
 
 def test_what_we_hold_is_released_and_nothing_else() -> None:

@@ -5,8 +5,8 @@ from cachefs_tools.debug_bundle.pseudonyms import Pseudonyms
 
 def test_one_name_has_one_number_in_texts_and_documents() -> None:
     names = Pseudonyms()
-    names.learn("dataset", ["faces", "faces-of-2026"])
-    names.learn("user", ["alice"])
+    names.add_names("dataset", ["faces", "faces-of-2026"])
+    names.add_names("user", ["alice"])
     document = {
         "dataset": "faces",
         "subject": "s3://secret-bucket/faces/alice/1.jpg",
@@ -14,26 +14,35 @@ def test_one_name_has_one_number_in_texts_and_documents() -> None:
         "directory": "/var/lib/cachefs/ssd",
         "bytes": 17,
     }
-    clean = names.document(document)
+    clean = names.replace_in_document(document)
     text = str(clean)
     for name in ("faces", "alice", "secret-bucket", "1.jpg", "/home"):
         assert name not in text
     assert clean["dataset"] == "dataset-1"
     assert clean["bytes"] == 17
     assert clean["directory"] == "/var/lib/cachefs/ssd"
-    assert names.text("faces and faces-of-2026, facesX") == "dataset-1 and dataset-2, facesX"
-    assert names.document({"mountpoint": "/data/faces"}) == names.document({"mountpoint": "/data/faces"})
+    assert names.replace_in_text("faces and faces-of-2026, facesX") == "dataset-1 and dataset-2, facesX"
+    assert names.replace_in_document({"mountpoint": "/data/faces"}) == names.replace_in_document(
+        {"mountpoint": "/data/faces"}
+    )
 
 
 def test_words_of_cachefs_stay() -> None:
     names = Pseudonyms()
-    names.learn("dataset", ["all", "memory", ""])
-    assert names.text("all of the memory tier in /dev/shm/cachefs") == "all of the memory tier in /dev/shm/cachefs"
-    assert names.document({"spec": "all"}) == {"spec": "all"}
+    names.add_names("dataset", ["all", "memory", ""])
+    assert (
+        names.replace_in_text("all of the memory tier in /dev/shm/cachefs")
+        == "all of the memory tier in /dev/shm/cachefs"
+    )
+    assert names.replace_in_document({"spec": "all"}) == {"spec": "all"}
 
 
 def test_paths_that_only_begin_like_those_of_the_system_are_names() -> None:
     names = Pseudonyms()
-    text = str(names.document({"mountpoint": "/runs/secret-model", "message": "/library/secret: gone; /run/cachefs"}))
+    text = str(
+        names.replace_in_document(
+            {"mountpoint": "/runs/secret-model", "message": "/library/secret: gone; /run/cachefs"}
+        )
+    )
     assert "secret" not in text
     assert "/run/cachefs" in text

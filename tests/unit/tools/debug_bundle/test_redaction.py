@@ -6,8 +6,8 @@ import json
 from urllib.parse import quote
 
 import pytest
+from cachefs_tools.debug_bundle.known_secrets import file_secrets, url_secrets, variable_secrets
 from cachefs_tools.debug_bundle.redaction import REMOVED, Redaction
-from cachefs_tools.debug_bundle.secrets_here import of_files, of_url, of_variables
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ def test_unknown_secrets_go_wherever_they_stand(place: str, number: int, kind: s
     secret = {"hex": hashlib.md5(secret.encode()).hexdigest(), "url": secret.replace("/", "-").replace("+", "_")}.get(
         kind, secret
     )
-    clean = Redaction([]).text(place.format(secret))
+    clean = Redaction([]).redact_text(place.format(secret))
     assert secret not in clean
     # Nor a good part of it.
     assert all(secret[start : start + 16] not in clean for start in range(len(secret) - 16))
@@ -63,26 +63,28 @@ def test_unknown_secrets_go_wherever_they_stand(place: str, number: int, kind: s
 def test_known_secrets_go_in_every_form(secret: str, around: str) -> None:
     redaction = Redaction([secret])
     document = {"a": [around + secret + around], secret: 1, "url": f"http://h/{quote(secret, safe='')}"}
-    clean = redaction.document(document)
+    clean = redaction.redact_document(document)
     text = json.dumps(clean, ensure_ascii=False)
     assert redaction.is_clean(text) or secret in json.dumps({"a": [REMOVED], "url": f"http://h/{REMOVED}"})
     assert not redaction.is_clean(secret)
     encoded = base64.b64encode(secret.encode(errors="surrogatepass")).decode() if secret.isascii() else ""
-    assert not encoded or encoded.rstrip("=") not in redaction.text(f"x {encoded} y")
+    assert not encoded or encoded.rstrip("=") not in redaction.redact_text(f"x {encoded} y")
 
 
 @pytest.mark.parametrize("text", HELPFUL)
 def test_what_helps_stays(text: str) -> None:
-    assert Redaction([]).text(text) == text
+    assert Redaction([]).redact_text(text) == text
 
 
 def test_known_ids_stay_and_others_do_not() -> None:
     known, other = "3f9c0a7b1d2e4f5a3f9c0a7b1d2e4f5a", "4f9c0a7b1d2e4f5a3f9c0a7b1d2e4f5a"
-    assert Redaction([], {known}).text(f"{known}.snapshot {other}") == f"{known}.snapshot {REMOVED}"
+    assert Redaction([], {known}).redact_text(f"{known}.snapshot {other}") == f"{known}.snapshot {REMOVED}"
 
 
 def test_values_of_secret_keys_go_whatever_they_are() -> None:
-    clean = Redaction([]).document({"password": "short", "token": "", "etcd": {"secret_key": "x y"}, "name": "short"})
+    clean = Redaction([]).redact_document(
+        {"password": "short", "token": "", "etcd": {"secret_key": "x y"}, "name": "short"}
+    )
     assert clean == {"password": REMOVED, "token": "", "etcd": {"secret_key": REMOVED}, "name": "short"}
 
 
@@ -92,8 +94,8 @@ def test_secrets_of_a_machine_are_found(tmp_path) -> None:  # type: ignore[no-un
     (home / ".aws/credentials").write_text("[default]\naws_secret_access_key = from-the-file\nregion = eu-west-1\n")
     file = tmp_path / "cachefsd.env"
     file.write_text('# AWS_X=comment\nAWS_SECRET_ACCESS_KEY="from-the-env-file"\nTZ=UTC\n')
-    assert set(of_files({"HOME": str(home)}, file)) == {"from-the-file", "from-the-env-file"}
+    assert set(file_secrets({"HOME": str(home)}, file)) == {"from-the-file", "from-the-env-file"}
     variables = {"AWS_SECRET_ACCESS_KEY": "s1", "AWS_REGION": "eu", "MY_TOKEN": "s2", "EDITOR": "vi",
                  "https_proxy": "http://u:s3@proxy:3128"}  # fmt: skip
-    assert set(of_variables(variables)) == {"s1", "s2", "s3"}
-    assert set(of_url("https://u:p%40ss@h/x?sig=a%2Fb")) == {"p%40ss", "p@ss", "a/b"}
+    assert set(variable_secrets(variables)) == {"s1", "s2", "s3"}
+    assert set(url_secrets("https://u:p%40ss@h/x?sig=a%2Fb")) == {"p%40ss", "p@ss", "a/b"}

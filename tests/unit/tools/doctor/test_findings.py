@@ -10,10 +10,10 @@ import pytest
 from cachefs_daemon.config import DEFAULT_PATH
 from cachefs_tools.cachectl.doctor import describe, summary
 from cachefs_tools.doctor import clock, credentials, disks, fstab, kernel, limits, mounts, node, origins, speed
-from cachefs_tools.doctor.asking import Account, Asked
 from cachefs_tools.doctor.examination import DEFAULT_CONFIG
+from cachefs_tools.doctor.fact_child import FactChild, ProcessAccount
 from cachefs_tools.doctor.finding import Finding, Level
-from cachefs_tools.origin_speed import OriginSpeed, Throughput
+from cachefs_tools.origin_speed import ConcurrentThroughput, OriginSpeed
 from rich.console import Console
 
 from cachefs.messages import ErrorView, MountView
@@ -96,7 +96,7 @@ def test_limits(changes: dict[str, Any], budget: int, case: Case) -> None:
 
 
 def disk(name: str, **changes: Any) -> disks.DiskFacts:
-    place = disks.Place(name, f"/x/{name}", changes.pop("budget", 100 * GB), changes.pop("used", 0), GB)
+    place = disks.DaemonDirectory(name, f"/x/{name}", changes.pop("budget", 100 * GB), changes.pop("used", 0), GB)
     kind = "tmpfs" if name == disks.MEMORY else "xfs"
     facts = disks.DiskFacts(place, place.directory, kind, 1000 * GB, 500 * GB, 7, False, False)
     return msgspec.structs.replace(facts, **changes)
@@ -131,13 +131,13 @@ def test_disks(facts: disks.DiskFacts, level: Level, told: str) -> None:
 
 def test_state_and_tier_on_one_disk() -> None:
     state, ssd = disk("state"), disk("ssd")
-    assert levels(disks.shared([state, ssd])) == {"disks.shared": Level.OK}
+    assert levels(disks.shared_findings([state, ssd])) == {"disks.shared": Level.OK}
     greedy = msgspec.structs.replace(ssd, place=msgspec.structs.replace(ssd.place, min_free=0))
-    assert levels(disks.shared([state, greedy])) == {"disks.shared": Level.WARNING}
+    assert levels(disks.shared_findings([state, greedy])) == {"disks.shared": Level.WARNING}
     unknown = msgspec.structs.replace(ssd, place=msgspec.structs.replace(ssd.place, min_free=None))
-    assert levels(disks.shared([state, unknown])) == {"disks.shared": Level.NOTE}
-    assert not levels(disks.shared([state, disk("ssd", device=8)]))
-    assert not levels(disks.shared([state]))
+    assert levels(disks.shared_findings([state, unknown])) == {"disks.shared": Level.NOTE}
+    assert not levels(disks.shared_findings([state, disk("ssd", device=8)]))
+    assert not levels(disks.shared_findings([state]))
 
 
 def test_speed() -> None:
@@ -163,7 +163,7 @@ def view(path: str, **changes: Any) -> MountView:
 def test_mounts() -> None:
     fact = mounts.MountFacts
     the(mounts.findings([fact("/e", "t", "no way")], None, "1"), Case("mounts.error", Level.NOTE, "no way"))
-    found = [fact("/a", "tree", mounts.ANSWERS), fact("/b\n", "tree", mounts.DEAD), fact("/c", "tree", mounts.HANGS)]
+    found = [fact("/a", "tree", mounts.RESPONDS), fact("/b\n", "tree", mounts.DEAD), fact("/c", "tree", mounts.HANGS)]
     every = list(mounts.findings(found, [view("/a", version="0.9"), view("/d", detached=True)], "1.0"))
     the(every, Case("mounts.dead", Level.PROBLEM, "cachectl umount /b\\n"))
     the(every, Case("mounts.hangs", Level.PROBLEM, "cachectl umount /c"))
@@ -202,7 +202,7 @@ LINE = "cachefs:tree /data/tree cachefs defaults,_netdev,nofail,x-systemd.after=
 )
 def test_fstab(line: str, case: Case) -> None:
     text = f"# cachefs:not /a cachefs defaults\n/dev/sda1 / ext4 defaults 0 1\n\n{line}\n"
-    lines = fstab.our_lines(text)
+    lines = fstab.cachefs_lines(text)
     assert [number for number, _ in lines] == [4]
     the(fstab.findings(fstab.FstabFacts(lines, True, ["/data/tree"]), ["tree"]), case)
 
@@ -216,13 +216,16 @@ def test_fstab_without_helper() -> None:
 @pytest.mark.parametrize(
     ("facts", "case"),
     [
-        (node.NodeFacts("/s", "there is no socket /s here"), Case("daemon.answers", Level.PROBLEM, "systemctl start")),
-        (node.NodeFacts("/s", "you may not use the socket /s of the daemon"), Case("daemon.rights", Level.PROBLEM)),
-        (node.NodeFacts("/s", pid=7, is_stopped=True), Case("daemon.stopped", Level.PROBLEM, "kill -CONT 7")),
-        (node.NodeFacts("/s", pid=7, error="late"), Case("daemon.answers", Level.PROBLEM, "late")),
+        (
+            node.DaemonFacts("/s", "there is no socket /s here"),
+            Case("daemon.answers", Level.PROBLEM, "systemctl start"),
+        ),
+        (node.DaemonFacts("/s", "you may not use the socket /s of the daemon"), Case("daemon.rights", Level.PROBLEM)),
+        (node.DaemonFacts("/s", pid=7, is_stopped=True), Case("daemon.stopped", Level.PROBLEM, "kill -CONT 7")),
+        (node.DaemonFacts("/s", pid=7, error="late"), Case("daemon.answers", Level.PROBLEM, "late")),
     ],
 )
-def test_a_daemon_that_does_not_answer(facts: node.NodeFacts, case: Case) -> None:
+def test_a_daemon_that_does_not_answer(facts: node.DaemonFacts, case: Case) -> None:
     the(node.findings(facts, "1.0", 0.0), case)
 
 
@@ -244,7 +247,7 @@ def test_errors_of_the_last_hour_are_told() -> None:
         ],
     )  # fmt: skip
     lacks = "node b: dataset set: snapshot 12ab, which a reads, is not on this node"
-    every = list(node.findings(node.NodeFacts("/s", status=status, cluster=[lacks]), "1.0", 9010.0))
+    every = list(node.findings(node.DaemonFacts("/s", status=status, cluster=[lacks]), "1.0", 9010.0))
     the(every, Case("daemon.cluster_datasets", Level.WARNING, "snapshot 12ab, which a reads, is not on this node"))
     the(every, Case("daemon.errors", Level.WARNING, "2 failures, the last 10 s ago: s3://b/\\nk: gone"))
     the(every, Case("daemon.version", Level.WARNING, "0.9"))
@@ -270,9 +273,9 @@ def test_credentials(facts: credentials.CredentialFacts, level: Level, told: str
 @pytest.mark.parametrize(
     ("facts", "case"),
     [
-        (origins.OriginFacts("d", speed=OriginSpeed(0.02, 0.1, [Throughput(4, 1e8, 9.0)], 20, 99)),
+        (origins.OriginFacts("d", speed=OriginSpeed(0.02, 0.1, [ConcurrentThroughput(4, 1e8, 9.0)], 20, 99)),
          Case("origin.speed", Level.OK, "20.0 ms")),
-        (origins.OriginFacts("d", speed=OriginSpeed(0.7, 1.0, [Throughput(4, 1e8, 9.0)], 20, 99)),
+        (origins.OriginFacts("d", speed=OriginSpeed(0.7, 1.0, [ConcurrentThroughput(4, 1e8, 9.0)], 20, 99)),
          Case("origin.speed", Level.WARNING)),
         (origins.OriginFacts("d", error="no such snapshot"), Case("origin.skipped", Level.NOTE)),
         (origins.OriginFacts("d"), Case("origin.empty", Level.NOTE)),
@@ -313,15 +316,15 @@ def test_problems_come_first_and_lines_fit_80_columns() -> None:
 
 
 def test_whose_the_daemon_is() -> None:
-    account = node.account_of(os.getpid())
+    account = node.process_account(os.getpid())
     assert account is not None
     assert (account.user, account.group, sorted(account.groups)) == (os.geteuid(), os.getegid(), sorted(os.getgroups()))
-    assert node.account_of(1 << 30) is None
+    assert node.process_account(1 << 30) is None
     if os.geteuid() == 0:
-        assert account.can_ask()
+        assert account.can_run_child()
 
 
 def test_a_child_runs_as_the_user_that_it_is_for() -> None:
     if os.geteuid() == 0:
-        child: Asked[Any] = Asked("limits", None, limits.LimitFacts, 10.0, {}, Account(0, 0, []))
-        assert isinstance(child.answer(), limits.LimitFacts)
+        child: FactChild[Any] = FactChild("limits", None, limits.LimitFacts, 10.0, {}, ProcessAccount(0, 0, []))
+        assert isinstance(child.wait_for_facts(), limits.LimitFacts)

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 from cachefs_tools.cachectl.bench import describe, document
-from cachefs_tools.origin_speed import OriginSpeed, Throughput
-from cachefs_tools.trial.load import Choice, Job, Sample, chosen, look_of
-from cachefs_tools.trial.running import Epoch
-from cachefs_tools.trial.trial import reason_of
-from cachefs_tools.trial.verdict import Figures, verdict
+from cachefs_tools.origin_speed import ConcurrentThroughput, OriginSpeed
+from cachefs_tools.trial.extent import FileChoice, TrialJob, TrialSample, origin_bounds, select_samples
+from cachefs_tools.trial.job_process import TrialEpoch
+from cachefs_tools.trial.trial import failure_reason
+from cachefs_tools.trial.verdict import TrialFigures, verdict_sentences
 from cachefs_tools.trial.warm import WarmSpeed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,16 +18,16 @@ from rich.console import Console
 from cachefs.messages import ErrorView
 
 MB = 10**6
-JOB = Job(rate=100.0, batch=10, workers=4, seconds=5.0, epochs=2, bytes=100 * MB)
+JOB = TrialJob(rate=100.0, batch=10, workers=4, seconds=5.0, epochs=2, bytes=100 * MB)
 
 
-def samples(*sizes: int, cached: bool = False) -> list[Sample]:
-    return [Sample(b"%d" % number, size, cached) for number, size in enumerate(sizes)]
+def samples(*sizes: int, cached: bool = False) -> list[TrialSample]:
+    return [TrialSample(b"%d" % number, size, cached) for number, size in enumerate(sizes)]
 
 
 def test_files_that_are_not_here_come_first() -> None:
-    choice = chosen(JOB, [*samples(*[MB] * 40, cached=True), *samples(*[MB] * 30)], 4 * MB)
-    assert len(choice.cold) == 30
+    choice = select_samples(JOB, [*samples(*[MB] * 40, cached=True), *samples(*[MB] * 30)], 4 * MB)
+    assert len(choice.cold_samples) == 30
     assert [sample.is_cached for sample in choice.samples[:31]] == [False] * 30 + [True]
 
 
@@ -39,8 +39,8 @@ def test_of_a_job_that_failed_the_reason_is_that_of_its_last_read() -> None:
             (104.0, "sets/d", "of another dataset"),
         ]
     ]  # fmt: skip
-    assert reason_of(failed, "s3://bucket/set", 100.0) == "the secret is wrong"
-    assert reason_of(failed, "s3://bucket/set", 103.5) == ""
+    assert failure_reason(failed, "s3://bucket/set", 100.0) == "the secret is wrong"
+    assert failure_reason(failed, "s3://bucket/set", 103.5) == ""
 
 
 @given(
@@ -51,20 +51,22 @@ def test_of_a_job_that_failed_the_reason_is_that_of_its_last_read() -> None:
 )
 def test_a_trial_stays_within_its_bytes_and_samples(sizes: list[int], most: int, rate: float, batch: int) -> None:
     job = msgspec.structs.replace(JOB, bytes=most, rate=rate, batch=batch)
-    choice = chosen(job, samples(*sizes), 4 << 20)
+    choice = select_samples(job, samples(*sizes), 4 << 20)
     assert choice.bytes <= 0.8 * most
     assert len(choice.samples) <= max(batch, rate * job.seconds)
-    assert choice.requests >= len(choice.cold)
-    look = look_of(job, choice.mean)
+    assert choice.max_requests >= len(choice.cold_samples)
+    look = origin_bounds(job, choice.mean_size)
     # The small reads of latency come on top, and one read at least at each width.
-    assert look.bytes <= 0.2 * most + look.small * (16 << 10) + len(look.widths) * look.large_bytes
+    assert look.max_bytes <= 0.2 * most + look.small * (16 << 10) + len(look.widths) * look.large_bytes
 
 
-EPOCH = Epoch(samples=500, seconds=5.1, waited=0.1, first_batch=0.1, read_p50=0.001, read_p99=0.01)
-FIGURES = Figures(
+EPOCH = TrialEpoch(samples=500, seconds=5.1, waited=0.1, first_batch=0.1, read_p50=0.001, read_p99=0.01)
+FIGURES = TrialFigures(
     job=JOB,
-    choice=Choice(samples(*[100_000] * 500), 4 << 20),
-    origin=OriginSpeed(0.02, 0.05, [Throughput(1, 5e6, 50.0), Throughput(16, 80e6, 800.0)], 90, 10 * MB),
+    choice=FileChoice(samples(*[100_000] * 500), 4 << 20),
+    origin=OriginSpeed(
+        0.02, 0.05, [ConcurrentThroughput(1, 5e6, 50.0), ConcurrentThroughput(16, 80e6, 800.0)], 90, 10 * MB
+    ),
     epochs=[EPOCH, EPOCH],
     warm=WarmSpeed(500e6, 0.0002, 30.0, 32.0),
     dataset_bytes=10**9,
@@ -89,7 +91,7 @@ WAITING = msgspec.structs.replace(EPOCH, seconds=10.0, waited=5.0)
         ({"warm": WarmSpeed(5e8, 0.1, 30.0, 90.0)}, ["33% of the speed of a native file", "the-shield"], []),
         ({"origin": OriginSpeed(error="OriginUnavailable", message="no server answers")}, ["cachectl doctor"], []),
         (
-            {"choice": Choice(samples(*[9] * 10, cached=True), 4 << 20)},
+            {"choice": FileChoice(samples(*[9] * 10, cached=True), 4 << 20)},
             ["100% of these files were on the node already"],
             [],
         ),
@@ -99,7 +101,7 @@ WAITING = msgspec.structs.replace(EPOCH, seconds=10.0, waited=5.0)
 def test_the_verdict_says_what_it_means_and_what_to_change(
     changes: dict[str, Any], told: list[str], not_told: list[str]
 ) -> None:
-    said = " ".join(verdict(msgspec.structs.replace(FIGURES, **changes)))
+    said = " ".join(verdict_sentences(msgspec.structs.replace(FIGURES, **changes)))
     for part in told:
         assert part in said
     for part in not_told:
@@ -109,7 +111,7 @@ def test_the_verdict_says_what_it_means_and_what_to_change(
 def test_what_is_printed_fits_80_columns() -> None:
     console = Console(width=80, highlight=False, markup=False)
     with console.capture() as captured:
-        console.print(*describe(FIGURES, list(verdict(FIGURES))), sep="\n")
+        console.print(*describe(FIGURES, list(verdict_sentences(FIGURES))), sep="\n")
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("EPOCH SAMPLES SECONDS WAITED FIRST-BATCH READ-P50 READ-P99" in " ".join(line.split()) for line in lines)

@@ -9,17 +9,17 @@ from typing import Any, Final, get_args
 import click
 
 from cachefs.errors import CachefsError
-from cachefs_tools.bench.cluster.change import m4
 from cachefs_tools.bench.cluster.faults import FAULTS, m5
-from cachefs_tools.bench.cluster.loss import m3
-from cachefs_tools.bench.cluster.run import Load
+from cachefs_tools.bench.cluster.membership_change import m4
+from cachefs_tools.bench.cluster.node_loss import m3
+from cachefs_tools.bench.cluster.run import ClusterLoad
 from cachefs_tools.bench.cluster.steady import m1, m2
-from cachefs_tools.lab.reader import Script
+from cachefs_tools.lab.reader import ScriptKind
 from cachefs_tools.lab.scratch import scratch_directory
 
 Scenario = Callable[..., dict[str, Any]]
 SCENARIOS: Final[Mapping[str, Scenario]] = {"m1": m1, "m2": m2, "m3": m3, "m4": m4, "m5": m5}
-DEFAULT: Final = Load()
+DEFAULT: Final = ClusterLoad()
 
 
 @click.command("cluster")
@@ -65,7 +65,7 @@ DEFAULT: Final = Load()
     "--only", multiple=True, type=click.Choice(FAULTS), help="Of what goes wrong in m5, only this; several times."
 )
 @click.option(
-    "--torch", type=click.Choice(get_args(Script)),
+    "--torch", type=click.Choice(get_args(ScriptKind)),
     help="Jobs train with torch under `cachefs run`, with DistributedSampler and DataLoader; how the script does that.",
 )  # fmt: skip
 @click.option(
@@ -84,7 +84,7 @@ def cluster_command(
 
     It needs root, since each node has a network namespace (not with --network loopback). Every byte is checked.
     """
-    load = Load(**options)
+    load = ClusterLoad(**options)
     if load.torch is not None and find_spec("torch") is None:
         raise CachefsError("--torch needs torch, which is not installed here; install it with: pip install torch")
     given: dict[str, Any] = {}

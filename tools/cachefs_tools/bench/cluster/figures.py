@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TypedDict
 
-from cachefs_tools.bench.cluster.run import Load
-from cachefs_tools.lab.counters import Moment
-from cachefs_tools.lab.reader import EpochResult, Trouble
+from cachefs_tools.bench.cluster.run import ClusterLoad
+from cachefs_tools.lab.counters import ClusterCounters
+from cachefs_tools.lab.reader import EpochResult, ReadProblem
 
 
-class Check(TypedDict):
+class BoundCheck(TypedDict):
     """A figure with its bound."""
 
     what: str
@@ -20,15 +20,15 @@ class Check(TypedDict):
     met: bool
 
 
-def at_most(what: str, value: float, most: float) -> Check:
-    return Check(what=what, value=value, least=None, most=most, met=value <= most)
+def check_at_most(what: str, value: float, most: float) -> BoundCheck:
+    return BoundCheck(what=what, value=value, least=None, most=most, met=value <= most)
 
 
-def at_least(what: str, value: float, least: float) -> Check:
-    return Check(what=what, value=value, least=least, most=None, met=value >= least)
+def check_at_least(what: str, value: float, least: float) -> BoundCheck:
+    return BoundCheck(what=what, value=value, least=least, most=None, met=value >= least)
 
 
-def document(scenario: str, load: Load, checks: Sequence[Check], **parts: Any) -> dict[str, Any]:
+def document(scenario: str, load: ClusterLoad, checks: Sequence[BoundCheck], **parts: Any) -> dict[str, Any]:
     """Return the document that `cachefs-bench cluster` prints."""
     return {
         "scenario": scenario,
@@ -40,7 +40,9 @@ def document(scenario: str, load: Load, checks: Sequence[Check], **parts: Any) -
     }
 
 
-def epoch_document(load: Load, number: int, grown: Moment, results: Iterable[EpochResult]) -> dict[str, Any]:
+def epoch_document(
+    load: ClusterLoad, number: int, grown: ClusterCounters, results: Iterable[EpochResult]
+) -> dict[str, Any]:
     """Return the document of one epoch of one job. grown: growth of the counters during the epoch."""
     total, mine = grown.total, [result for result in results if result.epoch == number]
     reads = sum(result.reads for result in mine)
@@ -71,7 +73,7 @@ def read_document(results: Iterable[EpochResult]) -> dict[str, Any]:
     }
 
 
-def trouble_document(troubles: Iterable[Trouble], since: float) -> dict[str, Any]:
+def problem_document(troubles: Iterable[ReadProblem], since: float) -> dict[str, Any]:
     """Return the document of slow and failed reads since a moment, with the first words of each kind of error."""
     found = [trouble for trouble in troubles if trouble.when + trouble.seconds >= since]
     return {
@@ -83,7 +85,7 @@ def trouble_document(troubles: Iterable[Trouble], since: float) -> dict[str, Any
     }
 
 
-def local_share(grown: Moment, reads: int) -> float:
+def local_share(grown: ClusterCounters, reads: int) -> float:
     """Return the share of reads whose block came neither from another node nor from the origin."""
     if not reads:
         return math.nan

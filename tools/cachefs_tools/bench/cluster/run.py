@@ -14,18 +14,18 @@ from cachefs.errors import CachefsError
 from cachefs.messages import Empty, OriginOptions
 from cachefs.rpc import DATASET_LIST
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
-from cachefs_tools.bench.origin_server import BUCKET, filled_server
-from cachefs_tools.bench.scenario import Shape
-from cachefs_tools.bench.training_node import BLOCK_SIZE, LEAST_TIER, SEGMENT_SIZE, budget_for
+from cachefs_tools.bench.origin_server import BUCKET, run_filled_server
+from cachefs_tools.bench.scenario import DatasetShape
+from cachefs_tools.bench.training_node import BLOCK_SIZE, MIN_TIER, SEGMENT_SIZE, budget_for
 from cachefs_tools.lab.bridge import Bridge, bridge_network
-from cachefs_tools.lab.cluster import Cluster, ClusterSettings, Source, made_cluster
-from cachefs_tools.lab.counters import Moment, take
-from cachefs_tools.lab.host import LOOPBACK, Host, until
-from cachefs_tools.lab.node import Node
-from cachefs_tools.lab.reader import Script
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.switch import Switch, switched_network
-from cachefs_tools.lab.throttle import ProxyCounters, Throttle, throttled
+from cachefs_tools.lab.cluster import ClusterSettings, LabCluster, MembershipSource, create_cluster
+from cachefs_tools.lab.counters import ClusterCounters, read_counters
+from cachefs_tools.lab.host import LOOPBACK, LabHost, wait_for
+from cachefs_tools.lab.node import LabNode
+from cachefs_tools.lab.reader import ScriptKind
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.switch import LabSwitch, switched_network
+from cachefs_tools.lab.throttle import ProxyCounters, Throttle, run_throttle
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
 
 # Seconds within which all nodes know a dataset that was added on one.
@@ -36,7 +36,7 @@ READ_DEADLINE: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ClusterLoad:
     """Nodes, dataset, and how much of it the nodes hold."""
 
     nodes: int = 4
@@ -47,13 +47,13 @@ class Load:
     rate: float = 100.0  # samples per second of each rank
     capacity: float = 1.0  # share of the dataset that the initial nodes hold together, without the slack
     memory: float = 0.5  # the memory tier's share of that
-    slack: float = -1.0  # share of a node's part that it holds in addition; below 0: as `room_to_move` says
+    slack: float = -1.0  # share of a node's part that it holds in addition; below 0: as `moving_share` says
     replicas: int = 1  # copies of each block; with two, the nodes alternate between two zones
-    source: Source = "static"
+    source: MembershipSource = "static"
     network: str = "bridge"  # bridge, switch or loopback
-    origin: Limits = field(default_factory=Limits)
+    origin: LinkLimits = field(default_factory=LinkLimits)
     endpoint: str | None = None  # URL of a running S3 server
-    torch: Script | None = None  # jobs train with torch under `cachefs run`, in this way
+    torch: ScriptKind | None = None  # jobs train with torch under `cachefs run`, in this way
 
     @property
     def bytes(self) -> int:
@@ -64,95 +64,95 @@ class Load:
     def held(self) -> int:
         """Number of blocks that the tiers of one node hold."""
         part = self.replicas * self.capacity * self.files / self.nodes
-        return round(part * (1 + (room_to_move(self.files, self.nodes) if self.slack < 0 else self.slack)))
+        return round(part * (1 + (moving_share(self.files, self.nodes) if self.slack < 0 else self.slack)))
 
 
-def room_to_move(files: int, nodes: int) -> float:
+def moving_share(files: int, nodes: int) -> float:
     """Return the room that a node needs beyond its part of the blocks: one hundredth, and two standard deviations of
     the number of blocks it holds while copies move (docs/benchmarks.md says why)."""
     return 0.01 + 2 / sqrt(files / nodes)
 
 
 @dataclass(slots=True)
-class Run:
+class ClusterRun:
     """The running parts of a cluster."""
 
-    load: Load
-    cluster: Cluster
+    load: ClusterLoad
+    cluster: LabCluster
     throttle: Throttle
-    network: Bridge | Switch | None
+    network: Bridge | LabSwitch | None
     work: Path
     endpoint: str  # of the origin, as seen from the nodes
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[LabNode]:
         """The initial nodes."""
         return list(self.cluster.nodes[: self.load.nodes])
 
-    def origin(self) -> ProxyCounters:
+    def origin_counters(self) -> ProxyCounters:
         """Return the origin's counters."""
-        return self.throttle.counters()
+        return self.throttle.read_counters()
 
-    def take(self, nodes: Iterable[Node] | None = None) -> Moment:
+    def read_counters(self, nodes: Iterable[LabNode] | None = None) -> ClusterCounters:
         """Return the counters of *nodes* (None: of all that run and answer) and of the origin."""
-        return take(self.cluster.nodes if nodes is None else nodes, self.throttle)
+        return read_counters(self.cluster.nodes if nodes is None else nodes, self.throttle)
 
-    def mount(self, node: Node) -> None:
+    def mount_dataset(self, node: LabNode) -> None:
         """Mount the dataset on a node, once the node knows it."""
-        self.until_known(node)
+        self.wait_for_dataset(node)
         node.mount(DATASET)
 
-    def until_known(self, node: Node) -> None:
+    def wait_for_dataset(self, node: LabNode) -> None:
         """Wait until a node knows the dataset."""
-        until(
+        wait_for(
             lambda: any(one.name == DATASET for one in node.client.call(DATASET_LIST, Empty()).datasets),
             _KNOWN_SECONDS, f"{node.name} knows the dataset that was added on {self.nodes[0].name}",
         )  # fmt: skip
 
 
 @contextmanager
-def running(load: Load, work: Path) -> Iterator[Run]:
+def run_cluster(load: ClusterLoad, work: Path) -> Iterator[ClusterRun]:
     """Run origin and nodes, with the dataset mounted on each. *work* is an empty directory."""
-    shape = Shape(files=load.files, size=load.size)
+    shape = DatasetShape(files=load.files, size=load.size)
     with ExitStack() as stack:
-        server = stack.enter_context(filled_server(work, shape, load.endpoint))
+        server = stack.enter_context(run_filled_server(work, shape, load.endpoint))
         network, hosts, hub = _network(stack, load)
         listener = stack.enter_context(hub.listen())
-        throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log", listener))
+        throttle = stack.enter_context(run_throttle(server.endpoint, LinkLimits(), work / "throttle.log", listener))
         zones = _ZONES if load.replicas > 1 else ()
         settings = ClusterSettings(node_settings(load), load.source, {"replicas": load.replicas}, zones)
-        cluster = stack.enter_context(made_cluster(work, settings, hosts, hub, server.account))
-        cluster.start(range(load.nodes))
-        run = Run(load, cluster, throttle, network, work, throttle.endpoint)
+        cluster = stack.enter_context(create_cluster(work, settings, hosts, hub, server.credentials))
+        cluster.start_nodes(range(load.nodes))
+        run = ClusterRun(load, cluster, throttle, network, work, throttle.endpoint)
         options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
         for node in run.nodes if load.source == "none" else run.nodes[:1]:
             list_dataset(node.client, f"s3://{BUCKET}", options)
         for node in run.nodes:
-            run.mount(node)
-        throttle.limit(load.origin)
+            run.mount_dataset(node)
+        throttle.set_limits(load.origin)
         yield run
 
 
-def node_settings(load: Load) -> NodeSettings:
+def node_settings(load: ClusterLoad) -> NodeSettings:
     """Return the settings of each node. Raises CachefsError if the daemon would refuse them."""
     if load.size > BLOCK_SIZE:
         raise CachefsError(f"files of {load.size} bytes are more than one block of {BLOCK_SIZE}")
     record = span(load.size)
     in_memory = round(load.memory * load.held)
     memory, ssd = (budget_for(blocks * record) for blocks in (in_memory, load.held - in_memory))
-    if memory < LEAST_TIER or 0 < ssd < LEAST_TIER:
+    if memory < MIN_TIER or 0 < ssd < MIN_TIER:
         raise CachefsError("a tier would be smaller than one block; use more files or a larger capacity")
     return NodeSettings(
         TierSettings(memory, SEGMENT_SIZE), TierSettings(ssd, SEGMENT_SIZE), BLOCK_SIZE, read_deadline=READ_DEADLINE
     )
 
 
-def _network(stack: ExitStack, load: Load) -> tuple[Bridge | Switch | None, list[Host], Host]:
+def _network(stack: ExitStack, load: ClusterLoad) -> tuple[Bridge | LabSwitch | None, list[LabHost], LabHost]:
     """Return the network, its hosts, and the host of the origin."""
     count = load.nodes + load.spare
     if load.network == "loopback":
         return None, [LOOPBACK] * count, LOOPBACK
-    made: Bridge | Switch
+    made: Bridge | LabSwitch
     if load.network == "bridge":
         made = stack.enter_context(bridge_network(count))
     else:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from cachefs_tools.bench.extender.measuring import ExtenderLoad, measure, printed
+from cachefs_tools.bench.extender.response_times import ExtenderLoad, as_json, measure
 
 
 @click.command("extender")
@@ -21,4 +21,4 @@ def extender_command(nodes: int, questions: int) -> None:
     (nodeCacheCapable: true) or whole nodes (false), small ones and large ones.
     """
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-") as work:
-        click.echo(printed(measure(Path(work), ExtenderLoad(nodes, questions))))
+        click.echo(as_json(measure(Path(work), ExtenderLoad(nodes, questions))))

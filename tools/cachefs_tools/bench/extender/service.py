@@ -10,31 +10,32 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from cachefs_scheduler.config import ClusterSection, Config
+from cachefs_scheduler.config import ObservedClusterSection, SchedulerConfig
 from cachefs_scheduler.duties.advisor import Advisor
-from cachefs_scheduler.duties.book import Book
+from cachefs_scheduler.duties.job_table import JobTable
+from cachefs_scheduler.duties.node_warmups import NodeWarmups
 from cachefs_scheduler.duties.policies import Policies
-from cachefs_scheduler.duties.warming import Warmings
-from cachefs_scheduler.kube.part import open_part
+from cachefs_scheduler.kube.integration import open_integration
 from cachefs_scheduler.kube_section import KubeSection
-from cachefs_scheduler.view.asking import Asking
-from cachefs_scheduler.view.cluster_view import ClusterView
+from cachefs_scheduler.view.observer_client import ObserverClient
+from cachefs_scheduler.view.reported_cluster import ReportedCluster
 
-from cachefs.observe_messages import Load, Member, NodeReport, SnapshotReport
+from cachefs.observe_messages import ClusterMember, NodeLoad, NodeReport, SnapshotReport
 from cachefs.planning.scheduling.facts import SHARDS, WHOLE
-from cachefs_tools.bench.extender.made_up import DATASET, node_name
+from cachefs_tools.bench.extender.sample_names import DATASET, node_name
 
 _SNAPSHOT = "5" * 32
 _BYTES, _BLOCKS = 150 << 30, 1_300_000
 _SEED = 7
 
 
-def _fill(view: ClusterView, nodes: int) -> None:
+def _fill(view: ReportedCluster, nodes: int) -> None:
     """Let all nodes report; one in ten holds a part of the dataset, with shards of its own."""
     random = np.random.default_rng(_SEED)
     names = [node_name(number) for number in range(nodes)]
-    view.meet(
-        {name: Member(id=name, name=name, host="127.0.0.1", control_port=1, zone=f"z{number % 3}", state="active")
+    view.update_members(
+        {name: ClusterMember(id=name, name=name, host="127.0.0.1", control_port=1, zone=f"z{number % 3}",
+                             state="active")
          for number, name in enumerate(names)}
     )  # fmt: skip
     for number, name in enumerate(names):
@@ -44,21 +45,21 @@ def _fill(view: ClusterView, nodes: int) -> None:
         held = int(_BYTES * np.count_nonzero(shards) / SHARDS)
         report = NodeReport(
             id=name, name=name, instance="1", version=1, full=True, zone=f"z{number % 3}", state="active",
-            capacity=200 << 30, used=held, load=Load(origin_rate=2e8, peer_rate=1e9),
+            capacity=200 << 30, used=held, load=NodeLoad(origin_rate=2e8, peer_rate=1e9),
             snapshots=[SnapshotReport(
                 id=_SNAPSHOT, total=_BYTES, blocks=_BLOCKS, datasets=[DATASET], memory=held, shards=shards.tobytes()
             )],
         )  # fmt: skip
-        view.take(view.nodes[name], report)
+        view.merge_report(view.nodes[name], report)
 
 
 async def _serve(nodes: int, section: KubeSection) -> None:
-    config = Config(cluster=ClusterSection(nodes=("127.0.0.1:7380",), orders=False), kube=section)
-    view = ClusterView(config)
+    config = SchedulerConfig(cluster=ObservedClusterSection(nodes=("127.0.0.1:7380",), orders=False), kube=section)
+    view = ReportedCluster(config)
     _fill(view, nodes)
-    warmings = Warmings(view, Asking(config.cluster), str)
-    advisor = Advisor(view, Book(10_000, 900.0), Policies(config), warmings, config.queue.copy_from)
-    part = open_part(section, advisor)
+    warmings = NodeWarmups(view, ObserverClient(config.cluster), str)
+    advisor = Advisor(view, JobTable(10_000, 900.0), Policies(config), warmings, config.queue.copy_from)
+    part = open_integration(section, advisor)
     await part.start()
     print(part.server.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -7,15 +7,15 @@ from typing import Any
 
 from cachefs.errors import ConfigError
 from cachefs_tools.bench.programs.catalogue import Program
-from cachefs_tools.bench.programs.datasets import Datasets, read_all
+from cachefs_tools.bench.programs.datasets import ProgramDatasets, read_all
 from cachefs_tools.bench.programs.figures import document, warm_document
-from cachefs_tools.bench.programs.outcome import Mode, Outcome
-from cachefs_tools.bench.programs.run import Setting, mounted_node, run_native, run_on
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.scratch_node import s3_server
+from cachefs_tools.bench.programs.outcome import ProgramOutcome, RunMode
+from cachefs_tools.bench.programs.run import RunSettings, run_mounted_node, run_native, run_on
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.scratch_node import run_s3_server
 
 # Modes compared with a warm page cache.
-WARM_MODES = (Mode.NATIVE, Mode.MOUNTED, Mode.RUN)
+WARM_MODES = (RunMode.NATIVE, RunMode.MOUNTED, RunMode.RUN)
 _FIND = """
 import sys
 from importlib.util import find_spec
@@ -28,14 +28,14 @@ print(*filter(lacks, sys.argv[1:]))
 """
 
 
-class Bench:
+class ProgramBench:
     """Runs programs, each run in a directory of its own."""
 
-    def __init__(self, setting: Setting, datasets: Datasets, work: Path) -> None:
+    def __init__(self, setting: RunSettings, datasets: ProgramDatasets, work: Path) -> None:
         self._setting, self._datasets, self._work = setting, datasets, work
         self._runs = 0
 
-    def lacking(self, program: Program) -> list[str]:
+    def missing_modules(self, program: Program) -> list[str]:
         """Return the modules that the program needs and the interpreter does not find. Raises ConfigError."""
         try:
             done = subprocess.run(
@@ -45,46 +45,46 @@ class Bench:
             raise ConfigError(f"{self._setting.python} cannot be run: {error.strerror}") from None
         return done.stdout.split()
 
-    def cold(self, program: Program, modes: Sequence[Mode], turns: int) -> dict[str, Any]:
+    def measure_cold(self, program: Program, modes: Sequence[RunMode], turns: int) -> dict[str, Any]:
         """Measure a program with a new node for each run. Of several turns, the one with the median wait counts. Raises
         CachefsError if the program fails."""
         outcomes = {}
         for mode in modes:
-            found = sorted((self._once(program, mode) for _ in range(turns)), key=lambda outcome: outcome.wait)
+            found = sorted((self._run_once(program, mode) for _ in range(turns)), key=lambda outcome: outcome.wait)
             outcomes[mode] = found[turns // 2]
         return document(program, outcomes, self._setting.limits.bandwidth)
 
-    def warm(self, program: Program, turns: int) -> dict[str, Any]:
+    def measure_warm(self, program: Program, turns: int) -> dict[str, Any]:
         """Measure a program whose data is in the page cache, native and mounted in turns. Raises CachefsError."""
-        buckets = self._datasets.buckets(program.data)
+        buckets = self._datasets.bucket_directory(program.data)
         work = self._new_directory()
-        found: Mapping[Mode, list[Outcome]] = {mode: [] for mode in WARM_MODES}
+        found: Mapping[RunMode, list[ProgramOutcome]] = {mode: [] for mode in WARM_MODES}
         with (
-            s3_server(buckets, work / "s3.log") as server,
-            mounted_node(Limits(), server, program.data, work, guess=True) as node,
+            run_s3_server(buckets, work / "s3.log") as server,
+            run_mounted_node(LinkLimits(), server, program.data, work, guess=True) as node,
         ):
             read_all(node.mountpoint)
             read_all(buckets / program.data)
             for _ in range(turns):
-                found[Mode.NATIVE].append(self._native(program))
-                for mode in (Mode.MOUNTED, Mode.RUN):
+                found[RunMode.NATIVE].append(self._run_native(program))
+                for mode in (RunMode.MOUNTED, RunMode.RUN):
                     found[mode].append(run_on(node, self._setting, program, mode, self._new_directory()))
         return warm_document(program, found)
 
-    def _once(self, program: Program, mode: Mode) -> Outcome:
-        if mode is Mode.NATIVE:
-            return self._native(program)
-        buckets = self._datasets.buckets(program.data)
+    def _run_once(self, program: Program, mode: RunMode) -> ProgramOutcome:
+        if mode is RunMode.NATIVE:
+            return self._run_native(program)
+        buckets = self._datasets.bucket_directory(program.data)
         work = self._new_directory()
-        guess = mode is not Mode.BARE
+        guess = mode is not RunMode.BARE
         with (
-            s3_server(buckets, work / "s3.log") as server,
-            mounted_node(self._setting.limits, server, program.data, work, guess=guess) as node,
+            run_s3_server(buckets, work / "s3.log") as server,
+            run_mounted_node(self._setting.limits, server, program.data, work, guess=guess) as node,
         ):
             return run_on(node, self._setting, program, mode, work)
 
-    def _native(self, program: Program) -> Outcome:
-        data = self._datasets.buckets(program.data) / program.data
+    def _run_native(self, program: Program) -> ProgramOutcome:
+        data = self._datasets.bucket_directory(program.data) / program.data
         read_all(data)
         return run_native(self._setting, program, data, self._new_directory())
 

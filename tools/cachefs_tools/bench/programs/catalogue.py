@@ -7,7 +7,7 @@ from typing import Final
 from cachefs.errors import ConfigError
 
 
-class Access(StrEnum):
+class AccessPattern(StrEnum):
     """The access pattern of a program, which bounds the share of its waits that can be removed."""
 
     MAP = "map-style"  # a loader asks a dataset for samples, each of which is a file
@@ -18,7 +18,13 @@ class Access(StrEnum):
 
 
 # Share of the waits to remove.
-AIMS: Final = {Access.MAP: 0.9, Access.SCATTERED: 0.6, Access.STREAM: 0.6, Access.CHECKPOINT: 0.6, Access.WRONG: 0.0}
+AIMS: Final = {
+    AccessPattern.MAP: 0.9,
+    AccessPattern.SCATTERED: 0.6,
+    AccessPattern.STREAM: 0.6,
+    AccessPattern.CHECKPOINT: 0.6,
+    AccessPattern.WRONG: 0.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Program:
     title: str  # in the table
     script: str  # in tests/programs, without .py
     data: str  # kind of tests/programs/make_dataset.py
-    access: Access = Access.MAP
+    access: AccessPattern = AccessPattern.MAP
     options: tuple[str, ...] = ()  # arguments of the script
     needs: tuple[str, ...] = ()  # modules beyond torch, torchdata, numpy and PIL, which the tests' environment has
 
@@ -39,12 +45,12 @@ class Program:
         return AIMS[self.access]
 
 
-def _here(*options: str) -> tuple[str, ...]:
+def _without_workers(*options: str) -> tuple[str, ...]:
     """Return options without workers, so that the program itself reads."""
     return ("--workers", "0", *options)
 
 
-def _records(*options: str) -> tuple[str, ...]:
+def _record_options(*options: str) -> tuple[str, ...]:
     """Return options of programs whose datasets have three records for each file of the others."""
     return ("--milliseconds", "2", *options)
 
@@ -53,11 +59,20 @@ def _records(*options: str) -> tuple[str, ...]:
 PROGRAMS: Final = (
     Program("imagefolder", "ImageFolder, shuffle", "image_folder", "folders", needs=("torchvision",)),
     Program("csv-pil", "CSV + PIL", "csv_images", "identified"),
-    Program("wrong-listed", "others than it lists", "wrong_files", "identified", Access.WRONG, ("--how", "listed")),
-    Program("wrong-chance", "one of two by chance", "wrong_files", "identified", Access.WRONG, ("--how", "chance")),
-    Program("wrong-epoch", "other files in each epoch", "wrong_files", "identified", Access.WRONG, ("--how", "epoch")),
-    Program("wrong-pairs", "a mask by chance", "wrong_files", "identified", Access.WRONG, ("--how", "pairs")),
-    Program("csv-pil-0", "CSV + PIL, 0 workers", "csv_images", "identified", options=_here()),
+    Program(
+        "wrong-listed", "others than it lists", "wrong_files", "identified", AccessPattern.WRONG,
+        ("--how", "listed"),
+    ),
+    Program(
+        "wrong-chance", "one of two by chance", "wrong_files", "identified", AccessPattern.WRONG,
+        ("--how", "chance"),
+    ),
+    Program(
+        "wrong-epoch", "other files in each epoch", "wrong_files", "identified", AccessPattern.WRONG,
+        ("--how", "epoch"),
+    ),
+    Program("wrong-pairs", "a mask by chance", "wrong_files", "identified", AccessPattern.WRONG, ("--how", "pairs")),
+    Program("csv-pil-0", "CSV + PIL, 0 workers", "csv_images", "identified", options=_without_workers()),
     Program("pandas-pil", "pandas + PIL", "pandas_images", "folders", needs=("pandas",)),
     Program(
         "pandas-tvio", "pandas + torchvision.io", "pandas_images", "folders",
@@ -68,16 +83,17 @@ PROGRAMS: Final = (
     ),
     Program(
         "pandas-cv2-0", "pandas + cv2, 0 workers", "pandas_images", "folders",
-        options=_here("--reader", "cv2"), needs=("pandas", "cv2"),
+        options=_without_workers("--reader", "cv2"), needs=("pandas", "cv2"),
     ),
     Program("npz", "npz folders", "npz_folders", "arrays"),
     Program("siamese", "siamese pairs", "siamese_pairs", "folders"),
     Program("sampler-fork", "own sampler, fork", "own_sampler", "folders"),
     Program("sampler-spawn", "own sampler, spawn", "own_sampler", "folders", options=("--start-method", "spawn")),
-    Program("sampler-0", "own sampler, 0 workers", "own_sampler", "folders", options=_here()),
+    Program("sampler-0", "own sampler, 0 workers", "own_sampler", "folders", options=_without_workers()),
     Program("batches-fork", "own batch sampler, fork", "own_sampler", "folders", options=("--sampler", "batches")),
     Program(
-        "batches-0", "own batch sampler, 0 workers", "own_sampler", "folders", options=_here("--sampler", "batches")
+        "batches-0", "own batch sampler, 0 workers", "own_sampler", "folders",
+        options=_without_workers("--sampler", "batches"),
     ),
     Program("numpy-sampler", "sampler of numpy integers", "own_sampler", "folders", options=("--sampler", "numpy")),
     Program("timm", "timm train.py", "timm_loader", "folders", needs=("timm",)),
@@ -99,67 +115,81 @@ PROGRAMS: Final = (
     Program("trainer", "HF Trainer, imagefolder", "hf_trainer", "folders", needs=("transformers", "datasets")),
     Program(
         "trainer-0", "HF Trainer, imagefolder, 0 workers", "hf_trainer", "folders",
-        options=_here(), needs=("transformers", "datasets"),
+        options=_without_workers(), needs=("transformers", "datasets"),
     ),
     Program(
         "trainer-own-0", "HF Trainer, own dataset, 0 workers", "hf_trainer", "folders",
-        options=_here("--own"), needs=("transformers", "datasets"),
+        options=_without_workers("--own"), needs=("transformers", "datasets"),
     ),
     Program("lightning", "Lightning, ImageFolder", "lightning_pictures", "folders", needs=("lightning", "torchvision")),
     Program(
         "lightning-0", "Lightning, ImageFolder, 0 workers", "lightning_pictures", "folders",
-        options=_here(), needs=("lightning", "torchvision"),
+        options=_without_workers(), needs=("lightning", "torchvision"),
     ),
     Program("stateful", "StatefulDataLoader", "stateful_loader", "folders"),
-    Program("stateful-0", "StatefulDataLoader, 0 workers", "stateful_loader", "folders", options=_here()),
+    Program("stateful-0", "StatefulDataLoader, 0 workers", "stateful_loader", "folders", options=_without_workers()),
     Program(
         "stateful-resume", "StatefulDataLoader, resume in mid-epoch", "stateful_loader", "folders",
         options=("--resume",),
     ),
     Program(
-        "stateful-resume-0", "the same, 0 workers", "stateful_loader", "folders", options=_here("--resume")
+        "stateful-resume-0", "the same, 0 workers", "stateful_loader", "folders", options=_without_workers("--resume")
     ),
     Program("nodes", "torchdata.nodes, threads", "nodes_pipeline", "folders"),
     # A step of nanoGPT computes for a tenth of a second or more.
     Program(
-        "nanogpt", "nanoGPT's get_batch", "memmap_tokens", "tokens", Access.SCATTERED, ("--milliseconds", "8")
+        "nanogpt", "nanoGPT's get_batch", "memmap_tokens", "tokens", AccessPattern.SCATTERED, ("--milliseconds", "8")
     ),
-    Program("hdf5", "HDF5", "record_files", "hdf5", Access.SCATTERED, _records(), ("h5py",)),
-    Program("lmdb", "LMDB", "record_files", "lmdb", Access.SCATTERED, _records("--format", "lmdb"), ("lmdb",)),
+    Program("hdf5", "HDF5", "record_files", "hdf5", AccessPattern.SCATTERED, _record_options(), ("h5py",)),
     Program(
-        "arrow", "HF datasets, Arrow", "record_files", "arrow", Access.SCATTERED,
-        _records("--format", "arrow"), ("datasets",),
-    ),
-    Program(
-        "parquet", "HF datasets, Parquet", "hf_stream", "parquet", Access.STREAM,
-        _records("--load"), ("datasets",),
-    ),
-    Program("hf-stream", "HF datasets, streaming", "hf_stream", "parquet", Access.STREAM, _records(), ("datasets",)),
-    Program("webdataset", "WebDataset", "webdataset_shards", "webdataset", Access.STREAM, _records(), ("webdataset",)),
-    Program("mds", "mosaicml-streaming (MDS)", "mds_shards", "mds", Access.STREAM, _records(), ("streaming",)),
-    Program(
-        "tfrecord-torch", "TFRecord in torch", "torch_records", "tfrecord", Access.STREAM, _records(), ("tensorflow",)
+        "lmdb", "LMDB", "record_files", "lmdb", AccessPattern.SCATTERED,
+        _record_options("--format", "lmdb"), ("lmdb",),
     ),
     Program(
-        "tfdata-records", "tf.data, TFRecord", "tf_data", "tfrecord", Access.STREAM,
-        _records("--records"), ("tensorflow",),
+        "arrow", "HF datasets, Arrow", "record_files", "arrow", AccessPattern.SCATTERED,
+        _record_options("--format", "arrow"), ("datasets",),
+    ),
+    Program(
+        "parquet", "HF datasets, Parquet", "hf_stream", "parquet", AccessPattern.STREAM,
+        _record_options("--load"), ("datasets",),
+    ),
+    Program(
+        "hf-stream", "HF datasets, streaming", "hf_stream", "parquet", AccessPattern.STREAM,
+        _record_options(), ("datasets",),
+    ),
+    Program(
+        "webdataset", "WebDataset", "webdataset_shards", "webdataset", AccessPattern.STREAM,
+        _record_options(), ("webdataset",),
+    ),
+    Program(
+        "mds", "mosaicml-streaming (MDS)", "mds_shards", "mds", AccessPattern.STREAM,
+        _record_options(), ("streaming",),
+    ),
+    Program(
+        "tfrecord-torch", "TFRecord in torch", "torch_records", "tfrecord", AccessPattern.STREAM,
+        _record_options(), ("tensorflow",),
+    ),
+    Program(
+        "tfdata-records", "tf.data, TFRecord", "tf_data", "tfrecord", AccessPattern.STREAM,
+        _record_options("--records"), ("tensorflow",),
     ),
     Program("tfdata-files", "tf.data, files", "tf_data", "folders", needs=("tensorflow",)),
     Program(
-        "grain-records", "grain, ArrayRecord", "grain_loader", "array-record", Access.SCATTERED, _records(), ("grain",)
+        "grain-records", "grain, ArrayRecord", "grain_loader", "array-record", AccessPattern.SCATTERED,
+        _record_options(), ("grain",),
     ),
     Program("grain-files", "grain, files", "grain_loader", "folders", options=("--files",), needs=("grain",)),
     Program("dali", "DALI, files", "dali_pictures", "folders", needs=("nvidia.dali",)),
     Program(
-        "safetensors", "safetensors", "load_checkpoint", "safetensors", Access.CHECKPOINT,
+        "safetensors", "safetensors", "load_checkpoint", "safetensors", AccessPattern.CHECKPOINT,
         ("--reader", "safetensors"), ("safetensors",),
     ),
-    Program("torch-mmap", "torch.load(mmap=True)", "load_checkpoint", "checkpoint", Access.CHECKPOINT),
+    Program("torch-mmap", "torch.load(mmap=True)", "load_checkpoint", "checkpoint", AccessPattern.CHECKPOINT),
 )
 # fmt: on
 
 
-def chosen(names: str) -> list[Program]:
+def find_programs(names: str) -> list[Program]:
     """Return the programs with these comma-separated names; all for an empty text. Raises ConfigError."""
     known = {program.name: program for program in PROGRAMS}
     wanted = [name.strip() for name in names.split(",") if name.strip()]

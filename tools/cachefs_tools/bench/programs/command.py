@@ -12,32 +12,32 @@ import click
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs_tools.bench.programs import markdown, results
-from cachefs_tools.bench.programs.bench import Bench
-from cachefs_tools.bench.programs.catalogue import PROGRAMS, Program, chosen
-from cachefs_tools.bench.programs.datasets import Datasets
-from cachefs_tools.bench.programs.outcome import Mode
+from cachefs_tools.bench.programs.bench import ProgramBench
+from cachefs_tools.bench.programs.catalogue import PROGRAMS, Program, find_programs
+from cachefs_tools.bench.programs.datasets import ProgramDatasets
+from cachefs_tools.bench.programs.outcome import RunMode
 from cachefs_tools.bench.programs.report import row, table, warm_row
-from cachefs_tools.bench.programs.run import Setting
-from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.bench.programs.run import RunSettings
+from cachefs_tools.lab.slow_link import LinkLimits
 from cachefs_tools.scratch_node import require_fuse
 
 SCRIPTS: Final = Path(__file__).parents[4] / "tests" / "programs"
-LIMITS: Final = Limits(latency=0.025, latency_p99=0.1, bandwidth=40e6)
+LIMITS: Final = LinkLimits(latency=0.025, latency_p99=0.1, bandwidth=40e6)
 WARM_TURNS: Final = 5
 
 
-def modes_of(ctx: click.Context, param: click.Parameter, text: str) -> list[Mode]:
+def parse_modes(ctx: click.Context, param: click.Parameter, text: str) -> list[RunMode]:
     """Parse comma-separated modes."""
     try:
-        return [Mode(name.strip()) for name in text.split(",")]
+        return [RunMode(name.strip()) for name in text.split(",")]
     except ValueError as error:
-        raise click.BadParameter(f"{error}; there are {', '.join(Mode)}") from None
+        raise click.BadParameter(f"{error}; there are {', '.join(RunMode)}") from None
 
 
 @click.command("programs")
 @click.option("--programs", "names", default="", metavar="A,B,C", help="Only these.  [default: all]")
 @click.option("--list", "listing", is_flag=True, help="Name the programs, and what each needs.")
-@click.option("--modes", callback=modes_of, default=",".join(Mode), show_default=True, help="How each is run.")
+@click.option("--modes", callback=parse_modes, default=",".join(RunMode), show_default=True, help="How each is run.")
 @click.option("--warm", is_flag=True, help="Instead, with everything in the page cache: what the mount costs.")
 @click.option("--python", default=sys.executable, show_default=True, help="The programs' interpreter.")
 @click.option("--files", default=500, show_default=True, type=click.IntRange(64, 100_000), help="Size of the datasets.")
@@ -81,7 +81,7 @@ def programs_command(names: str, listing: bool, nothing: bool, as_json: bool, pa
     Each runs on the local disk, on the mount of an empty node whose origin is slow, and under `cachefs run`, with the
     same seed. It measures how long they wait for data, and whether they compute the same.
     """
-    programs = [] if nothing else chosen(names)
+    programs = [] if nothing else find_programs(names)
     kept: Path | None = given["kept"]
     if page is not None and kept is None:
         raise click.UsageError("--markdown needs --results")
@@ -90,12 +90,12 @@ def programs_command(names: str, listing: bool, nothing: bool, as_json: bool, pa
             click.echo(f"{one.name:<20} {one.title:<38} {' '.join(one.needs)}".rstrip())
         return
     if kept is not None:
-        results.load(kept)  # report a bad file before the measurement
+        results.load_results(kept)  # report a bad file before the measurement
     documents = _measure(programs, **given)
     if kept is not None:
-        documents = list(results.load(kept).values())
+        documents = list(results.load_results(kept).values())
         if page is not None:
-            markdown.write(page, results.load(kept))
+            markdown.write_page(page, results.load_results(kept))
     click.echo(json.dumps({"programs": documents}, indent=2) if as_json else table(documents))
 
 
@@ -108,14 +108,14 @@ def _measure(programs: Sequence[Program], **given: Any) -> list[results.Document
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=given["directory"]) as work:
         bench = _bench(Path(work), **given)
         for one in programs:
-            if lacking := bench.lacking(one):
+            if lacking := bench.missing_modules(one):
                 _say(f"{one.name}: left out, since {given['python']} has no {', '.join(lacking)}")
                 continue
             try:
                 if given["warm"]:
-                    document = bench.warm(one, given["turns"] or WARM_TURNS)
+                    document = bench.measure_warm(one, given["turns"] or WARM_TURNS)
                 else:
-                    document = bench.cold(one, given["modes"], given["turns"] or 1)
+                    document = bench.measure_cold(one, given["modes"], given["turns"] or 1)
             except CachefsError as error:
                 _say(f"{one.name}: {error}")
                 continue
@@ -124,18 +124,18 @@ def _measure(programs: Sequence[Program], **given: Any) -> list[results.Document
             for line in document.get("said", ()):
                 _say(f"  {line}")
             if given["kept"] is not None:
-                results.add(given["kept"], document)
+                results.add_result(given["kept"], document)
     return documents
 
 
-def _bench(work: Path, **given: Any) -> Bench:
+def _bench(work: Path, **given: Any) -> ProgramBench:
     milliseconds = 0.0 if given["warm"] and given["milliseconds"] is None else given["milliseconds"]
     own = () if milliseconds is None else ("--milliseconds", str(milliseconds))
     # Each run has its own directory, so a relative path of the interpreter would break.
     python = os.path.abspath(given["python"]) if os.sep in given["python"] else given["python"]
-    setting = Setting(python, given["scripts"], given["epochs"], given["seed"], LIMITS, own)
-    datasets = Datasets(given["data"] or work / "data", given["files"], python, given["scripts"])
-    return Bench(setting, datasets, work)
+    setting = RunSettings(python, given["scripts"], given["epochs"], given["seed"], LIMITS, own)
+    datasets = ProgramDatasets(given["data"] or work / "data", given["files"], python, given["scripts"])
+    return ProgramBench(setting, datasets, work)
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from cachefs.errors import CachefsError
 
 
-class Datasets:
+class ProgramDatasets:
     """Makes missing datasets in a directory, with tests/programs/make_dataset.py."""
 
     def __init__(self, directory: Path, files: int, python: str, scripts: Path) -> None:
@@ -14,7 +14,7 @@ class Datasets:
         self._directory, self._files = directory.absolute(), files
         self._python, self._scripts = python, scripts
 
-    def buckets(self, kind: str) -> Path:
+    def bucket_directory(self, kind: str) -> Path:
         """Return a directory whose only subdirectory, *kind*, is the dataset. Raises CachefsError."""
         buckets = self._directory / f"{kind}-{self._files}"
         if not (buckets / kind).exists():

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from cachefs.errors import ConfigError
 from cachefs_tools.bench.programs.catalogue import PROGRAMS, Program
-from cachefs_tools.bench.programs.report import known, marks, percent, share_of
+from cachefs_tools.bench.programs.report import aim_marks, known_epoch_text, percent_text, removed_share_of
 
 BEGIN: Final = "<!-- cachefs-bench programs -->"
 END: Final = "<!-- end -->"
@@ -16,14 +16,14 @@ HEADINGS: Final = (
 )  # fmt: skip
 
 
-def markdown(documents: Mapping[str, dict[str, Any]]) -> str:
+def markdown_table(documents: Mapping[str, dict[str, Any]]) -> str:
     """Return a row for each program. documents: by program name; missing measurements give empty cells."""
     rows = [HEADINGS, ("---",) * len(HEADINGS)]
     rows += [_cells(program, documents.get(program.name, {})) for program in PROGRAMS]
     return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
 
 
-def replaced(page: str, table: str) -> str:
+def replace_table(page: str, table: str) -> str:
     """Return the page with the table replaced. Raises ConfigError for a page without the marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -32,13 +32,13 @@ def replaced(page: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
-def write(path: Path, documents: Mapping[str, dict[str, Any]]) -> None:
+def write_page(path: Path, documents: Mapping[str, dict[str, Any]]) -> None:
     """Replace the table of the page at *path*. Raises ConfigError."""
     try:
         page = path.read_text()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    path.write_text(replaced(page, markdown(documents)))
+    path.write_text(replace_table(page, markdown_table(documents)))
 
 
 def _cells(program: Program, document: dict[str, Any]) -> tuple[str, ...]:
@@ -48,10 +48,10 @@ def _cells(program: Program, document: dict[str, Any]) -> tuple[str, ...]:
     modes = document["modes"]
     waits = (f"{modes[name]['wait']:.1f}" if name in modes else "-" for name in ("native", "bare", "mounted", "run"))
     words = {"#": "results differ", "!": "below the aim", "<": "slower than unpublished"}
-    remarks = [words[mark] for mark in marks(document)]
+    remarks = [words[mark] for mark in aim_marks(document)]
     if (best := document.get("at_best")) is not None and best < document["aim"]:
-        remarks.append(f"{percent(best)} at best")
+        remarks.append(f"{percent_text(best)} at best")
     return (
-        *names, known(document), " / ".join(waits), percent(share_of(document, "run")),
-        percent(share_of(document, "mounted")), ", ".join(remarks),
+        *names, known_epoch_text(document), " / ".join(waits), percent_text(removed_share_of(document, "run")),
+        percent_text(removed_share_of(document, "mounted")), ", ".join(remarks),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Mode(StrEnum):
+class RunMode(StrEnum):
     """The ways to run a program."""
 
     NATIVE = "native"  # on the local disk, with cached pages
@@ -14,7 +14,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class ProgramEpoch:
     """An epoch of a program. Times are seconds of CLOCK_MONOTONIC."""
 
     begin: float
@@ -25,7 +25,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedSequences:
     """Sequences that a run published, as the daemon reported them."""
 
     # Consumer -> its epochs (from 0) with a known order, and when that was first seen (CLOCK_MONOTONIC).
@@ -34,17 +34,17 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProgramOutcome:
     """Results of one run."""
 
-    mode: Mode
+    mode: RunMode
     digest: str  # of everything that the program has read and computed
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[ProgramEpoch, ...]
     wall: float  # seconds from the start of the process to its end
-    said: tuple[str, ...] = ()  # cachefs's lines on the program's standard error
+    cachefs_lines: tuple[str, ...] = ()  # cachefs's lines on the program's standard error
     origin_bytes: int = 0
     stall_seconds: float = 0.0  # waits of reads for the origin, sum of all readers
-    published: Published = Published()
+    published: PublishedSequences = PublishedSequences()
     # Bytes from the origin between the begin of the first epoch and its first samples.
     first_bytes: int = 0
 

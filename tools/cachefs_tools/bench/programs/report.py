@@ -39,9 +39,9 @@ def row(document: dict[str, Any]) -> str:
     modes = document["modes"]
     waits = [f"{modes[name]['wait']:.1f}" if name in modes else "" for name in ("native", "bare", "mounted", "run")]
     fetched = f"{modes['run']['origin_bytes'] / 1e6:.0f}" if "run" in modes else ""
-    gone, rules = share_of(document, "run"), share_of(document, "mounted")
-    cells = (document["program"], known(document), *waits, percent(gone), percent(rules), fetched)
-    return _LINE.format(*cells, marks(document)).rstrip()
+    gone, rules = removed_share_of(document, "run"), removed_share_of(document, "mounted")
+    cells = (document["program"], known_epoch_text(document), *waits, percent_text(gone), percent_text(rules), fetched)
+    return _LINE.format(*cells, aim_marks(document)).rstrip()
 
 
 def warm_row(document: dict[str, Any]) -> str:
@@ -54,7 +54,7 @@ def warm_row(document: dict[str, Any]) -> str:
     return _WARM_LINE.format(document["program"], *seconds, *ratios, mark).rstrip()
 
 
-def known(document: dict[str, Any]) -> str:
+def known_epoch_text(document: dict[str, Any]) -> str:
     """Return the first epoch with a known order, and the percentage of it that had passed; a dash if there is none."""
     if "run" not in document["modes"]:
         return ""
@@ -62,21 +62,21 @@ def known(document: dict[str, Any]) -> str:
     return "-" if epoch is None else f"{epoch}" if passed < 0.1 else f"{epoch} +{100 * passed:.0f}%"
 
 
-def marks(document: dict[str, Any]) -> str:
+def aim_marks(document: dict[str, Any]) -> str:
     """Return marks for figures that miss their aims."""
     found = "" if document["equal"] else "#"
-    if (share := share_of(document, "run")) is not None and share < document["aim"]:
+    if (share := removed_share_of(document, "run")) is not None and share < document["aim"]:
         found += "!"
     return found + ("<" if document.get("slower") else "")
 
 
-def share_of(document: dict[str, Any], mode: str) -> float | None:
+def removed_share_of(document: dict[str, Any], mode: str) -> float | None:
     """Return the share of waits removed against a mount without rules, or if that was not measured, against one with
     rules."""
     gone: dict[str, float | None] = document["gone"]
     return gone.get(f"{mode} of bare", gone.get(f"{mode} of mounted"))
 
 
-def percent(share: float | None) -> str:
+def percent_text(share: float | None) -> str:
     """Format a share for the tables."""
     return "-" if share is None else f"{100 * share:.0f} %"

@@ -10,7 +10,7 @@ from cachefs_tools.bench.programs.catalogue import PROGRAMS
 Document = dict[str, Any]
 
 
-def load(path: Path) -> dict[str, Document]:
+def load_results(path: Path) -> dict[str, Document]:
     """Return documents by program name. Raises ConfigError."""
     if not path.exists():
         return {}
@@ -20,9 +20,9 @@ def load(path: Path) -> dict[str, Document]:
         raise ConfigError(f"{path} holds no results of this benchmark: {error}") from None
 
 
-def add(path: Path, document: Document) -> None:
+def add_result(path: Path, document: Document) -> None:
     """Merge a document into that of its program, and keep all others."""
-    documents = load(path)
+    documents = load_results(path)
     documents[document["program"]] = {**documents.get(document["program"], {}), **document}
     order = {program.name: number for number, program in enumerate(PROGRAMS)}
     rows = sorted(documents.values(), key=lambda one: order.get(one["program"], len(order)))

@@ -16,35 +16,42 @@ from cachefs.messages import OriginOptions
 from cachefs.rpc import STALL_LIST, DaemonClient
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
 from cachefs_tools.bench.programs.catalogue import Program
-from cachefs_tools.bench.programs.outcome import Epoch, Mode, Outcome
-from cachefs_tools.bench.programs.watch import Watch
-from cachefs_tools.lab.slow_link import Limits
-from cachefs_tools.lab.throttle import Throttle, throttled
+from cachefs_tools.bench.programs.outcome import ProgramEpoch, ProgramOutcome, RunMode
+from cachefs_tools.bench.programs.watch import SequenceWatch
+from cachefs_tools.lab.slow_link import LinkLimits
+from cachefs_tools.lab.throttle import Throttle, run_throttle
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import SCRATCH, WITH_PARENT, daemon, memory_directory, mounted, program
+from cachefs_tools.scratch_node import (
+    KILL_WITH_PARENT,
+    SCRATCH_CREDENTIALS,
+    memory_directory,
+    mount_dataset,
+    program_path,
+    run_daemon,
+)
 
 BUDGET: Final = 1 << 30
 SEGMENT_SIZE: Final = 64 << 20
 # A program that takes longer counts as hung.
 TIMEOUT_SECONDS: Final = 600.0
 # Seconds between queries of what is published.
-LOOK: Final = 0.1
+POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSettings:
     """Settings shared by all runs of a measurement."""
 
     python: str  # the interpreter of the programs
     scripts: Path  # tests/programs
     epochs: int
     seed: int
-    limits: Limits
+    limits: LinkLimits
     options: tuple[str, ...] = ()  # arguments for all programs
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ProgramNode:
     """A node with a mounted dataset."""
 
     client: DaemonClient
@@ -54,7 +61,7 @@ class Node:
 
 
 @contextmanager
-def mounted_node(limits: Limits, server: str, bucket: str, work: Path, *, guess: bool) -> Iterator[Node]:
+def run_mounted_node(limits: LinkLimits, server: str, bucket: str, work: Path, *, guess: bool) -> Iterator[ProgramNode]:
     """Run a new node with empty tiers that can hold everything. Its origin is a bucket of the S3 server behind the
     limits.
 
@@ -64,28 +71,30 @@ def mounted_node(limits: Limits, server: str, bucket: str, work: Path, *, guess:
     settings = NodeSettings(TierSettings(BUDGET, SEGMENT_SIZE), TierSettings(0), guess=guess)
     with ExitStack() as stack:
         memory = stack.enter_context(memory_directory("cachefs-bench-"))
-        throttle = stack.enter_context(throttled(server, Limits(), work / "throttle.log"))
-        node = stack.enter_context(daemon(work, memory, settings, SCRATCH))
+        throttle = stack.enter_context(run_throttle(server, LinkLimits(), work / "throttle.log"))
+        node = stack.enter_context(run_daemon(work, memory, settings, SCRATCH_CREDENTIALS))
         options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
         list_dataset(node.client, f"s3://{bucket}", options)
-        stack.enter_context(mounted(DATASET, mountpoint, node.socket, work / "mount.log"))
-        throttle.limit(limits)
-        yield Node(node.client, node.socket, mountpoint, throttle)
+        stack.enter_context(mount_dataset(DATASET, mountpoint, node.socket, work / "mount.log"))
+        throttle.set_limits(limits)
+        yield ProgramNode(node.client, node.socket, mountpoint, throttle)
 
 
-def run_native(setting: Setting, one: Program, data: Path, work: Path) -> Outcome:
+def run_native(setting: RunSettings, one: Program, data: Path, work: Path) -> ProgramOutcome:
     """Run a program on the local disk. Raises CachefsError if the program fails."""
-    document, wall, said = _finished(_command(setting, one, data), work, lambda: None)
-    return Outcome(Mode.NATIVE, document["digest"], tuple(Epoch(**epoch) for epoch in document["epochs"]), wall, said)
+    document, wall, said = _run_to_end(_command(setting, one, data), work, lambda: None)
+    return ProgramOutcome(
+        RunMode.NATIVE, document["digest"], tuple(ProgramEpoch(**epoch) for epoch in document["epochs"]), wall, said
+    )
 
 
-def run_on(node: Node, setting: Setting, one: Program, mode: Mode, work: Path) -> Outcome:
+def run_on(node: ProgramNode, setting: RunSettings, one: Program, mode: RunMode, work: Path) -> ProgramOutcome:
     """Run a program on the node's mount. Raises CachefsError if the program fails."""
     command = _command(setting, one, node.mountpoint)
-    if mode is Mode.RUN:
+    if mode is RunMode.RUN:
         # Processes of a job share what they learn, so another benchmark's job must have another name.
         command = [
-            program("cachefs"),
+            program_path("cachefs"),
             "run",
             "--job",
             f"{one.name}-{os.getpid()}",
@@ -94,28 +103,28 @@ def run_on(node: Node, setting: Setting, one: Program, mode: Mode, work: Path) -
             "--",
             *command,
         ]
-    before, stalled = node.throttle.counters().bytes, _stalled(node.client)
-    watch = Watch(node.client, lambda: node.throttle.counters().bytes - before)
-    document, wall, said = _finished(command, work, watch.look)
-    epochs = tuple(Epoch(**epoch) for epoch in document["epochs"])
-    return Outcome(
-        mode, document["digest"], epochs, wall, said, node.throttle.counters().bytes - before,
-        _stalled(node.client) - stalled, watch.published(), watch.first_bytes(epochs),
+    before, stalled = node.throttle.read_counters().bytes, _stall_seconds(node.client)
+    watch = SequenceWatch(node.client, lambda: node.throttle.read_counters().bytes - before)
+    document, wall, said = _run_to_end(command, work, watch.poll_daemon)
+    epochs = tuple(ProgramEpoch(**epoch) for epoch in document["epochs"])
+    return ProgramOutcome(
+        mode, document["digest"], epochs, wall, said, node.throttle.read_counters().bytes - before,
+        _stall_seconds(node.client) - stalled, watch.published(), watch.first_bytes(epochs),
     )  # fmt: skip
 
 
-def _stalled(client: DaemonClient) -> float:
+def _stall_seconds(client: DaemonClient) -> float:
     """Return the seconds that reads of the node have waited so far. The mount reports them within a second or two."""
     return sum(row.seconds for row in client.call(STALL_LIST, JobName(job="")).rows)
 
 
-def _command(setting: Setting, one: Program, data: Path) -> list[str]:
+def _command(setting: RunSettings, one: Program, data: Path) -> list[str]:
     script = setting.scripts / f"{one.script}.py"
     common = ("--seed", str(setting.seed), "--epochs", str(setting.epochs))
     return [setting.python, str(script), str(data), *common, *one.options, *setting.options]
 
 
-def _finished(
+def _run_to_end(
     command: Sequence[str], work: Path, look: Callable[[], None]
 ) -> tuple[dict[str, Any], float, tuple[str, ...]]:
     """Run the program to its end. Returns its result line, its seconds, and cachefs's lines."""
@@ -123,7 +132,7 @@ def _finished(
     began = time.monotonic()
     with output.open("wb") as stdout, errors.open("wb") as stderr:
         process = subprocess.Popen(
-            [*WITH_PARENT, *command], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=work,
+            [*KILL_WITH_PARENT, *command], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=work,
             env=_environment(work), start_new_session=True,
         )  # fmt: skip
     try:
@@ -131,7 +140,7 @@ def _finished(
             if time.monotonic() - began > TIMEOUT_SECONDS:
                 raise CachefsError(f"{command[-1]} did not end within {TIMEOUT_SECONDS:.0f} s")
             look()
-            _wait(process, LOOK)
+            _wait(process, POLL_SECONDS)
     finally:
         process.kill()
         process.wait()

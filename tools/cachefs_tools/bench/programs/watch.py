@@ -6,26 +6,26 @@ from collections.abc import Callable, Sequence
 from cachefs.job_messages import JobView
 from cachefs.messages import Empty
 from cachefs.rpc import JOB_LIST, DaemonClient
-from cachefs_tools.bench.programs.outcome import Epoch, Published
+from cachefs_tools.bench.programs.outcome import ProgramEpoch, PublishedSequences
 
 
-class Watch:
+class SequenceWatch:
     """Records which epochs of which consumers were ever known. The daemon forgets past epochs."""
 
     def __init__(self, client: DaemonClient, origin_bytes: Callable[[], int]) -> None:
         self._client, self._origin_bytes = client, origin_bytes
-        self._came: list[tuple[float, int]] = []  # time and bytes from the origin until then
+        self._origin_samples: list[tuple[float, int]] = []  # time and bytes from the origin until then
         self._known: dict[str, dict[int, float]] = {}
         self._problems: dict[str, None] = {}
 
-    def look(self) -> None:
+    def poll_daemon(self) -> None:
         """Query the daemon. Raises CachefsError if it does not answer."""
         came, now = self._origin_bytes(), time.monotonic()
-        self._came.append((now, came))
+        self._origin_samples.append((now, came))
         for view in self._client.call(JOB_LIST, Empty()).jobs:
-            self.note(view, now)
+            self.record_view(view, now)
 
-    def note(self, view: JobView, now: float) -> None:
+    def record_view(self, view: JobView, now: float) -> None:
         """Record a view of a job."""
         for consumer in view.consumers:
             known = self._known.setdefault(consumer.consumer, {})
@@ -34,12 +34,12 @@ class Watch:
             if consumer.problem:
                 self._problems[consumer.problem] = None
 
-    def first_bytes(self, epochs: Sequence[Epoch]) -> int:
+    def first_bytes(self, epochs: Sequence[ProgramEpoch]) -> int:
         """Return the bytes from the origin in the first epoch until its first samples, between the first and the last
         query in that time."""
-        sizes = [size for seen, size in self._came if epochs and epochs[0].begin <= seen <= epochs[0].first]
+        sizes = [size for seen, size in self._origin_samples if epochs and epochs[0].begin <= seen <= epochs[0].first]
         return sizes[-1] - sizes[0] if sizes else 0
 
-    def published(self) -> Published:
+    def published(self) -> PublishedSequences:
         """Return the records so far."""
-        return Published(self._known, tuple(self._problems))
+        return PublishedSequences(self._known, tuple(self._problems))

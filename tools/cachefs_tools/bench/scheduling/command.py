@@ -11,10 +11,10 @@ from click.core import ParameterSource
 
 from cachefs_tools.bench.scheduling.figures import measure
 from cachefs_tools.bench.scheduling.simulation import POLICIES
-from cachefs_tools.bench.scheduling.sweep import sweep
-from cachefs_tools.bench.scheduling.workload import SHAPES, Shape
+from cachefs_tools.bench.scheduling.sweep import run_sweep
+from cachefs_tools.bench.scheduling.workload import SHAPES, SimulationShape
 
-DEFAULT: Final = Shape()
+DEFAULT: Final = SimulationShape()
 _RATE = click.FloatRange(1e6, 1e15)
 
 
@@ -86,18 +86,18 @@ def scheduling_command(  # noqa: PLR0913
     if varies:
         if policies:
             raise click.UsageError("--sweep has its own policies: leave out --policy, or --sweep")
-        found = sweep(chosen, numbers, processes)
+        found = run_sweep(chosen, numbers, processes)
         if plot:
-            from cachefs_tools.bench.scheduling.picture import draw_sweep
+            from cachefs_tools.bench.scheduling.plots import draw_sweep
 
             draw_sweep(found, plot)
         click.echo(json.dumps(found, indent=2))
         return
     result = measure(chosen, numbers, jobs_per_copy, processes, policies or POLICIES)
     if plot:
-        from cachefs_tools.bench.scheduling.picture import draw
+        from cachefs_tools.bench.scheduling.plots import draw_policies
 
-        draw(result, plot)
+        draw_policies(result, plot)
     for of_policy in result["policies"].values():
         for run in of_policy["runs"]:
             del run["completions"]

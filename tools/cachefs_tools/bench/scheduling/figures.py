@@ -7,18 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from cachefs_tools.bench.scheduling.simulation import POLICIES, History, Name, simulate
-from cachefs_tools.bench.scheduling.workload import Shape
+from cachefs_tools.bench.scheduling.simulation import POLICIES, SimulatedPolicyName, SimulationResult, simulate
+from cachefs_tools.bench.scheduling.workload import SimulationShape
 
 
 def measure(
-    shape: Shape, seeds: tuple[int, ...], jobs_per_copy: int, processes: int, policies: tuple[Name, ...] = POLICIES
+    shape: SimulationShape,
+    seeds: tuple[int, ...],
+    jobs_per_copy: int,
+    processes: int,
+    policies: tuple[SimulatedPolicyName, ...] = POLICIES,
 ) -> dict[str, Any]:
     """Run every policy with every seed: the same jobs come at the same times to the same caches. Returns a document for
     JSON."""
     runs = [(shape, seed, policy, jobs_per_copy) for seed in seeds for policy in policies]
     with ProcessPoolExecutor(processes) as pool:
-        results = list(pool.map(figures_of, runs))
+        results = list(pool.map(simulated_figures, runs))
     figures = {
         policy: [result for (_, _, name, _), result in zip(runs, results, strict=True) if name == policy]
         for policy in policies
@@ -28,11 +32,11 @@ def measure(
         "seeds": list(seeds),
         "jobs_per_copy": jobs_per_copy,
         "policies": {policy: _summary(of_seeds) for policy, of_seeds in figures.items()},
-        "times_better": times_better(figures) if "hints" in figures else {},
+        "times_better": improvement_ratios(figures) if "hints" in figures else {},
     }
 
 
-def of_run(history: History) -> dict[str, Any]:
+def run_figures(history: SimulationResult) -> dict[str, Any]:
     """Return the figures of one run. Times in seconds."""
     completions = np.array([one.completion for one in history.outcomes])
     ideals = np.array([one.ideal for one in history.outcomes])
@@ -52,9 +56,9 @@ def of_run(history: History) -> dict[str, Any]:
     }
 
 
-def figures_of(arguments: tuple[Shape, int, Name, int]) -> dict[str, Any]:
+def simulated_figures(arguments: tuple[SimulationShape, int, SimulatedPolicyName, int]) -> dict[str, Any]:
     """Run `simulate` with these arguments and return its figures. For another process."""
-    return of_run(simulate(*arguments))
+    return run_figures(simulate(*arguments))
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return means | {"mean_spread": spread, "runs": runs}
 
 
-def times_better(figures: dict[Name, list[dict[str, Any]]]) -> dict[str, Any]:
+def improvement_ratios(figures: dict[SimulatedPolicyName, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return by policy the ratio of its mean completion time to that of "hints" over seeds (mean, least and most), and
     the ratio of the time that jobs lose."""
     found: dict[str, Any] = {}

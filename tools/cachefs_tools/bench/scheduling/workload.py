@@ -13,7 +13,7 @@ _WEEK: Final = 604_800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SimulationShape:
     """Parameters of a simulation. Rates are in bytes/s."""
 
     nodes: int = 64
@@ -52,14 +52,14 @@ class Shape:
 
 # Jobs like in published traces, in order of magnitude: see decision 0049. Chosen before any run, and not changed since:
 # heavy-tailed lengths, image models on one accelerator each, an origin of 10 MB/s per accelerator.
-TRACES: Final = Shape(
+TRACES: Final = SimulationShape(
     load=0.8, slowest=5e7, fastest=5e8, seconds=6600.0, median=780.0, origin=2.5e9, capacity=250 * GB, zipf=1.1
 )
-SHAPES: Final = {"narrow": Shape(), "traces": TRACES}
+SHAPES: Final = {"narrow": SimulationShape(), "traces": TRACES}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """A job of the simulation."""
 
     number: int
@@ -79,10 +79,10 @@ class Workload:
 
     # Bytes: shape (datasets,), int64.
     sizes: "np.ndarray[tuple[int], np.dtype[np.int64]]"
-    jobs: tuple[Job, ...]
+    jobs: tuple[SimulatedJob, ...]
 
 
-def workload(shape: Shape, seed: int) -> Workload:
+def make_workload(shape: SimulationShape, seed: int) -> Workload:
     """Return datasets, and jobs in order of arrival."""
     chance = np.random.default_rng(seed)
     span = np.log(shape.largest / shape.smallest)
@@ -102,7 +102,7 @@ def workload(shape: Shape, seed: int) -> Workload:
     for number in range(shape.jobs):
         epoch = sizes[datasets[number]] / (ranks[number] * rates[number])
         jobs.append(
-            Job(
+            SimulatedJob(
                 number,
                 float(arrivals[number]),
                 int(datasets[number]),
@@ -115,7 +115,7 @@ def workload(shape: Shape, seed: int) -> Workload:
     return Workload(sizes, tuple(jobs))
 
 
-def _lengths(shape: Shape, chance: np.random.Generator) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _lengths(shape: SimulationShape, chance: np.random.Generator) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     """Return the computing seconds of each job: shape (jobs,)."""
     if not shape.median:
         return chance.gamma(1.5, shape.seconds / 1.5, shape.jobs)

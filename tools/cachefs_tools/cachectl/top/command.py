@@ -8,17 +8,17 @@ from typing import Final
 import click
 
 from cachefs.errors import ConfigError
-from cachefs.extras import needs_extra
+from cachefs.extras import require_extra
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
-from cachefs_tools.cachectl.top.asking import Asker
-from cachefs_tools.cachectl.top.frame import Sheet, View, frame
-from cachefs_tools.cachectl.top.history import BYTE_FLOWS, History
-from cachefs_tools.cachectl.top.pen import pen_for
-from cachefs_tools.cachectl.top.picture import document
-from cachefs_tools.cachectl.top.state import State
+from cachefs_tools.cachectl.top.frame import DrawingArea, ShownNode, render_frame
+from cachefs_tools.cachectl.top.glyphs import glyphs_for
+from cachefs_tools.cachectl.top.history import BYTE_FLOWS, RateHistory
+from cachefs_tools.cachectl.top.picture import picture_document
+from cachefs_tools.cachectl.top.picture_source import PictureSource
+from cachefs_tools.cachectl.top.state import TopState
 
 # Columns and lines of a frame if the terminal's size is unknown.
-USUAL: Final = (80, 24)
+DEFAULT_SIZE: Final = (80, 24)
 EXTRA: Final = "top"
 
 
@@ -38,18 +38,20 @@ def top(session: CommandSession, interval: float, once: bool) -> None:
     The keys are shown by ?. Rates are those between two pictures; --once and --json take two, --interval apart. Where
     NO_COLOR is set nothing has a colour, and on terminals of TERM=linux or vt100 bars are ASCII.
     """
-    asker, history = Asker(session.client, interval), History()
+    asker, history = PictureSource(session.client, interval), RateHistory()
     if session.as_json or once:
-        history.add(asker.ask())
+        history.add_picture(asker.fetch_picture())
         time.sleep(interval)
-        picture = asker.ask()
-        history.add(picture)
-        text = frame(View(picture, history), State(), Sheet(*shutil.get_terminal_size(USUAL), pen_for()))
-        session.answer(document(picture, {flow: history.rate(flow) for flow in BYTE_FLOWS}), *text.lines)
+        picture = asker.fetch_picture()
+        history.add_picture(picture)
+        text = render_frame(
+            ShownNode(picture, history), TopState(), DrawingArea(*shutil.get_terminal_size(DEFAULT_SIZE), glyphs_for())
+        )
+        session.print_result(picture_document(picture, {flow: history.rate(flow) for flow in BYTE_FLOWS}), *text.lines)
         return
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise ConfigError("top needs a terminal; `cachectl top --once` prints one picture, --json a document")
-    with needs_extra(EXTRA, "cachectl top"):
+    with require_extra(EXTRA, "cachectl top"):
         from cachefs_tools.cachectl.top.screen import run
     if status := run(asker, history):
         sys.exit(status)

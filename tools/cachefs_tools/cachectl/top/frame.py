@@ -9,27 +9,27 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from cachefs.counts import counted, duration
+from cachefs.formatting import format_count, format_duration
 from cachefs.messages import TierStatus
-from cachefs.troubles import words
-from cachefs_tools.cachectl.display import facts, share, size
+from cachefs.trouble_texts import describe_trouble
+from cachefs_tools.cachectl.display import labelled_lines, share, size
 from cachefs_tools.cachectl.job_page import describe
-from cachefs_tools.cachectl.tables import ELLIPSIS, GAP, Kind, fit, shortened
-from cachefs_tools.cachectl.top.history import History
-from cachefs_tools.cachectl.top.lists import LISTINGS, Listing, Part, Row, arranged
-from cachefs_tools.cachectl.top.pen import Pen
+from cachefs_tools.cachectl.tables import ELLIPSIS, GAP, ColumnKind, fit_columns, shorten_middle
+from cachefs_tools.cachectl.top.glyphs import Glyphs
+from cachefs_tools.cachectl.top.history import RateHistory
+from cachefs_tools.cachectl.top.layout import divide_lines
+from cachefs_tools.cachectl.top.lists import LIST_MAKERS, ListKind, ListRow, ShownList, arrange_rows
 from cachefs_tools.cachectl.top.picture import Picture
-from cachefs_tools.cachectl.top.room import shared
-from cachefs_tools.cachectl.top.state import State
-from cachefs_tools.names import escape
+from cachefs_tools.cachectl.top.state import TopState
+from cachefs_tools.escaped_names import escape_name
 
 # Fewest columns and lines in which anything can be shown.
-NARROWEST, LOWEST = 40, 10
+MIN_WIDTH, MIN_HEIGHT = 40, 10
 # Lines from which there is an empty line above each list.
-_ROOMY: Final = 30
+_SPACED_HEIGHT: Final = 30
 _LABEL: Final = 8
 # Most lines of problems.
-MOST_TROUBLES: Final = 3
+MAX_TROUBLES: Final = 3
 KEYS: Final = "q quit  ? help  Tab list  Enter job  s sort  r turn  / filter"
 HELP: Final = (
     ("q, Ctrl-C", "quit"),
@@ -54,65 +54,67 @@ HELP: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ShownNode:
     """The known state of the node."""
 
     picture: Picture
-    history: History
+    history: RateHistory
     problem: str = ""  # why the picture is old
 
-    def listings(self, pen: Pen) -> dict[Part, Listing]:
-        return {part: make(self.picture, self.history, pen) for part, make in LISTINGS.items()}
+    def lists(self, pen: Glyphs) -> dict[ListKind, ShownList]:
+        return {part: make(self.picture, self.history, pen) for part, make in LIST_MAKERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class RenderedFrame:
     """A rendered picture."""
 
     lines: list[Text]
     # All rows of each list, in order; and names of the visible datasets.
-    rows: Mapping[Part, Sequence[Row]]
+    rows: Mapping[ListKind, Sequence[ListRow]]
     datasets: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class DrawingArea:
     """Size and drawing characters of the output."""
 
     width: int
     height: int
-    pen: Pen
+    glyphs: Glyphs
 
 
-def frame(view: View, state: State, sheet: Sheet) -> Frame:
+def render_frame(node: ShownNode, state: TopState, area: DrawingArea) -> RenderedFrame:
     """Render the picture with the sheet's number of lines."""
-    listings = view.listings(sheet.pen)
+    listings = node.lists(area.glyphs)
     rows = {
-        part: arranged(listing, state.orders[part], state.needle, turned=part in state.turned)
+        part: arrange_rows(listing, state.orders[part], state.filter_text, is_reversed=part in state.reversed_lists)
         for part, listing in listings.items()
     }
-    if sheet.width < NARROWEST or sheet.height < LOWEST:
-        return _finished([_line(f"at least {NARROWEST} x {LOWEST}, please", sheet.width)], rows, [], sheet)
-    lines = list(_head(view, sheet))
-    room = sheet.height - len(lines) - 1
+    if area.width < MIN_WIDTH or area.height < MIN_HEIGHT:
+        return _finish_frame([_line(f"at least {MIN_WIDTH} x {MIN_HEIGHT}, please", area.width)], rows, [], area)
+    lines = list(_head_lines(node, area))
+    room = area.height - len(lines) - 1
     shown: list[str] = []
-    if state.helping:
-        lines += _scrolled(text_of([facts(HELP)], sheet.width), state, room)
-    elif state.opened:
-        lines += _scrolled(_job(view.picture, state.opened, sheet.width), state, room)
+    if state.is_help_open:
+        lines += _visible_lines(render_text([labelled_lines(HELP)], area.width), state, room)
+    elif state.opened_job:
+        lines += _visible_lines(_job_lines(node.picture, state.opened_job, area.width), state, room)
     else:
-        for part, (below, seen) in _lists(listings, rows, state, sheet, room).items():
+        for part, (below, seen) in _list_lines(listings, rows, state, area, room).items():
             lines += below
-            shown += [row.key for row in seen] if part is Part.DATASETS else []
-    lines += [Text(end="")] * (sheet.height - 1 - len(lines))
-    lines.append(_line(_foot(state), sheet.width, "reverse"))
-    return _finished(lines, rows, shown, sheet)
+            shown += [row.key for row in seen] if part is ListKind.DATASETS else []
+    lines += [Text(end="")] * (area.height - 1 - len(lines))
+    lines.append(_line(_footer(state), area.width, "reverse"))
+    return _finish_frame(lines, rows, shown, area)
 
 
-def _finished(lines: list[Text], rows: Mapping[Part, list[Row]], shown: list[str], sheet: Sheet) -> Frame:
+def _finish_frame(
+    lines: list[Text], rows: Mapping[ListKind, list[ListRow]], shown: list[str], sheet: DrawingArea
+) -> RenderedFrame:
     for line in lines:
-        line.plain = line.plain.replace(ELLIPSIS, sheet.pen.ellipsis)
-    return Frame(lines[: sheet.height], rows, shown)
+        line.plain = line.plain.replace(ELLIPSIS, sheet.glyphs.ellipsis)
+    return RenderedFrame(lines[: sheet.height], rows, shown)
 
 
 def _line(text: str, width: int, style: str = "") -> Text:
@@ -128,24 +130,24 @@ def _styled(line: Text, width: int, style: str) -> Text:
     return line
 
 
-def _foot(state: State) -> str:
-    if state.helping or state.opened:
+def _footer(state: TopState) -> str:
+    if state.is_help_open or state.opened_job:
         return "Esc back  q quit  Up, Down move"
-    return f"filter: {state.needle}  (Esc shows all)" if state.needle else KEYS
+    return f"filter: {state.filter_text}  (Esc shows all)" if state.filter_text else KEYS
 
 
 # --- head -----------------------------------------------------------------------------------------------------------
 
 
-def _head(view: View, sheet: Sheet) -> Iterator[Text]:
+def _head_lines(view: ShownNode, sheet: DrawingArea) -> Iterator[Text]:
     status, width = view.picture.status, sheet.width
     counts = ((len(status.causes or status.errors), "error", ""), (status.warmups, "warmup", ""),
               (status.in_flight_blocks, "block coming", "blocks coming"))  # fmt: skip
     said = ", ".join(
-        [f"cachefsd {status.version}", f"up {duration(status.uptime)}"]
-        + [counted(count, noun, plural) for count, noun, plural in counts if count]
+        [f"cachefsd {status.version}", f"up {format_duration(status.uptime)}"]
+        + [format_count(count, noun, plural) for count, noun, plural in counts if count]
     )
-    clock = time.strftime("%H:%M:%S", time.localtime(view.picture.clock))
+    clock = time.strftime("%H:%M:%S", time.localtime(view.picture.unix_time))
     title = Text.assemble(("cachectl top", "bold"), f"  {said}", end="")
     title.truncate(max(0, width - len(clock) - 1))
     title.append(" " * (width - title.cell_len - len(clock)) + clock)
@@ -154,33 +156,33 @@ def _head(view: View, sheet: Sheet) -> Iterator[Text]:
         yield _line(f"old, of {clock}: {view.problem}", width, "reverse")
     reads = sum(tier.hits for tier in status.tiers) + status.misses
     for tier in status.tiers:
-        yield _tier(tier, view.history, reads, sheet)
+        yield _tier_line(tier, view.history, reads, sheet)
     origin = f"{_rate(view.history.rate('origin'))}, at most {_rate(max(view.history.flows['origin'], default=0.0))}"
-    yield _flow("origin", "origin", origin, view.history, sheet)
+    yield _flow_line("origin", "origin", origin, view.history, sheet)
     if status.cluster.source != "none":
         peers = f"{_rate(view.history.rate('peers in'))} in, {_rate(view.history.rate('peers out'))} out"
-        yield _flow("peers", "peers in", peers, view.history, sheet)
+        yield _flow_line("peers", "peers in", peers, view.history, sheet)
     reading = f"{view.history.rate('reads'):,.0f}/s, {view.history.rate('misses'):,.0f}/s waited for a fetch"
-    yield _flow("reads", "reads", reading, view.history, sheet)
-    for trouble in status.troubles[:MOST_TROUBLES]:
-        yield _line(f"! {escape(words(trouble, view.picture.clock))}", width, "yellow")
+    yield _flow_line("reads", "reads", reading, view.history, sheet)
+    for trouble in status.troubles[:MAX_TROUBLES]:
+        yield _line(f"! {escape_name(describe_trouble(trouble, view.picture.unix_time))}", width, "yellow")
 
 
-def _tier(tier: TierStatus, history: History, reads: int, sheet: Sheet) -> Text:
+def _tier_line(tier: TierStatus, history: RateHistory, reads: int, sheet: DrawingArea) -> Text:
     part = tier.used / tier.limit if tier.limit else 0.0
     used = f"{size(tier.used)} of {size(tier.limit)}"
     hits = f"{history.hits.get(tier.name, 0.0):,.0f} hits/s, {share(tier.hits, reads)} of all"
     wide = max(8, (sheet.width - 64) // 2 + 10)
     line = Text(f"{tier.name:<{_LABEL}}", end="")
-    line.append(sheet.pen.bar(part, wide), style="red" if tier.problem else "green")
-    line.append(f" {used:>20} {100 * part:3.0f} %  {escape(tier.problem) or hits}")
+    line.append(sheet.glyphs.draw_bar(part, wide), style="red" if tier.problem else "green")
+    line.append(f" {used:>20} {100 * part:3.0f} %  {escape_name(tier.problem) or hits}")
     line.truncate(sheet.width)
     return line
 
 
-def _flow(label: str, flow: str, said: str, history: History, sheet: Sheet) -> Text:
+def _flow_line(label: str, flow: str, said: str, history: RateHistory, sheet: DrawingArea) -> Text:
     line = Text(f"{label:<{_LABEL}}", end="")
-    line.append(sheet.pen.curve(history.flows[flow], max(8, sheet.width - _LABEL - 36)), style="cyan")
+    line.append(sheet.glyphs.draw_curve(history.flows[flow], max(8, sheet.width - _LABEL - 36)), style="cyan")
     line.append(f" {said}")
     line.truncate(sheet.width)
     return line
@@ -193,16 +195,20 @@ def _rate(count: float) -> str:
 # --- lists ----------------------------------------------------------------------------------------------------------
 
 
-def _lists(
-    listings: Mapping[Part, Listing], rows: Mapping[Part, list[Row]], state: State, sheet: Sheet, room: int
-) -> dict[Part, tuple[list[Text], list[Row]]]:
+def _list_lines(
+    listings: Mapping[ListKind, ShownList],
+    rows: Mapping[ListKind, list[ListRow]],
+    state: TopState,
+    sheet: DrawingArea,
+    room: int,
+) -> dict[ListKind, tuple[list[Text], list[ListRow]]]:
     """Return by list its lines, and the visible rows."""
-    space = 1 if sheet.height >= _ROOMY else 0
+    space = 1 if sheet.height >= _SPACED_HEIGHT else 0
     wanted = [max(1, len(rows[part])) for part in listings]
-    given = shared(room - len(listings) * (1 + space), wanted, list(listings).index(state.part))
+    given = divide_lines(room - len(listings) * (1 + space), wanted, list(listings).index(state.list_kind))
     found = {}
     for (part, listing), most in zip(listings.items(), given, strict=True):
-        top = state.top(part, rows[part], most)
+        top = state.first_visible_row(part, rows[part], most)
         seen = rows[part][top : top + most]
         lines = [Text(end="")] * space + list(_table(listing, rows[part], top, seen, state, sheet))
         found[part] = lines[: space + 1 + most], seen
@@ -210,42 +216,42 @@ def _lists(
 
 
 def _table(
-    listing: Listing, rows: Sequence[Row], top: int, seen: Sequence[Row], state: State, sheet: Sheet
+    listing: ShownList, rows: Sequence[ListRow], top: int, seen: Sequence[ListRow], state: TopState, sheet: DrawingArea
 ) -> Iterator[Text]:
-    has_cursor = state.part is listing.part
-    headings = [_heading(column.heading, listing, state, sheet.pen) for column in listing.columns]
+    has_cursor = state.list_kind is listing.kind
+    headings = [_heading(column.heading, listing, state, sheet.glyphs) for column in listing.columns]
     count = f" {top + 1}-{top + len(seen)} of {len(rows)}" if len(seen) < len(rows) else f" {len(rows)}"
     headings[0] += count if rows else ""
     natural = [max([cell_len(head), *(cell_len(row.cells[at]) for row in rows)]) for at, head in enumerate(headings)]
-    shown = fit(listing.columns, natural, sheet.width - 2)
+    shown = fit_columns(listing.columns, natural, sheet.width - 2)
     yield _row(("  ", headings), listing, shown, sheet, "bold reverse" if has_cursor else "bold")
     if not rows:
-        yield _line("  none" if not state.needle else f"  none with {state.needle!r}", sheet.width, "dim")
-    cursor = state.cursor(listing.part, rows)
+        yield _line("  none" if not state.filter_text else f"  none with {state.filter_text!r}", sheet.width, "dim")
+    cursor = state.cursor_row(listing.kind, rows)
     for number, row in enumerate(seen, top):
         is_here = has_cursor and number == cursor
         style = "reverse" if is_here else "yellow" if row.alarm else "dim" if row.faint else ""
         yield _row(("> " if is_here else "! " if row.alarm else "  ", row.cells), listing, shown, sheet, style)
 
 
-def _heading(heading: str, listing: Listing, state: State, pen: Pen) -> str:
+def _heading(heading: str, listing: ShownList, state: TopState, pen: Glyphs) -> str:
     """Return a heading, with an arrow if the list is sorted by this column."""
-    order = state.orders[listing.part] % len(listing.orders)
+    order = state.orders[listing.kind] % len(listing.orders)
     if listing.orders[order] != heading:
         return heading
-    rises = (order == 0) != (listing.part in state.turned)
+    rises = (order == 0) != (listing.kind in state.reversed_lists)
     return heading + (pen.up if rises else pen.down)
 
 
 def _row(
-    marked: tuple[str, Sequence[str]], listing: Listing, shown: Mapping[int, int], sheet: Sheet, style: str
+    marked: tuple[str, Sequence[str]], listing: ShownList, shown: Mapping[int, int], sheet: DrawingArea, style: str
 ) -> Text:
     mark, cells = marked
     line = Text(mark, end="")
     for at, width in shown.items():
-        cell = shortened(cells[at], width)
+        cell = shorten_middle(cells[at], width)
         gap = " " * (width - cell_len(cell))
-        line.append((gap + cell if listing.columns[at].kind is Kind.NUMBER else cell + gap) + " " * GAP)
+        line.append((gap + cell if listing.columns[at].kind is ColumnKind.NUMBER else cell + gap) + " " * GAP)
     line.truncate(sheet.width)
     return _styled(line, sheet.width, style)
 
@@ -253,12 +259,12 @@ def _row(
 # --- texts ----------------------------------------------------------------------------------------------------------
 
 
-def _job(picture: Picture, wanted: str, width: int) -> list[str]:
+def _job_lines(picture: Picture, wanted: str, width: int) -> list[str]:
     view = next((one for one in picture.jobs.jobs if one.job == wanted), None)
-    return [f"there is no job {escape(wanted)} any more"] if view is None else text_of(describe(view), width)
+    return [f"there is no job {escape_name(wanted)} any more"] if view is None else render_text(describe(view), width)
 
 
-def text_of(what: Iterable[RenderableType], width: int) -> list[str]:
+def render_text(what: Iterable[RenderableType], width: int) -> list[str]:
     """Render lines and tables for a terminal of that width."""
     console = Console(width=width, color_system=None, highlight=False, markup=False, emoji=False, force_terminal=False)
     with console.capture() as captured:
@@ -267,6 +273,6 @@ def text_of(what: Iterable[RenderableType], width: int) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def _scrolled(texts: Sequence[str], state: State, room: int) -> list[Text]:
-    state.scrolled = max(0, min(state.scrolled, len(texts) - room))
-    return [Text(text, end="") for text in texts[state.scrolled : state.scrolled + room]]
+def _visible_lines(texts: Sequence[str], state: TopState, room: int) -> list[Text]:
+    state.scroll_offset = max(0, min(state.scroll_offset, len(texts) - room))
+    return [Text(text, end="") for text in texts[state.scroll_offset : state.scroll_offset + room]]

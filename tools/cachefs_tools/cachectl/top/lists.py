@@ -5,26 +5,26 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from cachefs.counts import duration
+from cachefs.formatting import format_duration
 from cachefs.job_messages import ConsumerView, JobView
 from cachefs.messages import DatasetView, MountView
-from cachefs.troubles import short
+from cachefs.trouble_texts import short_text
 from cachefs_tools.cachectl.display import size
 from cachefs_tools.cachectl.status import mount_state
-from cachefs_tools.cachectl.tables import Column, Kind
-from cachefs_tools.cachectl.top.history import History
-from cachefs_tools.cachectl.top.pen import Pen
+from cachefs_tools.cachectl.tables import ColumnKind, TableColumn
+from cachefs_tools.cachectl.top.glyphs import Glyphs
+from cachefs_tools.cachectl.top.history import RateHistory
 from cachefs_tools.cachectl.top.picture import Picture
-from cachefs_tools.names import escape
+from cachefs_tools.escaped_names import escape_name
 
 RUNNING: Final = "running"
 # A job that waits for more than this share of the time is highlighted.
-ALARMING: Final = 0.1
+ALARM_SHARE: Final = 0.1
 # Width of a bar in a row.
-BAR: Final = 12
+BAR_WIDTH: Final = 12
 
 
-class Part(StrEnum):
+class ListKind(StrEnum):
     """The lists of the screen."""
 
     JOBS = "JOBS"
@@ -33,43 +33,43 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ListRow:
     """A row of a list."""
 
     key: str  # unique within its list
     cells: tuple[str, ...]
     # Sort keys, one for each of the list's orders.
-    sort: tuple[float | str, ...]
+    sort_keys: tuple[float | str, ...]
     # Highlighted for a problem; dimmed if over or not in use.
     alarm: bool = False
     faint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ShownList:
     """A list as shown."""
 
-    part: Part
-    columns: Sequence[Column]
+    kind: ListKind
+    columns: Sequence[TableColumn]
     # The headings by which it can be sorted. The first one is that of names, in ascending order; numbers descend.
     orders: Sequence[str]
-    rows: list[Row]
+    rows: list[ListRow]
 
 
-def arranged(listing: Listing, order: int, needle: str, *, turned: bool) -> list[Row]:
-    """Return the rows with *needle* in a name, in the given order. turned: reversed."""
-    wanted = needle.casefold()
-    texts = [at for at, column in enumerate(listing.columns) if column.kind in (Kind.NAME, Kind.WORD)]
+def arrange_rows(listing: ShownList, order: int, filter_text: str, *, is_reversed: bool) -> list[ListRow]:
+    """Return the rows with *filter_text* in a name, in the given order. is_reversed: reversed."""
+    wanted = filter_text.casefold()
+    texts = [at for at, column in enumerate(listing.columns) if column.kind in (ColumnKind.NAME, ColumnKind.WORD)]
     rows = [row for row in listing.rows if not wanted or any(wanted in row.cells[at].casefold() for at in texts)]
     at = order % len(listing.orders)
     rows.sort(key=lambda row: (row.faint, row.key))  # finished items come last
     if at:
-        rows.sort(key=lambda row: row.sort[at], reverse=True)
-    return rows[::-1] if turned else rows
+        rows.sort(key=lambda row: row.sort_keys[at], reverse=True)
+    return rows[::-1] if is_reversed else rows
 
 
-def _columns(text: str) -> list[Column]:
-    return [Column.parse(part) for part in text.split()]
+def _columns(text: str) -> list[TableColumn]:
+    return [TableColumn.parse_heading(part) for part in text.split()]
 
 
 _JOBS: Final = _columns("JOB DATASET? =STATE?? >EPOCH? =DONE >RATE >WAITED =WHY? >LEFT??")
@@ -77,33 +77,34 @@ _DATASETS: Final = _columns("DATASET >SIZE =CACHED >MEMORY? >SSD? >FILES?? URL??
 _MOUNTS: Final = _columns("MOUNTPOINT SPEC? =STATE >READS/S >REQS/S? >ERRORS? >PID??")
 
 
-def jobs(picture: Picture, history: History, pen: Pen) -> Listing:
+def job_list(picture: Picture, history: RateHistory, pen: Glyphs) -> ShownList:
     """Return a row for each job. Epoch (from 1) and progress are those of its slowest consumer."""
-    return Listing(
-        Part.JOBS, _JOBS, ("JOB", "DONE", "RATE", "WAITED"),
+    return ShownList(
+        ListKind.JOBS, _JOBS, ("JOB", "DONE", "RATE", "WAITED"),
         [_job_row(view, history, pen) for view in picture.jobs.jobs],
     )  # fmt: skip
 
 
-def _job_row(view: JobView, history: History, pen: Pen) -> Row:
+def _job_row(view: JobView, history: RateHistory, pen: Glyphs) -> ListRow:
     slowest = min(view.consumers, key=lambda one: (one.epoch, one.position), default=None)
     is_over = view.state != RUNNING
-    part = done(slowest) if slowest is not None and not is_over else None
+    part = epoch_share(slowest) if slowest is not None and not is_over else None
     rate = None if is_over else history.samples.get(view.job)
     waited = None if is_over else history.waited.get(view.job)
     left = "-" if slowest is None else _left(slowest, (rate or 0.0) / len(view.consumers))
     cells = (
-        escape(view.job), escape(view.dataset), view.state, "-" if slowest is None else str(slowest.epoch + 1),
-        progress(part, pen), "-" if rate is None else f"{rate:,.0f}/s",
-        "-" if waited is None else f"{100 * waited:.0f} %", short(view.troubles), left,
+        escape_name(view.job), escape_name(view.dataset), view.state,
+        "-" if slowest is None else str(slowest.epoch + 1),
+        progress_bar(part, pen), "-" if rate is None else f"{rate:,.0f}/s",
+        "-" if waited is None else f"{100 * waited:.0f} %", short_text(view.troubles), left,
     )  # fmt: skip
     numbers = [-1.0 if value is None else value for value in (part, rate, waited)]
     problem = bool(view.troubles) or any(one.problem for one in view.consumers)
-    alarm = (waited or 0.0) > ALARMING or (not is_over and problem)
-    return Row(view.job, cells, (view.job, *numbers), alarm=alarm, faint=is_over)
+    alarm = (waited or 0.0) > ALARM_SHARE or (not is_over and problem)
+    return ListRow(view.job, cells, (view.job, *numbers), alarm=alarm, faint=is_over)
 
 
-def done(view: ConsumerView) -> float | None:
+def epoch_share(view: ConsumerView) -> float | None:
     """Return the share of its epoch that a consumer has read, 0 to 1; None if its length is unknown."""
     return min(1.0, view.position / view.epoch_length) if view.epoch_length else None
 
@@ -111,51 +112,51 @@ def done(view: ConsumerView) -> float | None:
 def _left(view: ConsumerView, rate: float) -> str:
     """Return the remaining time of its epoch at this number of samples per second."""
     left = view.epoch_length - view.position
-    return duration(left / rate) if left > 0 and rate > 0 else "-"
+    return format_duration(left / rate) if left > 0 and rate > 0 else "-"
 
 
-def progress(part: float | None, pen: Pen) -> str:
+def progress_bar(part: float | None, pen: Glyphs) -> str:
     """Return a bar followed by the percentage."""
-    return "-" if part is None else f"{pen.bar(part, BAR)} {100 * part:3.0f} %"
+    return "-" if part is None else f"{pen.draw_bar(part, BAR_WIDTH)} {100 * part:3.0f} %"
 
 
-def datasets(picture: Picture, _: History, pen: Pen) -> Listing:
+def dataset_list(picture: Picture, _: RateHistory, pen: Glyphs) -> ShownList:
     """Return a row for each dataset."""
-    return Listing(
-        Part.DATASETS, _DATASETS, ("DATASET", "SIZE", "CACHED"),
+    return ShownList(
+        ListKind.DATASETS, _DATASETS, ("DATASET", "SIZE", "CACHED"),
         [_dataset_row(view, picture, pen) for view in picture.datasets],
     )  # fmt: skip
 
 
-def _dataset_row(view: DatasetView, picture: Picture, pen: Pen) -> Row:
+def _dataset_row(view: DatasetView, picture: Picture, pen: Glyphs) -> ListRow:
     known = picture.cached.get(view.name)
     here = None if known is None else known.memory + known.ssd
     part = here / known.bytes if known is not None and here is not None and known.bytes else None
     tiers = ("-", "-") if known is None else (size(known.memory), size(known.ssd))
-    cells = (view.name, size(view.bytes), progress(part, pen), *tiers, f"{view.files:,}", escape(view.url))
+    cells = (view.name, size(view.bytes), progress_bar(part, pen), *tiers, f"{view.files:,}", escape_name(view.url))
     sort = (view.name, float(view.bytes), -1.0 if here is None else float(here))
-    return Row(view.name, cells, sort, alarm=not view.snapshot)
+    return ListRow(view.name, cells, sort, alarm=not view.snapshot)
 
 
-def mounts(picture: Picture, history: History, _: Pen) -> Listing:
+def mount_list(picture: Picture, history: RateHistory, _: Glyphs) -> ShownList:
     """Return a row for each mount."""
-    return Listing(
-        Part.MOUNTS, _MOUNTS, ("MOUNTPOINT", "READS/S", "REQS/S", "ERRORS"),
+    return ShownList(
+        ListKind.MOUNTS, _MOUNTS, ("MOUNTPOINT", "READS/S", "REQS/S", "ERRORS"),
         [_mount_row(view, history) for view in picture.status.mounts],
     )  # fmt: skip
 
 
-def _mount_row(view: MountView, history: History) -> Row:
+def _mount_row(view: MountView, history: RateHistory) -> ListRow:
     reads, requests = (history.mounts.get((view.id, counter), 0.0) for counter in ("read", "requests"))
     errors = view.counters.get("errors", 0)
     cells = (
-        escape(view.mountpoint), escape(view.spec), mount_state(view), f"{reads:,.0f}", f"{requests:,.0f}",
+        escape_name(view.mountpoint), escape_name(view.spec), mount_state(view), f"{reads:,.0f}", f"{requests:,.0f}",
         f"{errors:,}", str(view.pid),
     )  # fmt: skip
-    return Row(view.id, cells, (view.mountpoint, reads, requests, float(errors)), alarm=not view.alive)
+    return ListRow(view.id, cells, (view.mountpoint, reads, requests, float(errors)), alarm=not view.alive)
 
 
 # In order of display.
-LISTINGS: Final[Mapping[Part, Callable[[Picture, History, Pen], Listing]]] = {
-    Part.JOBS: jobs, Part.DATASETS: datasets, Part.MOUNTS: mounts,
+LIST_MAKERS: Final[Mapping[ListKind, Callable[[Picture, RateHistory, Glyphs], ShownList]]] = {
+    ListKind.JOBS: job_list, ListKind.DATASETS: dataset_list, ListKind.MOUNTS: mount_list,
 }  # fmt: skip

@@ -14,16 +14,16 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input
 
-from cachefs.counts import duration
-from cachefs_tools.cachectl.top.asking import Asker
-from cachefs_tools.cachectl.top.frame import Frame, Sheet, View, frame
-from cachefs_tools.cachectl.top.history import History
-from cachefs_tools.cachectl.top.pen import Pen, pen_for
-from cachefs_tools.cachectl.top.state import ALL, State
+from cachefs.formatting import format_duration
+from cachefs_tools.cachectl.top.frame import DrawingArea, RenderedFrame, ShownNode, render_frame
+from cachefs_tools.cachectl.top.glyphs import Glyphs, glyphs_for
+from cachefs_tools.cachectl.top.history import RateHistory
+from cachefs_tools.cachectl.top.picture_source import PictureSource
+from cachefs_tools.cachectl.top.state import END, TopState
 
 # Seconds between checks for a new picture, and seconds without one after which the screen says so.
-_LOOK: Final = 0.2
-_SILENT: Final = 3.0
+_CHECK_SECONDS: Final = 0.2
+_SILENT_SECONDS: Final = 3.0
 _PAGE: Final = 10
 
 
@@ -41,7 +41,7 @@ class Canvas(Widget, can_focus=True):
             if y >= len(before) or before[y] != strip:
                 self.refresh(Region(0, y, self.size.width, 1))
 
-    def show_again(self) -> None:
+    def redraw_all(self) -> None:
         """Redraw everything: the terminal has lost its contents."""
         self.app.refresh(repaint=True, layout=True)
         self.refresh()
@@ -51,7 +51,7 @@ class Canvas(Widget, can_focus=True):
         return strip.adjust_cell_length(self.size.width)
 
 
-class Top(App[None]):
+class TopApp(App[None]):
     """The application."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -69,8 +69,8 @@ class Top(App[None]):
         Binding("up,k", "move(-1)"),
         Binding("pagedown,space", f"move({_PAGE})"),
         Binding("pageup", f"move(-{_PAGE})"),
-        Binding("home", f"move(-{ALL})"),
-        Binding("end", f"move({ALL})"),
+        Binding("home", f"move(-{END})"),
+        Binding("end", f"move({END})"),
         Binding("enter", "open"),
         Binding("escape", "leave", priority=True),
         Binding("s", "sort"),
@@ -79,16 +79,16 @@ class Top(App[None]):
         Binding("question_mark,h", "help"),
     ]
 
-    def __init__(self, asker: Asker, history: History, pen: Pen) -> None:
+    def __init__(self, asker: PictureSource, history: RateHistory, pen: Glyphs) -> None:
         """asker: has its first picture, which is in *history*."""
         super().__init__(ansi_color=True)
-        self.asker = asker
+        self.source = asker
         self._history = history
         self._pen = pen
-        self._state = State()
-        self._seen = asker.answer.number
-        self._frame: Frame | None = None
-        self._drawn = ""  # the problem on the screen
+        self._state = TopState()
+        self._drawn_number = asker.result.number
+        self._frame: RenderedFrame | None = None
+        self._drawn_problem = ""  # the problem on the screen
 
     def compose(self) -> ComposeResult:
         yield Canvas()
@@ -96,83 +96,83 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         self.query_one(Canvas).focus()
-        self.asker.looked_at = self._datasets
-        self.set_interval(_LOOK, self._look)
-        self.app_resume_signal.subscribe(self, lambda _: self.query_one(Canvas).show_again())
+        self.source.visible_datasets = self._datasets
+        self.set_interval(_CHECK_SECONDS, self._check_for_picture)
+        self.app_resume_signal.subscribe(self, lambda _: self.query_one(Canvas).redraw_all())
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self.draw)
+        self.call_after_refresh(self.draw_picture)
 
     def _datasets(self) -> list[str]:
         return list(self._frame.datasets) if self._frame is not None else []
 
-    def _look(self) -> None:
-        answer = self.asker.answer
-        if answer.number != self._seen:
-            self._seen = answer.number
+    def _check_for_picture(self) -> None:
+        answer = self.source.result
+        if answer.number != self._drawn_number:
+            self._drawn_number = answer.number
             if not answer.problem and answer.picture is not None:
-                self._history.add(answer.picture)
-            self.draw()
-        elif self._problem() != self._drawn:
-            self.draw()
+                self._history.add_picture(answer.picture)
+            self.draw_picture()
+        elif self._problem() != self._drawn_problem:
+            self.draw_picture()
 
     def _problem(self) -> str:
-        answer = self.asker.answer
+        answer = self.source.result
         silent = time.monotonic() - answer.picture.when if answer.picture is not None else 0.0
         if answer.problem:
             return answer.problem
-        if silent > _SILENT + self.asker.interval:
-            return f"the daemon has not answered for {duration(silent)}"
+        if silent > _SILENT_SECONDS + self.source.interval:
+            return f"the daemon has not answered for {format_duration(silent)}"
         return ""
 
-    def draw(self) -> None:
+    def draw_picture(self) -> None:
         """Draw the present picture."""
-        picture, canvas = self.asker.answer.picture, self.query_one(Canvas)
+        picture, canvas = self.source.result.picture, self.query_one(Canvas)
         if picture is None or not canvas.size.height:
             return
-        self._drawn = self._problem()
-        sheet = Sheet(canvas.size.width, canvas.size.height, self._pen)
-        self._frame = frame(View(picture, self._history, self._drawn), self._state, sheet)
+        self._drawn_problem = self._problem()
+        sheet = DrawingArea(canvas.size.width, canvas.size.height, self._pen)
+        self._frame = render_frame(ShownNode(picture, self._history, self._drawn_problem), self._state, sheet)
         canvas.show(self._frame.lines)
 
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def action_go(self, steps: int) -> None:
-        self._state.go(steps)
-        self.draw()
+        self._state.change_list(steps)
+        self.draw_picture()
 
     def action_move(self, by: int) -> None:
         if self._frame is not None:
-            self._state.move(self._frame.rows, by)
-        self.draw()
+            self._state.move_cursor(self._frame.rows, by)
+        self.draw_picture()
 
     def action_open(self) -> None:
         if self._frame is not None:
-            self._state.open(self._frame.rows)
-        self.draw()
+            self._state.open_job(self._frame.rows)
+        self.draw_picture()
 
     def action_leave(self) -> None:
         field = self.query_one(Input)
         if field.display:
             field.clear()
             self._close(field)
-        self._state.back()
-        self.draw()
+        self._state.go_back()
+        self.draw_picture()
 
     def action_sort(self) -> None:
-        picture = self.asker.answer.picture
+        picture = self.source.result.picture
         if picture is not None:
-            listings = View(picture, self._history).listings(self._pen)
-            self._state.sort(listings[self._state.part].orders)
-        self.draw()
+            listings = ShownNode(picture, self._history).lists(self._pen)
+            self._state.next_order(listings[self._state.list_kind].orders)
+        self.draw_picture()
 
     def action_turn(self) -> None:
-        self._state.turn()
-        self.draw()
+        self._state.reverse_order()
+        self.draw_picture()
 
     def action_help(self) -> None:
-        self._state.help()
-        self.draw()
+        self._state.toggle_help()
+        self.draw_picture()
 
     def action_filter(self) -> None:
         field = self.query_one(Input)
@@ -180,24 +180,24 @@ class Top(App[None]):
         field.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self._state.needle = event.value
-        self.draw()
+        self._state.filter_text = event.value
+        self.draw_picture()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self._close(event.input)
-        self.draw()
+        self.draw_picture()
 
     def _close(self, field: Input) -> None:
         field.display = False
         self.query_one(Canvas).focus()
 
 
-def run(asker: Asker, history: History) -> int:
+def run(asker: PictureSource, history: RateHistory) -> int:
     """Run until the user quits, or a signal arrives; the terminal is then restored. Returns the exit status. Raises
     CachefsError if there is no first picture."""
-    history.add(asker.begin())
+    history.add_picture(asker.fetch_first())
     asker.start()
-    top = Top(asker, history, pen_for())
+    top = TopApp(asker, history, glyphs_for())
     try:
         asyncio.run(_run(top))
     finally:
@@ -205,7 +205,7 @@ def run(asker: Asker, history: History) -> int:
     return top.return_code or 0
 
 
-async def _run(top: Top) -> None:
+async def _run(top: TopApp) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.add_signal_handler(number, partial(top.exit, return_code=128 + number))

@@ -4,77 +4,77 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs_tools.cachectl.top.lists import Part, Row
-from cachefs_tools.cachectl.top.room import window
+from cachefs_tools.cachectl.top.layout import first_visible
+from cachefs_tools.cachectl.top.lists import ListKind, ListRow
 
 # More rows than any list has: moves to its end.
-ALL: Final = 1 << 30
-_PARTS: Final = list(Part)
+END: Final = 1 << 30
+_PARTS: Final = list(ListKind)
 
-Rows = Mapping[Part, Sequence[Row]]
+Rows = Mapping[ListKind, Sequence[ListRow]]
 
 
 @dataclass(slots=True)
-class State:
+class TopState:
     """State changed by keys only."""
 
-    part: Part = Part.JOBS  # the list with the cursor
-    orders: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))  # see `lists.arranged`
-    turned: set[Part] = field(default_factory=set)
-    needle: str = ""  # rows without this text are left out
-    opened: str = ""  # the job shown alone; empty: none
-    scrolled: int = 0  # hidden lines above the opened job or the help
-    helping: bool = False
+    list_kind: ListKind = ListKind.JOBS  # the list with the cursor
+    orders: dict[ListKind, int] = field(default_factory=lambda: dict.fromkeys(ListKind, 0))  # see `lists.arrange_rows`
+    reversed_lists: set[ListKind] = field(default_factory=set)
+    filter_text: str = ""  # rows without this text are left out
+    opened_job: str = ""  # the job shown alone; empty: none
+    scroll_offset: int = 0  # hidden lines above the opened job or the help
+    is_help_open: bool = False
     # By list: key of the row with the cursor, and number of the first visible row.
-    _cursors: dict[Part, str] = field(default_factory=dict)
-    _tops: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))
+    _cursors: dict[ListKind, str] = field(default_factory=dict)
+    _tops: dict[ListKind, int] = field(default_factory=lambda: dict.fromkeys(ListKind, 0))
 
-    def cursor(self, part: Part, rows: Sequence[Row]) -> int:
+    def cursor_row(self, part: ListKind, rows: Sequence[ListRow]) -> int:
         """Return the number of the row with the cursor, which follows its item as others come and go."""
         key = self._cursors.get(part)
         return next((number for number, row in enumerate(rows) if row.key == key), 0)
 
-    def top(self, part: Part, rows: Sequence[Row], room: int) -> int:
+    def first_visible_row(self, part: ListKind, rows: Sequence[ListRow], room: int) -> int:
         """Return the number of the first visible row."""
-        self._tops[part] = window(self.cursor(part, rows), len(rows), max(1, room), self._tops[part])
+        self._tops[part] = first_visible(self.cursor_row(part, rows), len(rows), max(1, room), self._tops[part])
         return self._tops[part]
 
-    def move(self, rows: Rows, by: int) -> None:
+    def move_cursor(self, rows: Rows, by: int) -> None:
         """Move down by *by* rows, or lines of a text."""
-        if self.opened or self.helping:
-            self.scrolled = max(0, min(self.scrolled + by, ALL))
+        if self.opened_job or self.is_help_open:
+            self.scroll_offset = max(0, min(self.scroll_offset + by, END))
             return
-        mine = rows[self.part]
+        mine = rows[self.list_kind]
         if mine:
-            number = self.cursor(self.part, mine) + by
-            self._cursors[self.part] = mine[max(0, min(number, len(mine) - 1))].key
+            number = self.cursor_row(self.list_kind, mine) + by
+            self._cursors[self.list_kind] = mine[max(0, min(number, len(mine) - 1))].key
 
-    def go(self, steps: int) -> None:
+    def change_list(self, steps: int) -> None:
         """Go to the next list, or with -1 to the previous one."""
-        self.part = _PARTS[(_PARTS.index(self.part) + steps) % len(_PARTS)]
+        self.list_kind = _PARTS[(_PARTS.index(self.list_kind) + steps) % len(_PARTS)]
 
-    def sort(self, orders: Sequence[str]) -> None:
+    def next_order(self, orders: Sequence[str]) -> None:
         """Switch to the next order of the list."""
-        self.orders[self.part] = (self.orders[self.part] + 1) % len(orders)
-        self.turned.discard(self.part)
+        self.orders[self.list_kind] = (self.orders[self.list_kind] + 1) % len(orders)
+        self.reversed_lists.discard(self.list_kind)
 
-    def turn(self) -> None:
+    def reverse_order(self) -> None:
         """Reverse the order."""
-        self.turned ^= {self.part}
+        self.reversed_lists ^= {self.list_kind}
 
-    def open(self, rows: Rows) -> None:
+    def open_job(self, rows: Rows) -> None:
         """Show the job under the cursor alone."""
-        jobs = rows[Part.JOBS]
-        if self.part is Part.JOBS and jobs and not self.helping:
-            self.opened, self.scrolled = jobs[self.cursor(Part.JOBS, jobs)].key, 0
+        jobs = rows[ListKind.JOBS]
+        if self.list_kind is ListKind.JOBS and jobs and not self.is_help_open:
+            self.opened_job, self.scroll_offset = jobs[self.cursor_row(ListKind.JOBS, jobs)].key, 0
 
-    def help(self) -> None:
+    def toggle_help(self) -> None:
         """Toggle the help."""
-        self.helping, self.scrolled = not self.helping, 0
+        self.is_help_open, self.scroll_offset = not self.is_help_open, 0
 
-    def back(self) -> None:
+    def go_back(self) -> None:
         """Close what is open, or else clear the filter."""
-        if self.helping or self.opened:
-            self.helping, self.opened, self.scrolled = False, "", 0
+        if self.is_help_open or self.opened_job:
+            self.is_help_open, self.opened_job, self.scroll_offset = False, "", 0
         else:
-            self.needle = ""
+            self.filter_text = ""

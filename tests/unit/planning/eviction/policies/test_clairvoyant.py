@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from cachefs.planning.eviction.policies import open_policy
-from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.eviction.policies import make_policy
+from cachefs.planning.eviction.policies.use_order import UseOrder
 from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import Order, SimulatedJob, belady_bytes, origin_bytes, space_of
@@ -23,7 +23,7 @@ def orders(files: int, epochs: int, seed: int) -> list[Order]:
 def fetched(name: str, capacity: int, jobs: list[SimulatedJob], sizes: list[int], every: int = 16) -> int:
     plan, space = Plan(), space_of(sizes)
     plan.add_space(space)
-    return origin_bytes(open_policy(name, plan), plan, space, jobs, capacity, every)
+    return origin_bytes(make_policy(name, plan), plan, space, jobs, capacity, every)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -46,12 +46,12 @@ def test_lru_hits_as_its_closed_form_says(share: float) -> None:
 
 @pytest.mark.parametrize("share", SHARES)
 def test_two_tiers_of_lru_hit_as_its_closed_form_says(share: float) -> None:
-    uses, half = Uses(), int(share * FILES * SIZE / 2)
-    tiers = SimulatedTiers([open_policy("lru", Plan(), None, uses) for _ in range(2)], [half, half], uses)
+    uses, half = UseOrder(), int(share * FILES * SIZE / 2)
+    tiers = SimulatedTiers([make_policy("lru", Plan(), None, uses) for _ in range(2)], [half, half], uses)
     first, *later = ([b"%d" % number for number in order] for order in orders(FILES, EPOCHS, seed=1))
     for key in first:
-        tiers.read(key, SIZE)
-    hits = sum(tiers.read(key, SIZE) for keys in later for key in keys) / (FILES * (EPOCHS - 1))
+        tiers.read_block(key, SIZE)
+    hits = sum(tiers.read_block(key, SIZE) for keys in later for key in keys) / (FILES * (EPOCHS - 1))
     assert hits == pytest.approx(share + (1 - share) * math.log(1 - share), abs=0.02)
 
 

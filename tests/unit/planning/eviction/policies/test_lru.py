@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from cachefs.planning.eviction.policies.fifo import Fifo
 from cachefs.planning.eviction.policies.lru import Lru
-from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.eviction.policies.use_order import UseOrder
 from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
 
 KEYS = st.sampled_from([b"%d" % number for number in range(8)])
@@ -19,11 +19,11 @@ def test_victims_are_the_least_recently_used_that_are_not_pinned(
     for event, key, weight in events:
         old = dict(order).get(key)
         if event == "added":
-            policy.added(key, weight)
+            policy.note_added(key, weight)
         elif event == "accessed":
-            policy.accessed(key)
+            policy.note_accessed(key)
         else:
-            policy.removed(key)
+            policy.note_removed(key)
         order = [pair for pair in order if (event == "accessed" and old is None) or pair[0] != key]
         if event == "added":
             order.append((key, weight))
@@ -36,22 +36,22 @@ def test_victims_are_the_least_recently_used_that_are_not_pinned(
         if total < size and key not in pinned:
             expected.append(key)
             total += weight
-    assert list(policy.victims(size, pinned)) == (expected if total >= size else [])
+    assert list(policy.choose_victims(size, pinned)) == (expected if total >= size else [])
 
 
 def test_untouched_it_is_first_in_first_out() -> None:
     policy = Lru()
     for key in (b"a", b"b", b"c"):
-        policy.added(key, 10)
-    assert policy.victims(15, ()) == [b"a", b"b"]
+        policy.note_added(key, 10)
+    assert policy.choose_victims(15, ()) == [b"a", b"b"]
 
 
 def test_pinned_blocks_are_passed_over_and_back_in_the_order_once_unpinned() -> None:
     policy = Lru()
     for key in (b"a", b"b", b"c"):
-        policy.added(key, 10)
-    assert policy.victims(10, {b"a"}) == [b"b"]
-    assert sorted(policy.victims(30, ())) == [b"a", b"b", b"c"]
+        policy.note_added(key, 10)
+    assert policy.choose_victims(10, {b"a"}) == [b"b"]
+    assert sorted(policy.choose_victims(30, ())) == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("kind", [Lru, Fifo])
@@ -62,43 +62,43 @@ def test_pinned_blocks_are_passed_over_and_back_in_the_order_once_unpinned() -> 
     ),
 )
 def test_tiers_together_are_one_list(kind: type[Lru], capacities: list[int], reads: list[tuple[bytes, int]]) -> None:
-    uses = Uses()
+    uses = UseOrder()
     tiers = SimulatedTiers([kind(uses) for _ in capacities], capacities, uses)
     order = list[bytes]()
     for key, evicted in reads:
         known = key in order
-        assert tiers.read(key, 1) == known
+        assert tiers.read_block(key, 1) == known
         if kind is Lru and known:
             order.remove(key)
         if kind is Lru or not known:
             order.append(key)
         order = order[-sum(capacities) :]
         if evicted == 0:
-            tiers.evict(key)
+            tiers.evict_block(key)
             order.remove(key)
         assert {key for tier in tiers.tiers for key in tier.sizes} == set(order)
-        assert not uses.between
+        assert not uses.moving_uses
 
 
 def test_what_came_from_another_tier_goes_by_its_use_there() -> None:
-    uses = Uses()
+    uses = UseOrder()
     memory, ssd = Lru(uses), Lru(uses)
     for key in (b"a", b"b"):
-        memory.added(key, 10)
-    ssd.added(b"c", 10)
-    memory.accessed(b"b")
+        memory.note_added(key, 10)
+    ssd.note_added(b"c", 10)
+    memory.note_accessed(b"b")
     for key in (b"a", b"b"):
-        memory.removed(key)
-    assert ssd.victims(10, (), [b"a"]) == ()
-    assert ssd.victims(10, (), [b"b"]) == [b"c"]
+        memory.note_removed(key)
+    assert ssd.choose_victims(10, (), [b"a"]) == ()
+    assert ssd.choose_victims(10, (), [b"b"]) == [b"c"]
     for key in (b"b", b"a"):
-        ssd.added(key, 10)
-    assert ssd.victims(30, ()) == [b"a", b"c", b"b"]
+        ssd.note_added(key, 10)
+    assert ssd.choose_victims(30, ()) == [b"a", b"c", b"b"]
 
 
 def test_removed_blocks_take_no_memory() -> None:
     policy = Lru()
     for number in range(20_000):
-        policy.added(b"%d" % (number % 5000), 1)
-        policy.removed(b"%d" % (number % 5000))
+        policy.note_added(b"%d" % (number % 5000), 1)
+        policy.note_removed(b"%d" % (number % 5000))
     assert len(policy._queue) < 2000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.eviction.policies import open_policy
+from cachefs.planning.eviction.policies import make_policy
 from cachefs.planning.eviction.policies.alsd import Alsd
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.policies.minio import Minio
@@ -24,16 +24,16 @@ FOREIGN = [bytes([number]) * 20 for number in range(40)]
 def plan_of(order: list[int], following: list[int] | None = None) -> Plan:
     plan = Plan()
     plan.add_space(SPACE)
-    plan.set_epoch("job", "space", 0, np.array(order), last=following is None)
+    plan.set_epoch("job", "space", 0, np.array(order), is_last=following is None)
     if following is not None:
-        plan.set_epoch("job", "space", 1, np.array(following), last=True)
+        plan.set_epoch("job", "space", 1, np.array(following), is_last=True)
     return plan
 
 
 def filled(plan: Plan, keys: list[bytes]) -> Clairvoyant:
     policy = Clairvoyant(plan)
     for key in keys:
-        policy.added(key, SIZE)
+        policy.note_added(key, SIZE)
     return policy
 
 
@@ -41,79 +41,79 @@ def filled(plan: Plan, keys: list[bytes]) -> Clairvoyant:
 def test_with_an_empty_plan_it_is_minio(name: str) -> None:
     plan, draw = Plan(), random.Random(1)
     plan.add_space(SPACE)
-    policy, minio, free = open_policy(name, plan), Minio(), 50 * SIZE
+    policy, minio, free = make_policy(name, plan), Minio(), 50 * SIZE
     for key in draw.choices(KEYS[:60] + FOREIGN, k=500):
         size = draw.randrange(1, 3 * SIZE)
-        assert policy.evicts == minio.evicts
-        assert policy.admits(key, size, free) == minio.admits(key, size, free)
-        assert policy.victims(size, (), [key]) == minio.victims(size, (), [key]) == ()
-        assert policy.replaceable(key) == 0
-        if policy.admits(key, size, free):
-            policy.added(key, size)
+        assert policy.can_evict == minio.can_evict
+        assert policy.can_admit(key, size, free) == minio.can_admit(key, size, free)
+        assert policy.choose_victims(size, (), [key]) == minio.choose_victims(size, (), [key]) == ()
+        assert policy.replaceable_bytes(key) == 0
+        if policy.can_admit(key, size, free):
+            policy.note_added(key, size)
             free -= size
 
 
 def test_what_is_read_last_goes_first_and_only_for_what_is_read_sooner() -> None:
     policy = filled(plan_of(list(range(BLOCKS))), KEYS[100:200])
-    assert policy.victims(3 * SIZE, (), [KEYS[50]]) == [KEYS[199], KEYS[198], KEYS[197]]
-    assert policy.victims(3 * SIZE, (), [KEYS[196]]) == [KEYS[199], KEYS[198], KEYS[197]]
-    assert policy.victims(3 * SIZE, (), [KEYS[197]]) == ()
-    assert policy.replaceable(KEYS[190]) == 9 * SIZE
-    assert policy.victims(100 * SIZE, (), [KEYS[50]]) == KEYS[199:99:-1]
-    assert policy.victims(101 * SIZE, (), [KEYS[50]]) == ()
+    assert policy.choose_victims(3 * SIZE, (), [KEYS[50]]) == [KEYS[199], KEYS[198], KEYS[197]]
+    assert policy.choose_victims(3 * SIZE, (), [KEYS[196]]) == [KEYS[199], KEYS[198], KEYS[197]]
+    assert policy.choose_victims(3 * SIZE, (), [KEYS[197]]) == ()
+    assert policy.replaceable_bytes(KEYS[190]) == 9 * SIZE
+    assert policy.choose_victims(100 * SIZE, (), [KEYS[50]]) == KEYS[199:99:-1]
+    assert policy.choose_victims(101 * SIZE, (), [KEYS[50]]) == ()
 
 
 def test_it_says_which_blocks_it_prefers_to_some_that_it_has() -> None:
     plan = plan_of(list(range(BLOCKS)))
     policy = filled(plan, KEYS[100:200])
-    assert policy.preferred([KEYS[300], KEYS[198], KEYS[199], FOREIGN[0], KEYS[50]], ()) == [4, 1]
-    assert filled(plan, KEYS[100:200]).preferred([KEYS[198], KEYS[50]], set(KEYS[190:])) == [1]
-    assert policy.victims(2 * SIZE, (), [KEYS[50], KEYS[197]]) == [KEYS[199], KEYS[198]]
-    assert policy.victims(2 * SIZE, (), [KEYS[50], KEYS[198]]) == (), "one of them is worth less"
-    policy.added(FOREIGN[0], SIZE)
-    assert policy.preferred([KEYS[300], FOREIGN[1]], ()) == [0], "one that nobody reads is there"
-    assert Clairvoyant(Plan()).preferred(KEYS[:1], ()) == []
+    assert policy.rank_incoming([KEYS[300], KEYS[198], KEYS[199], FOREIGN[0], KEYS[50]], ()) == [4, 1]
+    assert filled(plan, KEYS[100:200]).rank_incoming([KEYS[198], KEYS[50]], set(KEYS[190:])) == [1]
+    assert policy.choose_victims(2 * SIZE, (), [KEYS[50], KEYS[197]]) == [KEYS[199], KEYS[198]]
+    assert policy.choose_victims(2 * SIZE, (), [KEYS[50], KEYS[198]]) == (), "one of them is worth less"
+    policy.note_added(FOREIGN[0], SIZE)
+    assert policy.rank_incoming([KEYS[300], FOREIGN[1]], ()) == [0], "one that nobody reads is there"
+    assert Clairvoyant(Plan()).rank_incoming(KEYS[:1], ()) == []
 
 
 def test_a_refusal_takes_no_look_at_all_blocks() -> None:
     policy = filled(plan_of(list(range(BLOCKS))), KEYS[:1000])
     looked = []
-    ranks = policy._ranks
-    policy._ranks = lambda snapshot, ids: looked.append(len(ids)) or ranks(snapshot, ids)  # type: ignore[method-assign, func-returns-value]
-    assert policy.victims(SIZE, (), [KEYS[1500]]) == ()
+    ranks = policy._base_scores
+    policy._base_scores = lambda snapshot, ids: looked.append(len(ids)) or ranks(snapshot, ids)  # type: ignore[method-assign, func-returns-value]
+    assert policy.choose_victims(SIZE, (), [KEYS[1500]]) == ()
     looked.clear()
-    assert policy.victims(SIZE, (), [KEYS[1500]]) == ()
+    assert policy.choose_victims(SIZE, (), [KEYS[1500]]) == ()
     assert max(looked) <= 64
-    assert policy.victims(100 * SIZE, (), [KEYS[50]]) == KEYS[999:899:-1], "more than there are candidates"
+    assert policy.choose_victims(100 * SIZE, (), [KEYS[50]]) == KEYS[999:899:-1], "more than there are candidates"
 
 
 def test_no_pinned_block_goes_however_many_there_are() -> None:
     plan = plan_of(list(range(BLOCKS)))
     policy, pinned = filled(plan, KEYS), set(KEYS[200:])
-    assert policy.victims(2 * SIZE, pinned, [KEYS[0]]) == [KEYS[199], KEYS[198]]
-    assert policy.victims(201 * SIZE, pinned) == ()
-    plan.set_epoch("job", "space", 1, np.arange(BLOCKS), last=True)
-    assert policy.victims(SIZE, pinned - {KEYS[1500]}) == [KEYS[1500]]
+    assert policy.choose_victims(2 * SIZE, pinned, [KEYS[0]]) == [KEYS[199], KEYS[198]]
+    assert policy.choose_victims(201 * SIZE, pinned) == ()
+    plan.set_epoch("job", "space", 1, np.arange(BLOCKS), is_last=True)
+    assert policy.choose_victims(SIZE, pinned - {KEYS[1500]}) == [KEYS[1500]]
 
 
 def test_blocks_of_no_planned_snapshot_go_first_in_the_order_they_came() -> None:
     policy = filled(plan_of(list(range(BLOCKS))), [KEYS[7], *FOREIGN, KEYS[1900]])
-    assert policy.victims(2 * SIZE, {FOREIGN[0]}, [KEYS[50]]) == FOREIGN[1:3]
-    assert policy.victims(41 * SIZE, (), [KEYS[50]]) == [*FOREIGN, KEYS[1900]]
-    assert policy.victims(SIZE, (), [FOREIGN[3]]) == ()
-    assert not policy.admits(FOREIGN[3], SIZE, 0)
-    assert policy.admits(FOREIGN[3], SIZE, SIZE)
+    assert policy.choose_victims(2 * SIZE, {FOREIGN[0]}, [KEYS[50]]) == FOREIGN[1:3]
+    assert policy.choose_victims(41 * SIZE, (), [KEYS[50]]) == [*FOREIGN, KEYS[1900]]
+    assert policy.choose_victims(SIZE, (), [FOREIGN[3]]) == ()
+    assert not policy.can_admit(FOREIGN[3], SIZE, 0)
+    assert policy.can_admit(FOREIGN[3], SIZE, SIZE)
 
 
 def test_blocks_that_came_before_anything_was_planned_are_known() -> None:
     plan = Plan()
     policy = filled(plan, [*FOREIGN, *KEYS])
     plan.add_space(SPACE)
-    plan.set_epoch("job", "space", 0, np.arange(BLOCKS), last=True)
-    assert policy.victims(41 * SIZE, (), [KEYS[50]]) == [*FOREIGN, KEYS[-1]]
+    plan.set_epoch("job", "space", 0, np.arange(BLOCKS), is_last=True)
+    assert policy.choose_victims(41 * SIZE, (), [KEYS[50]]) == [*FOREIGN, KEYS[-1]]
     for key in KEYS[1000:]:
-        policy.removed(key)
-    assert policy.victims(41 * SIZE, (), [KEYS[50]]) == [*FOREIGN, KEYS[999]]
+        policy.note_removed(key)
+    assert policy.choose_victims(41 * SIZE, (), [KEYS[50]]) == [*FOREIGN, KEYS[999]]
     assert policy.bytes == (1000 + len(FOREIGN)) * SIZE
 
 
@@ -123,28 +123,28 @@ def test_blocks_stay_known_when_a_refreshed_snapshot_takes_over() -> None:
     refreshed = space_of([SIZE] * (BLOCKS + 5), "refreshed")
     plan.add_space(refreshed)
     plan.remove_space("space")
-    plan.set_epoch("next", "refreshed", 0, np.arange(BLOCKS)[::-1], last=True)
-    assert policy.victims(2 * SIZE, (), [refreshed.key(BLOCKS - 1)]) == KEYS[:2]
-    policy.removed(KEYS[0])
+    plan.set_epoch("next", "refreshed", 0, np.arange(BLOCKS)[::-1], is_last=True)
+    assert policy.choose_victims(2 * SIZE, (), [refreshed.key(BLOCKS - 1)]) == KEYS[:2]
+    policy.note_removed(KEYS[0])
     assert policy.bytes == 99 * SIZE
 
 
 def test_a_consumed_block_is_given_up_next_even_between_looks_at_all() -> None:
     plan = plan_of(list(range(BLOCKS)), list(range(BLOCKS))[::-1])
     policy = filled(plan, KEYS[:500])
-    assert policy.victims(SIZE, (), [KEYS[600]]) == ()
+    assert policy.choose_victims(SIZE, (), [KEYS[600]]) == ()
     for position in range(1, 200):
         plan.set_progress("job", 0, position, 100.0)
-        (victim,) = policy.victims(SIZE, (), [KEYS[position]])
+        (victim,) = policy.choose_victims(SIZE, (), [KEYS[position]])
         assert victim == KEYS[0]
 
 
 def test_removed_and_added_again_is_counted_once() -> None:
     policy = filled(plan_of([1, 2, 3]), [KEYS[1], KEYS[1], FOREIGN[0], FOREIGN[0]])
     assert policy.bytes == 2 * SIZE
-    policy.removed(KEYS[1])
-    policy.removed(KEYS[1])
-    policy.removed(FOREIGN[1])
+    policy.note_removed(KEYS[1])
+    policy.note_removed(KEYS[1])
+    policy.note_removed(FOREIGN[1])
     assert policy.bytes == SIZE
 
 
@@ -159,18 +159,18 @@ def test_victims_are_exactly_the_furthest_whatever_happened() -> None:
         plan.set_progress("job", 0, position)
         for key in draw.sample(KEYS, 2):
             inside.add(key)
-            policy.added(key, SIZE)
-        victims = policy.victims(2 * SIZE, ())
+            policy.note_added(key, SIZE)
+        victims = policy.choose_victims(2 * SIZE, ())
         assert set(victims) == {
             key for _, key in sorted(zip(plan.next_use(list(inside)), inside, strict=True), reverse=True)[:2]
         }
         for key in victims:
-            policy.removed(key)
+            policy.note_removed(key)
             inside.discard(key)
 
 
 def order_scores(policy: Alsd | Refcount, space: BlockSpace, numbers: list[int]) -> list[float]:
-    return [policy.score(space.key(number)) for number in numbers]
+    return [policy.incoming_score(space.key(number)) for number in numbers]
 
 
 def test_alsd_knows_distances_for_a_moment_only() -> None:
@@ -180,7 +180,7 @@ def test_alsd_knows_distances_for_a_moment_only() -> None:
     certain, likely, visited, unknown = order_scores(policy, SPACE, [250, 900, 10, 1500])
     assert (certain, likely, visited) == (50, 100 + (800 - 100) / 2, 800 + 500)
     assert unknown > visited
-    assert policy.score(FOREIGN[0]) == float("inf")
+    assert policy.incoming_score(FOREIGN[0]) == float("inf")
 
 
 def test_refcount_counts_those_who_still_come_this_epoch() -> None:
@@ -191,8 +191,8 @@ def test_refcount_counts_those_who_still_come_this_epoch() -> None:
     plan.set_progress("job", 0, 2)
     assert order_scores(policy, SPACE, [0, 1, 2, 3]) == [0, -1, -2, 0]
     for number in range(4):
-        policy.added(KEYS[number], SIZE)
-    assert set(policy.victims(2 * SIZE, (), [KEYS[2]])) == {KEYS[0], KEYS[3]}
+        policy.note_added(KEYS[number], SIZE)
+    assert set(policy.choose_victims(2 * SIZE, (), [KEYS[2]])) == {KEYS[0], KEYS[3]}
 
 
 def test_after_a_publish_victims_are_found_among_all_that_nobody_plans() -> None:
@@ -201,11 +201,11 @@ def test_after_a_publish_victims_are_found_among_all_that_nobody_plans() -> None
     policy = Clairvoyant(plan)
     strangers = [number.to_bytes(20, "big") for number in range(20_000)]
     for key in strangers:
-        policy.added(key, SIZE)
+        policy.note_added(key, SIZE)
     plan.add_space(SPACE)
-    plan.set_epoch("job", "space", 0, np.arange(BLOCKS), last=True)
+    plan.set_epoch("job", "space", 0, np.arange(BLOCKS), is_last=True)
     pinned = set(strangers[::2])
-    assert policy.victims(10_000 * SIZE, pinned) == strangers[1::2]
+    assert policy.choose_victims(10_000 * SIZE, pinned) == strangers[1::2]
     assert not policy.catch_up()
 
 
@@ -215,11 +215,11 @@ def test_a_publish_that_plans_what_is_there_is_followed_step_by_step() -> None:
     space = space_of([SIZE] * 20_000, "large")
     keys = space.keys(np.arange(20_000))
     for key in keys:
-        policy.added(key, SIZE)
+        policy.note_added(key, SIZE)
     plan.add_space(space)
-    plan.set_epoch("job", "large", 0, np.arange(20_000), last=True)
+    plan.set_epoch("job", "large", 0, np.arange(20_000), is_last=True)
     steps = 0
-    while not (victims := policy.victims(20_000 * SIZE, ())):
+    while not (victims := policy.choose_victims(20_000 * SIZE, ())):
         assert policy.catch_up()
         steps += 1
     assert set(victims) == set(keys)

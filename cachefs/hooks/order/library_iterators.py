@@ -1,0 +1,271 @@
+"""Reads what iterators of libraries' samplers will still give.
+
+A generator is recognised by its code object, which has to be that of the library's own function; an iterator with a
+class by its class. Only attributes set by the library itself are read. Iterators of other versions than the listed ones
+are left alone, like any unknown iterator.
+"""
+
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, GeneratorType
+from typing import Any, Final
+
+import numpy
+
+from cachefs.hooks.order.remaining import SEQUENCE_ITERATORS, RemainingSamples, read_numbers, referents_of_kinds
+from cachefs.publishing.attributes import attributes_of
+from cachefs.publishing.pure import TORCHDATA, VersionRange, is_installed, qualified_name
+
+# Reads the rest of a nested iterator.
+InnerReader = Callable[[Any], RemainingSamples | None]
+IteratorReader = Callable[[Any, InnerReader], RemainingSamples | None]
+
+_NESTED: Final = ".<locals>."
+
+
+def reader_for(iterator: Any) -> IteratorReader | None:
+    """Return the function that reads the rest of this iterator; None where it is none of a known library."""
+    if type(iterator) is GeneratorType:
+        for known in _GENERATORS.get(iterator.gi_code.co_qualname, ()):
+            if known.has_code(iterator.gi_code):
+                return known.reader
+        return None
+    found = _CLASSES.get(qualified_name(type(iterator)))
+    return found.reader if found is not None and is_installed(found.versions) else None
+
+
+def batch_sampler_of(iterator: Any) -> Any:
+    """Return the batch sampler of torch that a generator goes through; None where it goes through something else."""
+    if not any(known.has_code(iterator.gi_code) for known in _BATCHES):
+        return None
+    return _method_owner(iterator, sys.modules["torch"].utils.data.BatchSampler)
+
+
+def count_skipped(iterator: Any) -> int:
+    """Return the number of samples that a new iterator skips, as a checkpoint says that they were given before."""
+    if qualified_name(type(iterator)) != _TORCHDATA_BATCHES or not is_installed(TORCHDATA):
+        return 0
+    given = attributes_of(iterator).get("samples_yielded")
+    return given if type(given) is int and given > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownIterator:
+    reader: IteratorReader
+    versions: VersionRange
+    module: str = ""
+
+    def has_code(self, code: CodeType) -> bool:
+        """Return whether *code* is that of the function with its name in this module."""
+        found: Any = sys.modules.get(self.module)
+        if found is None or not is_installed(self.versions):
+            return False
+        name, _, inner = code.co_qualname.partition(_NESTED)
+        for part in name.split("."):
+            found = vars(found).get(part)
+            if found is None:
+                return False
+        outer = getattr(found, "__code__", None)
+        return code is outer if not inner else outer is not None and code in outer.co_consts
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def _read_torch_batches(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
+    """Read BatchSampler.__iter__, which has one iterator of samples."""
+    sampler = _method_owner(iterator, sys.modules["torch"].utils.data.BatchSampler)
+    return _read_batches(_single(_readable_iterators(iterator)), attributes_of(sampler), inner)
+
+
+def _read_batches(samples: Any, sampler: dict[str, Any], inner: InnerReader) -> RemainingSamples | None:
+    size, drop_last = sampler.get("batch_size"), sampler.get("drop_last")
+    rest = inner(samples) if samples is not None else None
+    if rest is None or type(size) is not int or size < 1 or rest.sizes is not None:
+        return None
+    return rest.in_batches(size, drop_last=bool(drop_last))
+
+
+# --- torchdata --------------------------------------------------------------------------------------------------------
+
+
+def _read_torchdata_batches(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
+    own = attributes_of(iterator)
+    return _read_batches(own.get("sampler_iter"), own, inner)
+
+
+def _read_torchdata_random(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
+    """Read a random iterator, which goes through one permutation after the other; later ones are not drawn yet."""
+    own = attributes_of(iterator)
+    order, place = own.get("perm"), own.get("perm_index")
+    number, given = own.get("num_samples"), own.get("yielded")
+    if type(order) is not list or not isinstance(place, int) or not isinstance(number, int):
+        return None
+    if not 0 <= place < len(order) or not isinstance(given, int):
+        return None
+    rest = read_numbers(order, place)
+    return None if rest.sizes is not None else rest.first_samples(number - given)
+
+
+def _read_torchdata_distributed(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
+    """Read an iterator that gives the items of DistributedSampler, from the middle on."""
+    return inner(_single(referents_of_kinds(iterator, SEQUENCE_ITERATORS)))
+
+
+# --- Accelerate -------------------------------------------------------------------------------------------------------
+
+
+def _enumerated_and_position(iterator: Any) -> tuple[Any, int] | None:
+    """Return (what a generator enumerates, how many items it has had)."""
+    found = _single(referents_of_kinds(iterator, (enumerate,)))
+    if found is None:
+        return None
+    _, (items, begun) = found.__reduce__()
+    return items, int(begun)
+
+
+def _read_accelerate_skipping(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
+    found = _enumerated_and_position(iterator)
+    return inner(found[0]) if found is not None else None
+
+
+def _read_accelerate_shard(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
+    """Read an iterator that gives, of each group of batches, the one for this process. Leaves out the replacements for
+    batches missing from the last group."""
+    found, shard = _enumerated_and_position(iterator), _batch_sampler_shard(iterator)
+    rest = inner(found[0]) if found is not None else None
+    if found is None or rest is None or rest.sizes is None or shard is None:
+        return None
+    processes, index = shard["num_processes"], shard["process_index"]
+    first = -found[1] % processes  # batches until the next group begins
+    if first:
+        return None
+    ends = numpy.cumsum(rest.sizes)
+    chosen = [
+        number for number in range(index, len(ends) // processes * processes, processes)
+        if shard["batch_size"] is None or rest.sizes[number - index + processes - 1] == shard["batch_size"]
+    ]  # fmt: skip
+    return _select_batches(rest, [(int(ends[one] - rest.sizes[one]), int(ends[one])) for one in chosen])
+
+
+def _read_accelerate_split(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
+    """Read an iterator that gives, of each batch, the part for this process."""
+    found, shard = _enumerated_and_position(iterator), _batch_sampler_shard(iterator)
+    rest = inner(found[0]) if found is not None else None
+    if rest is None or rest.sizes is None or shard is None or type(shard["batch_size"]) is not int:
+        return None
+    part = shard["batch_size"] // shard["num_processes"]
+    starts = numpy.cumsum(rest.sizes) - rest.sizes
+    whole = [int(one) for one in starts[rest.sizes == shard["batch_size"]] + part * shard["process_index"]]
+    return _select_batches(rest, [(start, start + part) for start in whole])
+
+
+def _batch_sampler_shard(iterator: Any) -> dict[str, Any] | None:
+    shard = attributes_of(_method_owner(iterator, sys.modules["accelerate.data_loader"].BatchSamplerShard))
+    numbers = shard.get("num_processes"), shard.get("process_index")
+    return shard if all(type(one) is int for one in numbers) and "batch_size" in shard else None
+
+
+def _select_batches(rest: RemainingSamples, ranges: list[tuple[int, int]]) -> RemainingSamples:
+    samples = [rest.samples[start:end] for start, end in ranges]
+    sizes = numpy.array([len(one) for one in samples], dtype=numpy.int64)
+    return RemainingSamples(numpy.concatenate(samples) if samples else rest.samples[:0], sizes, rest.is_complete)
+
+
+# --- Lightning --------------------------------------------------------------------------------------------------------
+
+
+def _read_lightning_wrapper(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
+    """Read an iterator that goes through indices, and gives the items of a list at these."""
+    places = inner(_single(referents_of_kinds(iterator, SEQUENCE_ITERATORS)))
+    wrappers = [cell.cell_contents for cell in referents_of_kinds(iterator, (_Cell,)) if _is_filled(cell)]
+    dataset = attributes_of(attributes_of(_single(wrappers)).get("dataset"))
+    samples = dataset.get("_sampler_list")
+    if places is None or places.sizes is not None or type(samples) is not list:
+        return None
+    chosen = places.samples.tolist()
+    if not chosen or not 0 <= min(chosen) <= max(chosen) < len(samples):
+        return None
+    rest = read_numbers([samples[place] for place in chosen])
+    return RemainingSamples(rest.samples, None, rest.is_complete and places.is_complete) if rest.sizes is None else None
+
+
+def _read_lightning_batches(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
+    return inner(attributes_of(iterator).get("_iterator"))
+
+
+_Cell: Final = type((lambda one: lambda: one)(0).__closure__[0])  # type: ignore[index]
+
+
+def _is_filled(cell: Any) -> bool:
+    return bool(gc.get_referents(cell))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _method_owner(iterator: Any, kind: type) -> Any:
+    """Return the object whose method a generator runs."""
+    return _single([one for one in gc.get_referents(iterator) if issubclass(type(one), kind)])
+
+
+def _readable_iterators(iterator: Any) -> list[Any]:
+    """Return the iterators in a generator's frame that can be read."""
+    found = {id(one): one for one in gc.get_referents(iterator) if _can_be_read(one)}
+    return list(found.values())
+
+
+def _can_be_read(thing: Any) -> bool:
+    return type(thing) in (GeneratorType, *SEQUENCE_ITERATORS) or qualified_name(type(thing)) in _CLASSES
+
+
+def _single(things: list[Any]) -> Any:
+    return things[0] if len({id(one) for one in things}) == 1 else None
+
+
+_TORCH: Final = VersionRange("torch", (1, 8), (3, 0))
+_ACCELERATE: Final = VersionRange("accelerate", (0, 21), (2, 0))
+_FABRIC: Final = VersionRange("lightning_fabric", (1, 9), (3, 0))
+_LIGHTNING: Final = VersionRange("lightning", (2, 0), (3, 0))
+_PYTORCH_LIGHTNING: Final = VersionRange("pytorch_lightning", (1, 6), (3, 0))
+_TORCHDATA_BATCHES: Final = "torchdata.stateful_dataloader.sampler._BatchSamplerIterator"
+_TORCHDATA_RANDOM: Final = "torchdata.stateful_dataloader.sampler._StatefulRandomSamplerIterator"
+_WRAPPER: Final = "DistributedSamplerWrapper.__iter__.<locals>.<genexpr>"
+
+_BATCHES: Final = (_KnownIterator(_read_torch_batches, _TORCH, "torch.utils.data.sampler"),)
+
+# By the qualified name of the code.
+_GENERATORS: Final[dict[str, tuple[_KnownIterator, ...]]] = {
+    "BatchSampler.__iter__": _BATCHES,
+    "StatefulDistributedSampler.__iter__": (
+        _KnownIterator(_read_torchdata_distributed, TORCHDATA, "torchdata.stateful_dataloader.sampler"),
+    ),
+    "SkipBatchSampler.__iter__": (_KnownIterator(_read_accelerate_skipping, _ACCELERATE, "accelerate.data_loader"),),
+    "BatchSamplerShard._iter_with_no_split": (
+        _KnownIterator(_read_accelerate_shard, _ACCELERATE, "accelerate.data_loader"),
+    ),
+    "BatchSamplerShard._iter_with_split": (
+        _KnownIterator(_read_accelerate_split, _ACCELERATE, "accelerate.data_loader"),
+    ),
+    _WRAPPER: (
+        _KnownIterator(_read_lightning_wrapper, _LIGHTNING, "lightning.fabric.utilities.distributed"),
+        _KnownIterator(_read_lightning_wrapper, _FABRIC, "lightning_fabric.utilities.distributed"),
+    ),
+    f"Unrepeated{_WRAPPER}": (
+        _KnownIterator(_read_lightning_wrapper, _LIGHTNING, "lightning.pytorch.overrides.distributed"),
+        _KnownIterator(_read_lightning_wrapper, _PYTORCH_LIGHTNING, "pytorch_lightning.overrides.distributed"),
+    ),
+}
+# By the qualified name of the class.
+_CLASSES: Final[dict[str, _KnownIterator]] = {
+    _TORCHDATA_BATCHES: _KnownIterator(_read_torchdata_batches, TORCHDATA),
+    _TORCHDATA_RANDOM: _KnownIterator(_read_torchdata_random, TORCHDATA),
+    "lightning.pytorch.overrides.distributed._IndexBatchSamplerWrapper": _KnownIterator(
+        _read_lightning_batches, _LIGHTNING
+    ),
+    "pytorch_lightning.overrides.distributed._IndexBatchSamplerWrapper": _KnownIterator(
+        _read_lightning_batches, _PYTORCH_LIGHTNING
+    ),
+}

@@ -1,0 +1,261 @@
+"""Guesses the order of a sampler of the job's own, which cannot be run a second time.
+
+The samples that it has given may be found, in the same order, in a list that it refers to, or in the previous epoch.
+Then it is expected to continue there. The longer a guess was right, the more of it is published: a sampler that only
+seems to go through a list costs little.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy
+
+from cachefs.hooks.order.candidates import candidate_sequences
+from cachefs.hooks.order.foresee import SampleOrder
+from cachefs.hooks.order.remaining import MAX_NUMBERS, RemainingSamples, UnreadableItems, read_numbers
+from cachefs.publishing import clock
+
+# Maximum and minimum number of the latest samples that are searched for.
+LONGEST_RUN: Final = 512
+SHORTEST_RUN: Final = 4
+# Ratio of the samples that are published to those that have come as guessed.
+GROWTH: Final = 8
+# Number of wrong guesses after which a loader's order is not guessed any more.
+MAX_WRONG: Final = 2
+# Maximum number of searches in an epoch: after the first batch, and each time that the number of batches has doubled.
+MAX_SEARCHES: Final = 5
+# Maximum seconds of all searches in an epoch, about.
+SEARCH_SECONDS: Final = 0.2
+# Maximum number of samples of an epoch kept to compare with the next one: 8 bytes each.
+MAX_EPOCH_SAMPLES: Final = 4 << 20
+# Numbers at each end of a list that are kept, to detect that the sampler consumes it.
+END_LENGTH: Final = 1024
+# Maximum number of places in a list compared with a run of samples.
+_MAX_PLACES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _ListEnds:
+    """The beginning of a list, and of the reversed list."""
+
+    first: SampleOrder
+    last: SampleOrder
+
+
+class OrderPrediction:
+    """The guesses for one loader."""
+
+    def __init__(self, samplers: tuple[Any, ...]) -> None:
+        """samplers: of the loader."""
+        self._samplers = samplers
+        self._wrong = 0
+        self._is_trusted = False  # whether the guess of the last epoch was right to the end
+        self._last_epoch: SampleOrder | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._epoch_samples = array("q")
+        self._latest_samples: list[int] = []
+        self._batches = 0
+        self._searches = 0
+        self._search_seconds = 0.0  # seconds
+        self._ends: list[_ListEnds] = []
+        self._since_ends = 0  # samples drawn since `_ends` was read
+        self._predicted: SampleOrder | None = None  # the expected samples, from where they were found
+        self._is_complete = True  # whether they are the whole rest of the list in which they were found
+        # The list in which the run was found last, by identity, and its first batch to search for the next run.
+        self._next_search = (0, 0)
+        self._drawn = 0  # samples of `_predicted` that were drawn
+        self._published = 0  # samples of `_predicted` that were published
+
+    @property
+    def is_predicting(self) -> bool:
+        return self._predicted is not None
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch."""
+        if self._predicted is not None:
+            self._is_trusted = len(self._predicted) - self._drawn <= len(self._predicted) // 10
+        if len(self._epoch_samples):
+            self._last_epoch = numpy.array(self._epoch_samples, dtype=numpy.int64)
+        self._reset()
+
+    def check_drawn(self, numbers: Sequence[int]) -> bool:
+        """Record drawn samples. Return False where others were guessed; then the guess is dropped."""
+        self._batches += 1
+        self._since_ends += len(numbers)
+        self._latest_samples = [*self._latest_samples, *numbers][-LONGEST_RUN:]
+        if len(self._epoch_samples) < MAX_EPOCH_SAMPLES:
+            self._epoch_samples.extend(numbers)
+        if self._predicted is None:
+            return True
+        if not numpy.array_equal(self._predicted[self._drawn : self._drawn + len(numbers)], numbers):
+            self._predicted = None
+            self._wrong += 1
+            self._is_trusted = False
+            return False
+        self._drawn += len(numbers)
+        if self._drawn >= len(self._predicted) and not self._is_complete:
+            # All was right so far: the next part of the list may take as long as this one.
+            self._predicted, self._search_seconds = None, 0.0
+            self._searches = max(0, self._searches - 1)
+        return True
+
+    def predict_order(self, iterator: Any, length: int) -> SampleOrder | None:
+        """Return the samples now expected from the loader's *iterator*, with numbers below *length*; None without a
+        guess."""
+        if self._predicted is None and self._is_search_due():
+            found = self._search_lists(iterator)
+            if found is not None and 0 <= int(found.samples.min()) <= int(found.samples.max()) < length:
+                self._predicted, self._is_complete, self._drawn, self._published = (
+                    found.samples,
+                    found.is_complete,
+                    0,
+                    0,
+                )
+                return self._publish_next(len(self._latest_samples))
+        return None
+
+    def extend_published(self) -> SampleOrder | None:
+        """Return the expected samples after the published ones, once more may be published than before."""
+        if self._predicted is None or 2 * self._drawn < self._published or self._published == len(self._predicted):
+            return None
+        return self._publish_next(self._drawn)
+
+    def _publish_next(self, seen: int) -> SampleOrder:
+        assert self._predicted is not None
+        begun = self._published
+        self._published = (
+            len(self._predicted) if self._is_trusted else min(len(self._predicted), begun + GROWTH * max(1, seen))
+        )
+        return self._predicted[begun : self._published]
+
+    # --- searching
+    # -------------------------------------------------------------------------------------------------------
+
+    def _is_search_due(self) -> bool:
+        is_over = self._wrong >= MAX_WRONG or self._searches >= MAX_SEARCHES or self._search_seconds >= SEARCH_SECONDS
+        if is_over or len(self._latest_samples) < SHORTEST_RUN:
+            return False
+        if self._batches < 1 << self._searches:
+            return False
+        self._searches += 1
+        return True
+
+    def _search_lists(self, iterator: Any) -> RemainingSamples | None:
+        begun = clock.monotonic()
+        lists = list(candidate_sequences(iterator, self._samplers))
+        found = [self._search_consumed(items) for items in lists] if self._ends else []
+        if not any(one is not None for one in found):
+            known = lists if self._last_epoch is None else [self._last_epoch, *lists]
+            for items in known:
+                found.append(self._search_list(items))
+                if clock.monotonic() > begun + SEARCH_SECONDS:
+                    break
+        self._ends = [_ends_of(items) for items in lists]
+        self._since_ends = 0
+        self._search_seconds += clock.monotonic() - begun
+        fitting = [one for one in found if one is not None and len(one.samples)]
+        return max(fitting, key=lambda rest: len(rest.samples), default=None)
+
+    def _search_list(self, items: Any) -> RemainingSamples | None:
+        """Return what comes after the run in a list. Searches only the part of the list where the run should be."""
+        begin = self._next_search[1] if self._next_search[0] == id(items) else 0
+        found = samples_after(items, self._latest_samples, begin)
+        if found is not None and found.sizes is not None and not found.is_complete:
+            # The end of this part is where the next run ends.
+            ends = numpy.cumsum(found.sizes[::-1])
+            behind = int(numpy.searchsorted(ends, LONGEST_RUN)) + 1
+            self._next_search = (id(items), begin + max(0, len(found.sizes) - behind))
+        return found
+
+    def _search_consumed(self, items: Any) -> RemainingSamples | None:
+        """Return the rest of a list that the sampler consumes from one of its ends."""
+        drawn = self._since_ends
+        if not SHORTEST_RUN <= drawn <= len(self._latest_samples):  # a single sample may equal an end by chance
+            return None
+        run = self._latest_samples[-drawn:]
+        now = _ends_of(items)
+        for then in self._ends:
+            for forwards, (before, after_it) in ((True, (then.first, now.first)), (False, (then.last, now.last))):
+                rest = before[drawn : drawn + SHORTEST_RUN]
+                taken = numpy.array_equal(before[:drawn], run) and len(rest)
+                if taken and numpy.array_equal(after_it[: len(rest)], rest):
+                    return _read_or_none(items if forwards else _reversed(items))
+        return None
+
+
+def samples_after(items: Any, run: Sequence[int], begin: int = 0) -> RemainingSamples | None:
+    """Return what comes after these samples in a sequence that has them, in this order, at one place; or before them,
+    where it has them reversed. None where it does not, or nothing comes.
+
+    In a list of batches, searches from the batch *begin* on, as far as one read goes; the sizes of the result are those
+    of all batches that were read.
+    """
+    run = list(run)
+    if type(items) in (list, tuple) and items and set(map(type, items)) == {int}:
+        items = list(items)
+        place, back = _find_in_list(run, items), None
+        if place is None:
+            back = _find_in_list(run[::-1], items)
+        if place is not None:
+            return _read_or_none(items, place + len(run))
+        return None if back is None else _read_or_none(items[max(0, back - MAX_NUMBERS) : back][::-1])
+    rest = _read_or_none(items, begin)
+    if rest is None:
+        return None
+    place = _find_in_array(run, rest.samples)
+    if place is not None:
+        return RemainingSamples(rest.samples[place + len(run) :], rest.sizes, rest.is_complete)
+    back = _find_in_array(run[::-1], rest.samples)
+    return None if back is None else RemainingSamples(rest.samples[:back][::-1], None, not begin)
+
+
+def _read_or_none(items: Any, begin: int = 0) -> RemainingSamples | None:
+    try:
+        return read_numbers(items, begin)
+    except UnreadableItems:
+        return None
+
+
+def _find_in_list(run: list[int], items: list[int]) -> int | None:
+    """Return the run's place in a list, if there is only one. Avoids an array, which takes 0.1 us per integer."""
+    found: list[int] = []
+    place = -1
+    for _ in range(_MAX_PLACES):
+        try:
+            place = items.index(run[0], place + 1)
+        except ValueError:
+            return found[0] if len(found) == 1 else None
+        if items[place : place + len(run)] == run:
+            found.append(place)
+    return None
+
+
+def _find_in_array(run: Sequence[int], numbers: SampleOrder) -> int | None:
+    """Return the place of the run in *numbers*, if there is only one."""
+    wanted = numpy.array(run, dtype=numpy.int64)
+    if len(numbers) < len(wanted):
+        return None
+    places = numpy.flatnonzero(numbers[: len(numbers) - len(wanted) + 1] == wanted[0])
+    if len(places) > _MAX_PLACES:
+        return None
+    found = [int(one) for one in places if numpy.array_equal(numbers[one : one + len(wanted)], wanted)]
+    return found[0] if len(found) == 1 else None
+
+
+def _ends_of(items: Any) -> _ListEnds:
+    return _ListEnds(_first_numbers(items[:END_LENGTH]), _first_numbers(_reversed(items[-END_LENGTH:])))
+
+
+def _first_numbers(items: Any) -> SampleOrder:
+    try:
+        return read_numbers(items, max_numbers=END_LENGTH).samples[:END_LENGTH]
+    except UnreadableItems:
+        return numpy.empty(0, dtype=numpy.int64)
+
+
+def _reversed(items: Any) -> Any:
+    return items[::-1]

@@ -1,0 +1,59 @@
+"""One epoch of a job with consumers on several nodes: which node reads each block first, and when."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.cluster.homes import NO_NODE, NodeNumbers
+
+# Places in an epoch, from 0 (its start) to 1 (its end): shape (n,), float32.
+EpochPositions = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstReads:
+    """The first read of each block in one epoch. All nodes are assumed to progress at about the same pace."""
+
+    # The node that reads the block first, NO_NODE where none does: shape (blocks,), uint16.
+    reader: NodeNumbers
+    # Place of that read in its consumer's epoch; 2 where there is none: shape (blocks,), float32. None: not kept (see
+    # `without_positions`).
+    positions: EpochPositions | None
+
+    @classmethod
+    def of(cls, blocks: int, orders: Iterable[tuple[int, Ids]]) -> "FirstReads":
+        """Build from the orders of all consumers, in 20 ms per million reads.
+
+        blocks: number of blocks in the space; orders: of each consumer its node, and the blocks that it reads, in
+        order: shape (reads,), int32. Of two reads at the same place, the smaller node's counts, so that all nodes get
+        the same result. Raises ValueError for an impossible node or block.
+        """
+        reader = np.full(blocks, NO_NODE, np.uint16)
+        when = np.full(blocks, 2, np.float32)
+        for node, order in sorted(orders, key=lambda one: one[0]):
+            if not 0 <= node < NO_NODE or (len(order) and not 0 <= int(order.min()) <= int(order.max()) < blocks):
+                raise ValueError(f"node {node} is said to read blocks beyond the {blocks:,} of the snapshot")
+            backwards = order[::-1].astype(np.intp)
+            places = (np.arange(len(order), dtype=np.float32) / np.float32(max(1, len(order))))[::-1]
+            sooner = places < when[backwards]
+            # Of several reads of one block, numpy keeps the last assignment, which is the first read.
+            when[backwards[sooner]] = places[sooner]
+            reader[backwards[sooner]] = node
+        return cls(reader, when)
+
+    def reads_from(self, position: float) -> "FirstReads":
+        """Return the reads at or after that place of the epoch, from 0 to 1. Raises ValueError where the places are not
+        known."""
+        if self.positions is None:
+            raise ValueError("the places of these reads are not known")
+        early = self.positions < np.float32(position)
+        return FirstReads(
+            np.where(early, NO_NODE, self.reader).astype(np.uint16), np.where(early, np.float32(2), self.positions)
+        )
+
+    def without_positions(self) -> "FirstReads":
+        """Return the same without places, as kept for epochs far ahead: 2 bytes per block instead of 6."""
+        return replace(self, positions=None)

@@ -1,0 +1,184 @@
+"""Fetches in flight, and the readers that wait for them."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.block import BlockLocation
+from cachefs.errors import CachefsError
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.concurrency_limiter import Permit
+from cachefs_daemon.fetch.peer_search import PeerSearch
+from cachefs_daemon.origin.base import Data
+from cachefs_daemon.origin.deadline import Deadline
+
+log = logging.getLogger(__name__)
+
+# Seconds that a reader waits for fetched bytes to reach a tier; then it gets the bytes themselves. A write takes
+# milliseconds, and where all writes of a disk hang, another tier takes the block after 1 s.
+STORE_WAIT_SECONDS: Final = 2.0
+
+# Response to a waiting reader: the location of the block; or the block itself, if no tier can hold it or has it yet; or
+# the error.
+BlockResult = BlockLocation | BypassBlock | CachefsError
+# Result of a fetch. None if no tier's policy wants the block (only blocks without a waiting reader are refused).
+BlockFetchOutcome = BlockResult | None
+
+
+@dataclass(slots=True, eq=False)
+class BlockFetch:
+    """A fetch in flight."""
+
+    source: BlockSource
+    # Whether a reader waits for the block.
+    has_reader: bool
+    # Ends a read deadline after the last reader began to wait, or, without readers, after the slot was admitted.
+    deadline: Deadline
+    # Loop time at which a block that is fetched ahead will be needed; inf: unknown.
+    needed_at: float
+    permit: Permit
+    # Loop time at which the first waiting read began to wait; inf: no read waits.
+    waited_since: float = math.inf
+    # Runs once the slot is admitted, unless a fetch process fetches the block.
+    task: "asyncio.Task[None] | None" = None
+    # Loop time at which the slot was last admitted.
+    started_at: float = 0.0
+    # The bytes, once arrived, and the loop time of arrival.
+    data: Data = b""
+    arrived_at: float = math.inf
+    # Whether the block may become a transient block without a waiting reader.
+    may_be_transient: bool = False
+    is_done: bool = False
+    # Whether a fetch process was to fetch it. A task then runs only if the process is late, or cannot.
+    is_in_process: bool = False
+    # The search among the nodes of the cluster.
+    peer_search: PeerSearch | None = None
+    # Whether this node keeps the block, as far as is known; otherwise it is a mere copy.
+    is_kept_here: bool = True
+    # Whether only another node has asked for the block. Then no third node is searched.
+    is_for_peer: bool = False
+    # Whether reads of this node wait for the block.
+    has_local_reader: bool = False
+    # Error of the origin, while other nodes are asked whether it serves them.
+    origin_refusal: CachefsError | None = None
+    # Whether the requesting node fetches the block, as this node is overloaded.
+    is_delegated: bool = False
+    # The peer that gave the block, as shown for stalls; empty for the origin.
+    source_peer: str = ""
+    # Checksums of all pieces, if known.
+    checksums: bytes = b""
+    # Result, once landed.
+    outcome: BlockFetchOutcome = None
+    # The bytes for early readers: only while they are being stored.
+    early_block: BypassBlock | None = None
+    # Called upon landing; and as soon as the bytes have arrived.
+    _done_callbacks: "list[Callable[[BlockFetch], None]]" = field(default_factory=list)
+    _bytes_callbacks: "list[Callable[[BlockFetch], None]]" = field(default_factory=list)
+
+    def is_stuck(self, now: float) -> bool:
+        """Return whether the bytes have waited long for a disk."""
+        return now - self.arrived_at >= STORE_WAIT_SECONDS and self.is_being_stored
+
+    @property
+    def is_being_stored(self) -> bool:
+        """Whether the bytes have arrived, and are in no tier yet."""
+        return self.arrived_at < math.inf and not self.is_done
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the fetch is already running in any way."""
+        return self.permit.is_held or self.task is not None or self.peer_search is not None or self.is_in_process
+
+    def add_done_callback(self, callback: Callable[["BlockFetch"], None]) -> None:
+        """Call *callback* synchronously upon landing, since a turn of the event loop would cost more than the callbacks
+        do. The flight must not have landed yet."""
+        self._done_callbacks.append(callback)
+
+    def add_bytes_callback(self, callback: Callable[["BlockFetch"], None]) -> None:
+        """Call *callback* when the bytes have arrived, immediately if they have. They are then in `early_block`."""
+        if not self.is_being_stored:
+            self._bytes_callbacks.append(callback)
+            return
+        self.make_early_block()
+        callback(self)
+
+    def set_bytes(self, data: Data, now: float, checksums: bytes = b"") -> None:
+        """Record arrival of the bytes at *now* (loop time). checksums: of all pieces, if known."""
+        self.data, self.arrived_at, self.checksums = data, now, checksums
+        takers, self._bytes_callbacks = self._bytes_callbacks, []
+        if takers:
+            self.make_early_block()
+            self._run_callbacks(takers)
+
+    def make_early_block(self) -> BypassBlock:
+        """Put the arrived bytes into `early_block`."""
+        if self.early_block is None:
+            self.early_block = BypassBlock.of(self.source.key, self.data, self.checksums)
+            self.checksums = self.early_block.checksums
+        return self.early_block
+
+    def done_future(self) -> "asyncio.Future[None]":
+        """Return a future that is done when the flight has landed."""
+        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def tell(_: BlockFetch) -> None:
+            if not landed.done():  # otherwise cancelled
+                landed.set_result(None)
+
+        self.add_done_callback(tell)
+        return landed
+
+    def finish(self, outcome: BlockFetchOutcome) -> None:
+        """End the flight with *outcome*."""
+        self.outcome, self.is_done = outcome, True
+        # No reference may keep the bytes until a garbage collection: the connection reuses their memory.
+        self.data, self.early_block, self.peer_search, self.deadline.pause = b"", None, None, asyncio.sleep
+        told, self._done_callbacks, self._bytes_callbacks = self._done_callbacks, [], []
+        self._run_callbacks(told)
+
+    def _run_callbacks(self, callbacks: "Sequence[Callable[[BlockFetch], None]]") -> None:
+        for tell in callbacks:
+            try:
+                tell(self)
+            except Exception:  # the other callbacks still run
+                log.exception("one who waited for %s was not told", self.source.subject)
+
+
+class FetchWaiter:
+    """A reader that waits for a flight."""
+
+    __slots__ = ("_fetch", "_is_notified", "_on_result", "_timer", "_until")
+
+    def __init__(
+        self, fetch: BlockFetch, until: float, on_result: Callable[[BlockFetch], None], *, early: bool
+    ) -> None:
+        """on_result: called once: when the flight has landed, is stuck, or at *until* (loop time). early: also when the
+        bytes have arrived."""
+        self._fetch = fetch
+        self._until = until
+        self._on_result = on_result
+        self._is_notified = False
+        self._set_timer(asyncio.get_running_loop())
+        fetch.add_done_callback(self._notify)
+        if early:
+            fetch.add_bytes_callback(self._notify)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_at(min(self._until, loop.time() + STORE_WAIT_SECONDS), self._check_deadline)
+
+    def _check_deadline(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._until or self._fetch.is_stuck(loop.time()):
+            self._notify()
+        elif not self._is_notified:
+            self._set_timer(loop)
+
+    def _notify(self, _: object = None) -> None:
+        if not self._is_notified:
+            self._is_notified = True
+            self._timer.cancel()
+            self._on_result(self._fetch)

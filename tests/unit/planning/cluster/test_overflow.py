@@ -1,0 +1,39 @@
+"""What does not fit on one node is held by another one."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.planning.cluster.copies import held_bytes
+from cachefs.planning.cluster.homes import NO_NODE
+from cachefs.planning.cluster.overflow import move_overflow
+
+
+def test_nothing_moves_where_all_fits() -> None:
+    holders = np.array([0, 1, 1, NO_NODE], np.uint16)
+    assert move_overflow(holders, np.array([1, 2]), np.ones(4, np.uint32)) is holders
+
+
+def test_what_is_too_much_goes_where_there_is_room() -> None:
+    holders = np.array([0, 0, 0, 0, 0, 1, 2], np.uint16)
+    found = move_overflow(holders, np.array([2, 2, 3]), np.ones(7, np.uint32))
+    assert found.tolist() == [0, 0, 2, 2, 1, 1, 2]
+    assert holders.tolist() == [0, 0, 0, 0, 0, 1, 2]
+
+
+def test_what_fits_nowhere_stays() -> None:
+    holders = np.array([0, 0, 0, 1], np.uint16)
+    assert move_overflow(holders, np.array([0, 2]), np.ones(4, np.uint32)).tolist() == [0, 0, 1, 1]
+
+
+@given(st.integers(1, 6), st.integers(0, 300), st.integers(0, 99))
+def test_with_room_for_all_nobody_holds_much_more_than_there_is_room_for(nodes: int, blocks: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1, 100, blocks).astype(np.uint32)
+    holders = draw.integers(0, nodes, blocks).astype(np.uint16)
+    rooms = np.full(nodes, int(sizes.sum()) // nodes + 101)
+    before, found = held_bytes(holders, sizes, nodes), move_overflow(holders, rooms, sizes)
+    after = held_bytes(found, sizes, nodes)
+    assert (after <= np.maximum(rooms, 0) + 100).all(), "a block at the border of two nodes' rooms counts for one"
+    moved = int(sizes[found != holders].sum())
+    assert moved <= int(np.maximum(before - rooms, 0).sum()) + 100 * nodes, "and no more than has to"

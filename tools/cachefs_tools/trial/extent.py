@@ -1,0 +1,88 @@
+"""The extent of a trial: its job, its files, and their cost."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from cachefs.block import block_count
+from cachefs_tools.origin_speed import MeasurementBounds
+
+# Share of a trial's bytes for measuring the origin alone.
+_FOR_ORIGIN: Final = 0.2
+WIDTHS: Final = (1, 4, 16)
+_LARGEST_READ: Final = 1 << 20
+_LOOK_SECONDS: Final = 60.0
+
+
+class TrialJob(msgspec.Struct, frozen=True):
+    """The simulated job."""
+
+    # Samples per second that its accelerators take.
+    rate: float
+    batch: int
+    workers: int
+    # Most seconds of an epoch without waits.
+    seconds: float
+    epochs: int
+    # Most bytes that the whole trial may take from the origin.
+    bytes: int
+
+
+class TrialSample(msgspec.Struct, frozen=True):
+    """A file, which is one sample."""
+
+    # Relative to the dataset.
+    path: bytes
+    size: int
+    # Whether all of it is on this node already.
+    is_cached: bool
+
+
+class FileChoice(msgspec.Struct, frozen=True):
+    """The files that are read."""
+
+    samples: Sequence[TrialSample]
+    block_size: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(sample.size for sample in self.samples)
+
+    @property
+    def mean_size(self) -> float:
+        """Mean bytes of a sample."""
+        return self.bytes / max(1, len(self.samples))
+
+    @property
+    def cold_samples(self) -> Sequence[TrialSample]:
+        """The samples that come from the origin."""
+        return [sample for sample in self.samples if not sample.is_cached]
+
+    @property
+    def max_requests(self) -> int:
+        """Most GETs for the cold files."""
+        return sum(block_count(sample.size, self.block_size) for sample in self.cold_samples)
+
+
+def origin_bounds(job: TrialJob, mean: float) -> MeasurementBounds:
+    """Return the bounds for measuring the origin alone, within its share of bytes. mean: bytes of a file."""
+    size = max(1, min(_LARGEST_READ, int(mean) or 1))
+    each = job.bytes * _FOR_ORIGIN / len(WIDTHS) / size
+    return MeasurementBounds(
+        small=16, widths=WIDTHS, large=int(min(64, max(1, each))), large_bytes=size, seconds=_LOOK_SECONDS
+    )
+
+
+def select_samples(job: TrialJob, candidates: Sequence[TrialSample], block_size: int) -> FileChoice:
+    """Return as many candidates as the job reads in an epoch, within its bytes, preferring files that are not
+    cached."""
+    most = max(job.batch, int(job.rate * job.seconds))
+    room = job.bytes * (1 - _FOR_ORIGIN)
+    taken: list[TrialSample] = []
+    for sample in sorted(candidates, key=lambda each: each.is_cached):
+        if len(taken) == most or sample.size > room:
+            continue
+        taken.append(sample)
+        room -= sample.size
+    return FileChoice(taken, block_size)
