@@ -4,7 +4,7 @@ import datetime
 import itertools
 from pathlib import Path
 
-from cachefs_daemon.peers.tls import TlsFiles
+from cachefs_cluster.peers.tls import TlsFiles
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec

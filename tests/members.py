@@ -5,8 +5,8 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from cachefs_daemon.cluster.shared import SharedMembership
-from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_cluster.membership.shared import SharedMembership
+from cachefs_cluster.membership.view import NodeRecord
 
 from tests import virtual_time
 from tests.waiting import until_async

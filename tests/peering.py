@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from cachefs_cluster.membership.membership import Listener
+from cachefs_cluster.membership.secret import ClusterSecret
+from cachefs_cluster.membership.view import ClusterView, NodeRecord, State
+from cachefs_cluster.peers.client import PeerClient
+from cachefs_cluster.peers.peer_requests import BlockRequest, PeerResponse, RequestOptions
+from cachefs_cluster.peers.server_process import PeerServers, ServerSettings
+from cachefs_cluster.peers.tls import Certificates, TlsFiles
 from cachefs_daemon.api.fetch_channel import FetchChannelServer, PeerOutcome
 from cachefs_daemon.api.identity import CallerRights
-from cachefs_daemon.cluster.membership import Listener
-from cachefs_daemon.cluster.secret import ClusterSecret
-from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
-from cachefs_daemon.peers.client import PeerClient
-from cachefs_daemon.peers.peer_requests import BlockRequest, PeerResponse, RequestOptions
-from cachefs_daemon.peers.server_process import PeerServers, ServerSettings
-from cachefs_daemon.peers.tls import Certificates, TlsFiles
 from cachefs_daemon.runtime.error_log import ErrorLog
 
 from cachefs.block import TIER_NAMES

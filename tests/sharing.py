@@ -5,13 +5,13 @@ import dataclasses
 from collections.abc import AsyncIterator, Iterable
 from itertools import repeat
 
-from cachefs_daemon.cluster.membership import Listener
-from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
+from cachefs_cluster.membership.membership import Listener
+from cachefs_cluster.membership.view import ClusterView, NodeRecord, State
+from cachefs_cluster.sharing.blobs import SharedBlobs
+from cachefs_cluster.sharing.consumers import PublishedConsumers
+from cachefs_cluster.sharing.security import INSECURE, ConnectionSecurity
+from cachefs_cluster.sharing.state import SharedState
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing.blobs import SharedBlobs
-from cachefs_daemon.sharing.consumers import PublishedConsumers
-from cachefs_daemon.sharing.security import INSECURE, ConnectionSecurity
-from cachefs_daemon.sharing.state import SharedState
 
 
 def node_record(number: int, port: int = 1, incarnation: int = 1) -> NodeRecord:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from cachefs_daemon.cooperation.group_orders import GroupOrders
-from cachefs_daemon.cooperation.groups import ConsumerGroup, GroupMember, groups_of
-from cachefs_daemon.cooperation.holders import HolderState, PlacementRing
-from cachefs_daemon.cooperation.shared_snapshot import SharedSnapshot
-from cachefs_daemon.cooperation.snapshot_context import EpochPosition, SnapshotContext
-from cachefs_daemon.cooperation.timeliness import NOTHING_SETTLED, Settled
+from cachefs_cluster.placement.group_orders import GroupOrders
+from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember, groups_of
+from cachefs_cluster.placement.holders import HolderState, PlacementRing
+from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
+from cachefs_cluster.placement.snapshot_context import EpochPosition, SnapshotContext
+from cachefs_cluster.placement.timeliness import NOTHING_SETTLED, Settled
+from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
 from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.samples import Samples

@@ -31,8 +31,8 @@ from tests.warm_python_process import end, show, status_of
 
 MODULES = (
     "cachefs_daemon.datasets.listing",
-    "cachefs_daemon.sharing.snapshot_check",
-    "cachefs_daemon.peers",
+    "cachefs_cluster.sharing.snapshot_check",
+    "cachefs_cluster.peers",
     "cachefs_daemon.fetch_process",
 )
 # The flags with which fork(3) calls clone(2), and the one that makes the new process a sibling of this one.

@@ -19,6 +19,8 @@ from cachefs.extras import require_extra
 from cachefs.fetch_frames import fetch_socket_path
 
 with require_extra("daemon", "cachefsd"):
+    from cachefs_cluster.peers.own_certificate import own_certificate_problem
+
     from cachefs.systemd import feed_watchdog, notify_systemd
     from cachefs_daemon import config as configuration
     from cachefs_daemon.api.fetch_channel import FetchChannelServer
@@ -28,7 +30,6 @@ with require_extra("daemon", "cachefsd"):
     from cachefs_daemon.config import Config, InvalidConfig
     from cachefs_daemon.live_settings import LiveSettings
     from cachefs_daemon.node import Node
-    from cachefs_daemon.peers.own_certificate import own_certificate_problem
     from cachefs_daemon.runtime import descriptors, garbage_collector, logs
     from cachefs_daemon.runtime.threads import Threads
     from cachefs_daemon.store import config_check, group_access

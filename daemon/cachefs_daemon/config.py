@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import psutil
+from cachefs_cluster import section as cluster_section
+from cachefs_cluster.section import ClusterSection
 from pydantic import BeforeValidator, Field, ValidationError
 
 from cachefs.block import PIECE_SIZE
@@ -23,8 +25,6 @@ from cachefs.mount_table import file_system_kinds
 from cachefs.planning.eviction.policies import PolicyName
 from cachefs.sizes import SizeSetting, format_size
 from cachefs.socket_path import DEFAULT_SOCKET, MAX_SOCKET_PATH
-from cachefs_daemon import cluster_section
-from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.metrics_section import MetricsSection
 from cachefs_daemon.runtime.logs import LogFormat
 from cachefs_daemon.section import AbsolutePath, Amount, Count, OptionalPath, Seconds, Section, Size

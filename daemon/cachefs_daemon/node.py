@@ -9,6 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from cachefs_cluster.membership.open_membership import open_membership
+from cachefs_cluster.membership.secret import load_secret
+from cachefs_cluster.membership.status import Traffic, no_traffic
+from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
+from cachefs_cluster.search.home_routes import HomeRoutes
+from cachefs_cluster.search.missing_snapshots import MissingSnapshots
+from cachefs_cluster.search.peer_source import PeerSource
 
 from cachefs.block import MEMORY, SSD
 from cachefs.cluster_messages import NodeCounters, TierUse
@@ -18,9 +25,6 @@ from cachefs.messages import PeerCounts, Stall
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
-from cachefs_daemon.cluster.open_membership import open_membership
-from cachefs_daemon.cluster.secret import load_secret
-from cachefs_daemon.cluster.status import Traffic, no_traffic
 from cachefs_daemon.config import Config
 from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
@@ -30,13 +34,9 @@ from cachefs_daemon.content.warmup_persistence import WarmupPersistence
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.records import SnapshotRecord
-from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_processes import FetchProcesses
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.home_routes import HomeRoutes
-from cachefs_daemon.fetch.missing_snapshots import MissingSnapshots
-from cachefs_daemon.fetch.peer_source import PeerSource
 from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
 from cachefs_daemon.fetch.readahead import ReadaheadFetcher
@@ -62,12 +62,12 @@ from cachefs_daemon.troubles import NOTICE_SECONDS, AwayNode, CachedValue, Serve
 
 # Modules that only a node of a cluster needs are imported where they are used: with their dependencies they take 14 MB.
 if TYPE_CHECKING:
-    from cachefs_daemon.content.used_snapshots import LocalRead
-    from cachefs_daemon.cooperation.cooperation import Cooperation
-    from cachefs_daemon.cooperation.draining import DrainController
-    from cachefs_daemon.cooperation.rebalance import Rebalance
-    from cachefs_daemon.node_sharing import NodeSharing
-    from cachefs_daemon.peers.plane import AdoptConnection, DataPlane
+    from cachefs_cluster.directory.used_snapshots import LocalRead
+    from cachefs_cluster.node_sharing import NodeSharing
+    from cachefs_cluster.peers.plane import AdoptConnection, DataPlane
+    from cachefs_cluster.placement.cooperation import Cooperation
+    from cachefs_cluster.placement.draining import DrainController
+    from cachefs_cluster.placement.rebalance import Rebalance
 
 BackgroundWork = Callable[[], Coroutine[Any, Any, None]]  # runs as long as the daemon
 
@@ -229,7 +229,7 @@ class Node:
                 yield AwayNode(record.name, "it is away from the cluster")
 
     def _make_data_plane(self) -> "DataPlane":
-        from cachefs_daemon.peers.plane import DataPlane
+        from cachefs_cluster.peers.plane import DataPlane
 
         return DataPlane(self.config.cluster, self.membership, self.errors, self._secret)
 
@@ -237,9 +237,9 @@ class Node:
         """Create the parts that join and leave the cluster, and that fetch blocks from peers as members change."""
         if self.sharing is None or self.data_plane is None:
             return None
-        from cachefs_daemon.cooperation.cooperation import placement_ring_of
-        from cachefs_daemon.cooperation.draining import DrainController
-        from cachefs_daemon.cooperation.rebalance import Rebalance, RebalanceParts
+        from cachefs_cluster.placement.cooperation import placement_ring_of
+        from cachefs_cluster.placement.draining import DrainController
+        from cachefs_cluster.placement.rebalance import Rebalance, RebalanceParts
 
         cooperation = self.cooperation
         foresight, sharing = self.storage.planning, self.sharing
@@ -273,10 +273,10 @@ class Node:
         section, sharing, draining = self.config.cluster, self.sharing, self.draining
         if sharing is None or draining is None or not (section.observers or section.schedulers):
             return
-        from cachefs_daemon.reporting.command_executor import CommandContext, CommandExecutor
-        from cachefs_daemon.reporting.observer_endpoint import ObserverEndpoint
-        from cachefs_daemon.reporting.reports import NodeReports, ReportSources
-        from cachefs_daemon.reporting.shard_warmups import ShardWarmups
+        from cachefs_cluster.reporting.command_executor import CommandContext, CommandExecutor
+        from cachefs_cluster.reporting.observer_endpoint import ObserverEndpoint
+        from cachefs_cluster.reporting.reports import NodeReports, ReportSources
+        from cachefs_cluster.reporting.shard_warmups import ShardWarmups
 
         storage, plan = self.storage, self.storage.planning.plan
         warmups = ShardWarmups(self.warmups, plan, self.jobs, self.threads)
@@ -311,8 +311,8 @@ class Node:
         foresight, sharing = self.storage.planning, self.sharing
         if foresight.standing is None or sharing is None or not self.config.prefetch.enabled:
             return None
-        from cachefs_daemon.cooperation.cluster_routes import ClusterRoutes
-        from cachefs_daemon.cooperation.cooperation import Cooperation, CooperationParts
+        from cachefs_cluster.placement.cluster_routes import ClusterRoutes
+        from cachefs_cluster.placement.cooperation import Cooperation, CooperationParts
 
         cooperation = Cooperation(
             CooperationParts(
@@ -346,8 +346,8 @@ class Node:
         return {**self.jobs.margins(), **others}
 
     def _make_sharing(self, held: OpenSnapshots) -> "NodeSharing":
-        from cachefs_daemon.content.used_snapshots import LocalDatasets
-        from cachefs_daemon.node_sharing import NodeSharing, SharingContext
+        from cachefs_cluster.directory.used_snapshots import LocalDatasets
+        from cachefs_cluster.node_sharing import NodeSharing, SharingContext
 
         here = LocalDatasets(self.catalog, held, self.changes, self.errors, self._mount_point_of, self._local_reads)
         certificates = self.data_plane.certificates if self.data_plane is not None else None
@@ -371,7 +371,7 @@ class Node:
 
     def _local_reads(self) -> "Iterator[LocalRead]":
         """Yield what the mounts, jobs and warm-ups of this node read."""
-        from cachefs_daemon.content.used_snapshots import LocalRead
+        from cachefs_cluster.directory.used_snapshots import LocalRead
 
         for one in self.mounts.shown_datasets(
             lambda name: found.record if (found := self.catalog.find(name)) else None
@@ -398,7 +398,7 @@ class Node:
             self.sharing.used.check_soon()
 
     async def _own_counters(self) -> NodeCounters:
-        from cachefs_daemon.node_sharing import counters_of
+        from cachefs_cluster.node_sharing import counters_of
 
         usage = await self.threads.run(self.storage.usage)
         counters = counters_of(

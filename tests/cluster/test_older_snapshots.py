@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.fetch.awaited_snapshots import AWAITED_SECONDS
+from cachefs_cluster.search.awaited_snapshots import AWAITED_SECONDS
 from cachefs_tools.lab.job import JobSettings, LabJob, start_job
 from cachefs_tools.lab.node import LabNode
 from cachefs_tools.scratch_config import TierSettings

@@ -9,8 +9,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from cachefs_daemon.cluster.handshake import Greeting
-from cachefs_daemon.peers.protocol import BlocksRequest, RequestedBlock, encode_blocks_request
+from cachefs_cluster.membership.handshake import Greeting
+from cachefs_cluster.peers.protocol import BlocksRequest, RequestedBlock, encode_blocks_request
 
 from cachefs.block import block_key
 from cachefs.messages import Empty

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.peers.tls import TlsFiles
+from cachefs_cluster.peers.tls import TlsFiles
 from cachefs_scheduler.config import ObservedClusterSection
 from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
 from cachefs_tools.cachectl.scheduler_client import SchedulerClient

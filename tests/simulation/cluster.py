@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import xxhash
-from cachefs_daemon.peers.peer import FETCH_LANE, HELD_LANE
+from cachefs_cluster.peers.peer import FETCH_LANE, HELD_LANE
 
 from cachefs.block import BlockLocation, pieces_match
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied, OriginError
@@ -390,17 +390,20 @@ def _complaints(cluster: Cluster) -> Iterator[None]:
                 text = f"{record.getMessage()}\n{''.join(traceback.format_exception(*record.exc_info))}"
                 cluster.broken = cluster.broken or Broken("no internal errors", text)
 
-    log, handler = logging.getLogger("cachefs_daemon"), Handler(logging.ERROR)
-    before = log.propagate, log.level
-    log.propagate = False
-    log.setLevel(logging.ERROR)
-    log.addHandler(handler)
+    logs = [logging.getLogger(package) for package in ("cachefs_daemon", "cachefs_cluster")]
+    handler = Handler(logging.ERROR)
+    before = [(log.propagate, log.level) for log in logs]
+    for log in logs:
+        log.propagate = False
+        log.setLevel(logging.ERROR)
+        log.addHandler(handler)
     try:
         yield
     finally:
-        log.removeHandler(handler)
-        log.propagate = before[0]
-        log.setLevel(before[1])  # which has loggers below it forget what is off
+        for log, (propagate, level) in zip(logs, before, strict=True):
+            log.removeHandler(handler)
+            log.propagate = propagate
+            log.setLevel(level)  # which has loggers below it forget what is off
 
 
 @contextlib.contextmanager

@@ -17,21 +17,21 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 from unittest import mock
 
-from cachefs_daemon.cluster.identity import NodeIdentity, make_own_record
-from cachefs_daemon.cluster.shared import SharedMembership
-from cachefs_daemon.cluster_section import ClusterSection
-from cachefs_daemon.content.used_snapshots import LocalDatasets, LocalRead
+from cachefs_cluster.directory.used_snapshots import LocalDatasets, LocalRead
+from cachefs_cluster.membership.identity import NodeIdentity, make_own_record
+from cachefs_cluster.membership.shared import SharedMembership
+from cachefs_cluster.node_sharing import NodeSharing, SharingContext
+from cachefs_cluster.section import ClusterSection
+from cachefs_cluster.sharing import snapshot_check
+from cachefs_cluster.sharing.snapshot_check import verify_snapshot
 from cachefs_daemon.datasets import catalog as catalogs
 from cachefs_daemon.datasets import open_snapshots, records, stamps
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.stamps import ChangeStamp
-from cachefs_daemon.node_sharing import NodeSharing, SharingContext
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing import snapshot_check
-from cachefs_daemon.sharing.snapshot_check import verify_snapshot
 
 from cachefs import snapshot_builder
 from cachefs.errors import Busy, CachefsError, OriginUnavailable

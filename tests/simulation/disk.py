@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cachefs_daemon.peers.block_sender import BlockSender
-from cachefs_daemon.peers.protocol import RequestedBlock, block_end, block_start
-from cachefs_daemon.peers.wire import Wire
+from cachefs_cluster.peers.block_sender import BlockSender
+from cachefs_cluster.peers.protocol import RequestedBlock, block_end, block_start
+from cachefs_cluster.peers.wire import Wire
 from cachefs_daemon.store.block_store import BlockToStore
 
 from cachefs.block import MEMORY, BlockLocation, piece_checksums, pieces_match
@@ -125,7 +125,7 @@ class Disk:
 
 
 class SimulatedOutlet:
-    """Sends blocks of a disk to a peer: `cachefs_daemon.peers.block_sender.BlockSender`."""
+    """Sends blocks of a disk to a peer: `cachefs_cluster.peers.block_sender.BlockSender`."""
 
     send_fetched = staticmethod(BlockSender.send_fetched)
 

@@ -1,6 +1,6 @@
 """A simulated etcd: records with leases, one ring that is replaced by compare and swap, and watches.
 
-`NodeStore` is a node's way to it, with the rules of `cachefs_daemon.cluster.etcd`.
+`NodeStore` is a node's way to it, with the rules of `cachefs_cluster.membership.etcd`.
 """
 
 import asyncio
@@ -8,9 +8,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from cachefs_daemon.cluster.ring import Ring
-from cachefs_daemon.cluster.store import RECORD_SECONDS, StoreContent, StoreListener
-from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_cluster.membership.ring import Ring
+from cachefs_cluster.membership.store import RECORD_SECONDS, StoreContent, StoreListener
+from cachefs_cluster.membership.view import NodeRecord
 
 from tests.simulation.loop import OUTSIDE, PROCESS, Process
 from tests.simulation.system import Machine
@@ -82,7 +82,7 @@ class Etcd:
 
 
 class NodeStore:
-    """`cachefs_daemon.cluster.store.RecordStore` of one process."""
+    """`cachefs_cluster.membership.store.RecordStore` of one process."""
 
     source = "etcd"
 

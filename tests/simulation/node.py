@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+from cachefs_cluster.membership.identity import NodeIdentity, make_own_record
+from cachefs_cluster.membership.shared import SharedMembership
+from cachefs_cluster.peers.plane import DataPlane
+from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
+from cachefs_cluster.search.home_routes import HomeRoutes
+from cachefs_cluster.search.missing_snapshots import MissingSnapshots
+from cachefs_cluster.search.peer_source import PeerSource
+from cachefs_cluster.section import ClusterSection
 from cachefs_daemon.api.fetch_channel import FetchChannelServer
 from cachefs_daemon.api.identity import CallerRights
-from cachefs_daemon.cluster.identity import NodeIdentity, make_own_record
-from cachefs_daemon.cluster.shared import SharedMembership
-from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.home_routes import HomeRoutes
-from cachefs_daemon.fetch.missing_snapshots import MissingSnapshots
-from cachefs_daemon.fetch.peer_source import PeerSource
 from cachefs_daemon.origin.base import ObjectRange
-from cachefs_daemon.peers.plane import DataPlane
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
 
+from cachefs_cluster.peers import connection
+from cachefs_cluster.peers.in_flight import BytesInFlight
+from cachefs_cluster.peers.peer_health import PeerHealth
+from cachefs_cluster.search.home_routes import HomeRoutes
+from cachefs_cluster.search.peer_search import PeerSearch, PeerSearchState
 from cachefs_daemon.datasets.stamps import Removals
 from cachefs_daemon.fetch.block_fetch import BlockFetch, FetchWaiter
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter, Permit
-from cachefs_daemon.fetch.home_routes import HomeRoutes
 from cachefs_daemon.fetch.in_flight import InFlightFetches
-from cachefs_daemon.fetch.peer_search import PeerSearch, PeerSearchState
-from cachefs_daemon.peers import connection
-from cachefs_daemon.peers.in_flight import BytesInFlight
-from cachefs_daemon.peers.peer_health import PeerHealth
 
 from cachefs.errors import CachefsError
 from tests.simulation.scenario import Size

@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cachefs_cluster.search.missing_snapshots import MISSING_SECONDS
 from cachefs_daemon.fetch.in_flight import FAILURE_MEMORY_SECONDS
-from cachefs_daemon.fetch.missing_snapshots import MISSING_SECONDS
 
 from tests.simulation import etcd, origin
 from tests.simulation.cluster import Broken, Cluster, Failure, run

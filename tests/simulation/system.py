@@ -18,9 +18,8 @@ from unittest import mock
 
 import aiohttp.connector
 import greenlet
-from cachefs_daemon.cluster import last_known
-from cachefs_daemon.fetch import block_lookups
-from cachefs_daemon.peers import (
+from cachefs_cluster.membership import last_known
+from cachefs_cluster.peers import (
     connecting,
     daemon_fetch_client,
     heartbeats,
@@ -30,6 +29,7 @@ from cachefs_daemon.peers import (
     server_process,
     wire,
 )
+from cachefs_daemon.fetch import block_lookups
 
 from tests.simulation import loop as simulated
 from tests.simulation.loop import OUTSIDE, PROCESS, Process, SimulatedLoop, running_loop

@@ -11,6 +11,7 @@ PAGE = REPOSITORY / "docs" / "architecture.md"
 # By import name, the directory in which the import package lies.
 WINGS = {
     "cachefs": "",
+    "cachefs_cluster": "daemon",
     "cachefs_daemon": "daemon",
     "cachefs_scheduler": "scheduler_plugin",
     "cachefs_tools": "tools",

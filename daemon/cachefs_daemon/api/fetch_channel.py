@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from cachefs_cluster.peers.peer_requests import BlockNotFound, FetchYourself, SnapshotNotFound
+
 from cachefs.block import PIECE_SIZE
 from cachefs.errors import Busy, CachefsError, ConfigError, StoreFull
 from cachefs.fetch_frames import (
@@ -38,7 +40,6 @@ from cachefs_daemon.fetch.block_fetch import BlockResult
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import REQUESTER
 from cachefs_daemon.fetch.fetcher import MAX_EARLY_BYTES, Fetcher
-from cachefs_daemon.peers.peer_requests import BlockNotFound, FetchYourself, SnapshotNotFound
 from cachefs_daemon.runtime.error_log import ErrorLog
 
 # Bounds of one user, which may be one mount: connections (a mount has one for each worker, 64 at most), and blocks that

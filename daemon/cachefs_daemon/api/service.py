@@ -16,6 +16,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Final, TypeVar
 
 import msgspec
+from cachefs_cluster.membership.status import cluster_brief, cluster_status
+from cachefs_cluster.placement.scaling import planned_demands, scale_status, scaled_nodes
 
 from cachefs import __version__
 from cachefs.cluster_messages import ClusterStatus, DrainRequest, DrainStatus, ScaleNode, ScaleStatus
@@ -70,10 +72,8 @@ from cachefs.messages import (
 from cachefs.push_messages import PushAcknowledgement, PushCommand, PushReport, PushSubscription
 from cachefs.read_messages import MountReadReport, ReadsRequest, ReadsResponse
 from cachefs_daemon.caller import Caller
-from cachefs_daemon.cluster.status import cluster_brief, cluster_status
 from cachefs_daemon.content import forecast, inventory, verify
 from cachefs_daemon.content.cached_share import cached_share
-from cachefs_daemon.cooperation.scaling import planned_demands, scale_status, scaled_nodes
 from cachefs_daemon.datasets import browsing, selection, trial
 from cachefs_daemon.fetch.readahead_views import readahead_counts, readahead_views
 from cachefs_daemon.jobs.owners import check_owner, find_job_name, own_job_name

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from cachefs_cluster.search.peer_search import PeerSearch
+
 from cachefs.block import BlockLocation
 from cachefs.errors import CachefsError
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import Permit
-from cachefs_daemon.fetch.peer_search import PeerSearch
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.deadline import Deadline
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
+from cachefs_cluster.peers.peer_requests import FETCH_YOURSELF, SNAPSHOT_NOT_FOUND, FetchYourself, SnapshotNotFound
+from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
+
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.messages import BlockRef, FetchRequest
 from cachefs.planning.prefetch.latency import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import block_fetch
-from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome, BlockResult, FetchWaiter
 from cachefs_daemon.fetch.block_lookups import BlockLookups
 from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
@@ -23,7 +25,6 @@ from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.in_flight import InFlightFetches
 from cachefs_daemon.fetch.random_reads import RandomReads
 from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
-from cachefs_daemon.peers.peer_requests import FETCH_YOURSELF, SNAPSHOT_NOT_FOUND, FetchYourself, SnapshotNotFound
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore

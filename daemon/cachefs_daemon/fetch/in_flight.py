@@ -13,25 +13,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from cachefs_cluster.peers.peer_requests import PeerBlock
+from cachefs_cluster.search.block_route import BlockRoute
+from cachefs_cluster.search.peer_search import FoundBlock
+from cachefs_cluster.search.peer_source import PeerSource
+
 from cachefs.block import BlockLocation
 from cachefs.errors import CachefsError, ObjectChanged, OriginError, OriginUnavailable, StoreFull
 from cachefs.planning.prefetch.latency import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome
-from cachefs_daemon.fetch.block_route import BlockRoute
 from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter, Permit
 from cachefs_daemon.fetch.fetch_counts import ORIGIN, PEER, FetchCounts, FetchResult
 from cachefs_daemon.fetch.merged_reads import MergedReads
 from cachefs_daemon.fetch.partial_blocks import BlockPart, PartialBlocks, read_with_parts
-from cachefs_daemon.fetch.peer_search import FoundBlock
-from cachefs_daemon.fetch.peer_source import PeerSource
 from cachefs_daemon.fetch.process_fetch import ProcessResultCallback
 from cachefs_daemon.fetch.tier_writes import TierWrites
 from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.deadline import Deadline
-from cachefs_daemon.peers.peer_requests import PeerBlock
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore, BlockToStore

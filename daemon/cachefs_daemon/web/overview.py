@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cachefs_cluster.membership.status import cluster_status
+
 from cachefs import __version__
 from cachefs.block import TIER_NAMES
 from cachefs.trouble_texts import describe_trouble
-from cachefs_daemon.cluster.status import cluster_status
 from cachefs_daemon.content.warmup import WarmupState
 from cachefs_daemon.node import Node
 from cachefs_daemon.origin import request_counters

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from cachefs_daemon.cluster.kubernetes import RECORD, KubernetesStore
-from cachefs_daemon.cluster.kubernetes_api import LeaseApiSettings, pod_settings
-from cachefs_daemon.cluster.shared import SharedMembership
-from cachefs_daemon.cluster.view import NodeRecord, encode_record
+from cachefs_cluster.membership.kubernetes import RECORD, KubernetesStore
+from cachefs_cluster.membership.kubernetes_api import LeaseApiSettings, pod_settings
+from cachefs_cluster.membership.shared import SharedMembership
+from cachefs_cluster.membership.view import NodeRecord, encode_record
 
 from cachefs.errors import ConfigError
 from tests.certificates import Authority

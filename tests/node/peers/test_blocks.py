@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.peers import peer as peer_module
-from cachefs_daemon.peers.peer_requests import BlockNotFound, PeerBlock
+from cachefs_cluster.peers import peer as peer_module
+from cachefs_cluster.peers.peer_requests import BlockNotFound, PeerBlock
 
 from cachefs.block import MEMORY
 from tests.blockstore import data_of

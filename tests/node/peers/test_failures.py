@@ -10,12 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cachefs_daemon.cluster.view import NodeRecord
-from cachefs_daemon.fetch.bypass import BypassBlock
-from cachefs_daemon.peers import client as client_module
-from cachefs_daemon.peers import protocol
-from cachefs_daemon.peers.peer_requests import BLOCK_NOT_FOUND as NONE_HERE
-from cachefs_daemon.peers.peer_requests import (
+from cachefs_cluster.membership.view import NodeRecord
+from cachefs_cluster.peers import client as client_module
+from cachefs_cluster.peers import protocol
+from cachefs_cluster.peers.peer_requests import BLOCK_NOT_FOUND as NONE_HERE
+from cachefs_cluster.peers.peer_requests import (
     FETCH_YOURSELF,
     SNAPSHOT_NOT_FOUND,
     BlockNotFound,
@@ -27,7 +26,8 @@ from cachefs_daemon.peers.peer_requests import (
     RequestOptions,
     SnapshotNotFound,
 )
-from cachefs_daemon.peers.server_process import PeerServers
+from cachefs_cluster.peers.server_process import PeerServers
+from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_tools.lab.ports import free_port
 
 from cachefs import errors

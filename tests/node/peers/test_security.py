@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.cluster.handshake import Greeting
-from cachefs_daemon.cluster.secret import ClusterSecret
-from cachefs_daemon.peers import protocol
-from cachefs_daemon.peers.peer_requests import FailureKind, PeerBlock, PeerRequestFailed
-from cachefs_daemon.peers.server import CONNECTION_BOUNDS
-from cachefs_daemon.peers.tls import Certificates
+from cachefs_cluster.membership.handshake import Greeting
+from cachefs_cluster.membership.secret import ClusterSecret
+from cachefs_cluster.peers import protocol
+from cachefs_cluster.peers.peer_requests import FailureKind, PeerBlock, PeerRequestFailed
+from cachefs_cluster.peers.server import CONNECTION_BOUNDS
+from cachefs_cluster.peers.tls import Certificates
 
 from cachefs.block import piece_checksums
 from tests.blockstore import data_of

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-_PARTS = ("aiohttp", "cachefs_daemon.sharing", "cachefs_daemon.peers.client", "cachefs_daemon.cluster.etcd")
+_PARTS = ("aiohttp", "cachefs_cluster.sharing", "cachefs_cluster.peers.client", "cachefs_cluster.membership.etcd")
 
 
 def test_its_daemon_does_not_load_what_only_nodes_of_clusters_need() -> None:

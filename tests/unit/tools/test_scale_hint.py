@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from cachefs_daemon.cluster.view import ClusterView, NodeRecord
-from cachefs_daemon.cooperation.scaling import planned_demands, scale_status, scaled_nodes
+from cachefs_cluster.membership.view import ClusterView, NodeRecord
+from cachefs_cluster.placement.scaling import planned_demands, scale_status, scaled_nodes
 from cachefs_tools.cachectl.scale_hint import describe
 from rich.console import Console
 

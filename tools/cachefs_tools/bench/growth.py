@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
-from cachefs_daemon.cluster.ring import Ring, RingPlanner, decode_ring
-from cachefs_daemon.cluster.store import RECORD_SECONDS
-from cachefs_daemon.cluster.view import NodeRecord
-from cachefs_daemon.sharing.state import MAX_FOLLOWED
-from cachefs_daemon.sharing.wire import PROGRESS_SECONDS, poll_seconds
+from cachefs_cluster.membership.ring import Ring, RingPlanner, decode_ring
+from cachefs_cluster.membership.store import RECORD_SECONDS
+from cachefs_cluster.membership.view import NodeRecord
+from cachefs_cluster.sharing.state import MAX_FOLLOWED
+from cachefs_cluster.sharing.wire import PROGRESS_SECONDS, poll_seconds
 from xxhash import xxh3_64_intdigest
 
 from cachefs.planning.blocks.space import Ids

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from cachefs_daemon.cluster.membership import NoMembership
-from cachefs_daemon.cluster.view import ClusterView, NodeRecord
-from cachefs_daemon.peers.client import PeerClient
-from cachefs_daemon.peers.peer_requests import BlockRequest, PeerBlock, PeerResponse, RequestOptions
-from cachefs_daemon.peers.server_process import PeerServers, ServerSettings
-from cachefs_daemon.peers.tls import Certificates, TlsFiles
+from cachefs_cluster.membership.membership import NoMembership
+from cachefs_cluster.membership.view import ClusterView, NodeRecord
+from cachefs_cluster.peers.client import PeerClient
+from cachefs_cluster.peers.peer_requests import BlockRequest, PeerBlock, PeerResponse, RequestOptions
+from cachefs_cluster.peers.server_process import PeerServers, ServerSettings
+from cachefs_cluster.peers.tls import Certificates, TlsFiles
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.storage import PlanningParts, Storage, StoreConfig

@@ -15,7 +15,7 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 import click
-from cachefs_daemon.peers.peer import MAX_CONNECTIONS
+from cachefs_cluster.peers.peer import MAX_CONNECTIONS
 
 from cachefs.errors import CachefsError
 from cachefs_tools.lab.bridge import Bridge, bridge_network

@@ -6,7 +6,8 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from cachefs_daemon.content.dataset_merge import is_added, is_same, resolve
+from cachefs_cluster.directory.dataset_merge import is_added, is_same, resolve
+from cachefs_cluster.sharing.sections import DATASETS, SharedDataset
 from cachefs_daemon.datasets import stamps
 from cachefs_daemon.datasets.stamps import (
     MAX_ADDS,
@@ -20,7 +21,6 @@ from cachefs_daemon.datasets.stamps import (
     is_removed_by,
     joined_adds,
 )
-from cachefs_daemon.sharing.sections import DATASETS, SharedDataset
 from hypothesis import example, given
 from hypothesis import strategies as st
 

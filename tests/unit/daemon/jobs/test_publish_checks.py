@@ -1,9 +1,9 @@
 """What no plan can be made of is refused as it is published, through the control file or the socket, in one line."""
 
 import pytest
+from cachefs_cluster.sharing.sections import CONSUMERS, ConsumerFacts
 from cachefs_daemon.consumer_checks import consumer_name
 from cachefs_daemon.jobs.publish_checks import check_publication
-from cachefs_daemon.sharing.sections import CONSUMERS, ConsumerFacts
 from hypothesis import example, given
 from hypothesis import strategies as st
 

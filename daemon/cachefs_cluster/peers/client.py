@@ -1,0 +1,380 @@
+"""Requests blocks from other nodes.
+
+One receive window limits the bytes in flight from all peers together. Requests to one peer are sent in batches, on
+connections that stay open. Peers that fail get no requests until a probe succeeds.
+"""
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Callable
+from typing import Final
+
+from cachefs_daemon.runtime.error_log import ErrorLog
+
+from cachefs.planning.requests.receive_window import ReceiveWindow
+from cachefs_cluster.membership.membership import Membership
+from cachefs_cluster.membership.secret import ClusterSecret
+from cachefs_cluster.membership.view import ClusterView, NodeRecord
+from cachefs_cluster.peers import protocol
+from cachefs_cluster.peers.circuit_breaker import CircuitBreaker
+from cachefs_cluster.peers.connecting import CannotConnect
+from cachefs_cluster.peers.connection import PeerConnection, PeerExchange, ReceiverReport
+from cachefs_cluster.peers.in_flight import BytesInFlight
+from cachefs_cluster.peers.peer import FETCH_LANE, HELD_LANE, LANES, Peer, PeerBatch, PendingBlock
+from cachefs_cluster.peers.peer_connector import PeerConnector
+from cachefs_cluster.peers.peer_requests import (
+    PEER_OVERLOADED,
+    BlockRequest,
+    FailureKind,
+    PeerCounters,
+    PeerRequestFailed,
+    PeerResponse,
+    RequestOptions,
+)  # fmt: skip
+from cachefs_cluster.peers.protocol import BlocksRequest, RequestedBlock, encode_blocks_request
+from cachefs_cluster.peers.receiver import PeerReceiver
+from cachefs_cluster.peers.response_handler import ResponseHandler
+from cachefs_cluster.peers.tls import Certificates
+
+# Seconds of silence after which a peer that owes a response counts as dead. Live peers send something every second.
+SILENT_SECONDS: Final = 4.0
+# Seconds between two checks of deadlines, and seconds that a connection may stay idle. Servers close theirs after 60.
+_TICK: Final = 0.05
+_IDLE_SECONDS: Final = 20.0
+
+
+class PeerClient:
+    """The client side of the data plane. Used on the event loop; a thread of its own receives."""
+
+    def __init__(
+        self,
+        cluster: str,
+        membership: Membership,
+        errors: ErrorLog,
+        certificates: Certificates | None,
+        window: int,
+        secret: ClusterSecret | None = None,
+    ) -> None:
+        """cluster: name of the cluster. certificates, secret: None without TLS, or without a secret. window: bytes that
+        may be in flight from all peers together; 0 to measure it."""
+        self.counters: dict[str, PeerCounters] = {}  # by id of each peer that was asked
+        self._connector = PeerConnector(cluster, membership, certificates, secret)
+        self._window = ReceiveWindow(window)
+        self._in_flight = BytesInFlight(self._window)
+        self._circuit_breaker = CircuitBreaker(self._connector, errors)
+        self._response_handler = ResponseHandler(self._in_flight, self._connector, self._circuit_breaker, errors)
+        self._loop = asyncio.get_running_loop()
+        self._receiver = PeerReceiver(self._handle_report)
+        self._peers: dict[str, Peer] = {}
+        self._peers_with_queue: dict[str, Peer] = {}  # peers with requests to send, and some others
+        self._first_peer = 0  # index of the peer that is served first in the next round
+        self._is_flushing = self._is_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        membership.add_listener(self._on_view)
+
+    # --- requests of other modules --------------------------------------------------------------------------------
+
+    def request_block(
+        self,
+        node: NodeRecord,
+        request: BlockRequest,
+        options: RequestOptions,
+        on_response: Callable[[PeerResponse], None],
+    ) -> PendingBlock:
+        """Request a block from a peer. *on_response* is called once, in a later turn of the loop, and at
+        `options.deadline` at the latest (50 ms later where the loop is idle)."""
+        now = self._loop.time()
+        peer = self._peer(node)
+        ask = PendingBlock(peer, request, options, on_response, now)
+        refused = self._immediate_response(peer, request, now)
+        if refused is not None:
+            self._loop.call_soon(ask.finish, refused)
+            return ask
+        peer.queues[ask.lane][options.is_ahead].append(ask)
+        self._peers_with_queue[node.id] = peer
+        self._send_queued_soon()
+        self._start_timer()
+        return ask
+
+    def is_usable(self, node_id: str) -> bool:
+        """Return whether the node gets requests. False after a failure, until a probe succeeds."""
+        peer = self._peers.get(node_id)
+        return peer is None or not peer.health.is_out_of_use
+
+    def silence_reason(self, node_id: str) -> str:
+        """Return why the node gets no requests, or ""."""
+        peer = self._peers.get(node_id)
+        return peer.health.reason if peer is not None and peer.health.is_out_of_use else ""
+
+    def last_heartbeat(self, node_id: str, *, fetch: bool) -> float:
+        """Return when the node last showed that it serves blocks (fetch: that it fetches blocks), in loop time; 0 for
+        never. A node that fetches a block sends a heartbeat every 0.1 s, however long its origin takes."""
+        peer = self._peers.get(node_id)
+        return peer.last_heartbeat(FETCH_LANE if fetch else HELD_LANE) if peer is not None else 0.0
+
+    def probe_silent(self, node_id: str) -> None:
+        """Probe a node that is silent while readers wait for it, and send it no more requests if the probe fails."""
+        peer = self._peers.get(node_id)
+        if peer is not None and not self._is_closed:
+            self._circuit_breaker.probe_silent(peer)
+
+    def expected_seconds(self, node: NodeRecord, length: int) -> float:
+        """Estimate the seconds from a request sent now to the last byte of a block that the node has. The estimate
+        falls the longer no request measured the node."""
+        peer = self._peers.get(node.id)
+        rate, before = self._window.rate, self._in_flight.bytes[HELD_LANE]
+        latency, faded = 0.0, 1.0
+        if peer is not None:
+            latency, rate = peer.latency, min(rate, peer.rate or rate)
+            faded = peer.measurement_weight(self._loop.time())
+            before += sum(ask.request.length for ask in itertools.islice(peer.queues[HELD_LANE][False], 256))
+        return (latency + (before + length) / rate) * faded
+
+    def median_seconds(self, node_id: str) -> float:
+        """Return the median seconds of the last blocks requested from this peer; 0 without any."""
+        peer = self._peers.get(node_id)
+        return statistics.median(peer.recent_seconds) if peer is not None and peer.recent_seconds else 0.0
+
+    @property
+    def window(self) -> int:
+        """Bytes that may be in flight from all peers together, for blocks that they have."""
+        return self._window.size
+
+    @property
+    def in_flight(self) -> tuple[int, int]:
+        """Bytes in flight now: of blocks that peers have, and of blocks that they fetch."""
+        return self._in_flight.bytes[HELD_LANE], self._in_flight.bytes[FETCH_LANE]
+
+    async def close(self) -> None:
+        """Fail all open requests, and close all connections. May be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._connector.stop()
+        stopping = PeerRequestFailed("the daemon is stopping", FailureKind.UNREACHABLE)
+        for peer in self._peers.values():
+            asks = [*peer.queued_blocks(), *(ask for batch in peer.batches.values() for ask in batch.blocks)]
+            for ask in asks:
+                ask.finish(stopping)
+        self._receiver.close()
+        self._connector.close()
+
+    # --- sending requests -----------------------------------------------------------------------------------------
+
+    def _peer(self, node: NodeRecord) -> Peer:
+        peer = self._peers.get(node.id)
+        if peer is None:
+            peer = self._peers[node.id] = Peer(node, self.counters.setdefault(node.id, PeerCounters()))
+        elif peer.record is not node:
+            moved = (peer.record.host, peer.record.data_port, peer.record.name) != (
+                node.host,
+                node.data_port,
+                node.name,
+            )
+            peer.record = node
+            if moved:
+                for connection in peer.idle_connections:
+                    connection.abort()
+                peer.idle_connections.clear()
+        return peer
+
+    def _immediate_response(self, peer: Peer, wanted: BlockRequest, now: float) -> PeerResponse | None:
+        """Return the response that is known without asking the peer, if any."""
+        if self._is_closed:
+            return PeerRequestFailed("the daemon is stopping", FailureKind.UNREACHABLE)
+        if peer.health.is_out_of_use:
+            return PeerRequestFailed(peer.health.reason, FailureKind.UNREACHABLE)
+        if peer.health.is_busy(now):
+            peer.counters.busy += 1
+            return PEER_OVERLOADED
+        if peer.has_wrong_bytes(wanted.key, now):
+            return PeerRequestFailed(
+                f"node {peer.record.name} had other bytes for the block a moment ago", FailureKind.WRONG_BYTES
+            )
+        return None
+
+    def _send_queued_soon(self) -> None:
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._send_queued)
+
+    def _send_queued(self) -> None:
+        """Send all requests that have room: those that readers wait for first, and round robin over peers."""
+        self._is_flushing = False
+        self._peers_with_queue = {node: peer for node, peer in self._peers_with_queue.items() if peer.has_queued}
+        peers = [*self._peers_with_queue.values()]
+        if not peers or self._is_closed:
+            self._in_flight.has_waiting_requests = False
+            return
+        self._in_flight.note_waiting(peers)
+        self._first_peer = (self._first_peer + 1) % len(peers)
+        peers = peers[self._first_peer :] + peers[: self._first_peer]
+        for ahead in (False, True):
+            for lane in LANES:
+                for peer in peers:
+                    self._send_queued_of(peer, lane, ahead=ahead)
+        self._in_flight.has_waiting_requests = any(queue for peer in peers for queue in peer.queues[HELD_LANE])
+
+    def _send_queued_of(self, peer: Peer, lane: int, *, ahead: bool) -> None:
+        queue = peer.queues[lane][ahead]
+        while queue and peer.can_send(lane, ahead=ahead):
+            while queue and not queue[0].is_open:
+                queue.popleft()
+            if not queue or not self._in_flight.has_room(lane, queue[0].request.length, 0):
+                return
+            if lane == HELD_LANE and self._in_flight.should_wait_for_room(queue):
+                return
+            if not peer.idle_connections:
+                self._open_connection(peer)
+                return
+            asks = self._pick_blocks(peer, lane, ahead=ahead)
+            self._send_batch(peer, peer.idle_connections.pop(), asks, lane)
+
+    def _pick_blocks(self, peer: Peer, lane: int, *, ahead: bool) -> list[PendingBlock]:
+        """Take the requests for one batch from the queue."""
+        queue, asks, size = peer.queues[lane][ahead], list[PendingBlock](), 0
+        while queue and len(asks) < protocol.MAX_BLOCKS:
+            length = queue[0].request.length
+            if queue[0].is_open:
+                if asks and queue[0].options.may_delegate != asks[0].options.may_delegate:
+                    break
+                if size + length > protocol.MAX_DATA or not self._in_flight.has_room(lane, length, size):
+                    break
+                asks.append(queue[0])
+                size += length
+            queue.popleft()
+        return asks
+
+    def _send_batch(self, peer: Peer, connection: PeerConnection, blocks: list[PendingBlock], lane: int) -> None:
+        now = self._loop.time()
+        how = blocks[0].options
+        lengths = [ask.request.length for ask in blocks]
+        greeting = self._connector.make_greeting(peer.record)
+        check = self._connector.make_sender_check(peer.record, greeting)
+        exchange = PeerExchange([ask.request.key for ask in blocks], lengths, now, check)
+        if lane == HELD_LANE and lengths[-1] > self._window.size // 2:
+            exchange.tail_bytes = protocol.max_response_bytes(()) + self._window.size // 2
+        batch = PeerBatch(peer, lane, how.is_ahead, connection, exchange, blocks, set(range(len(blocks))), sum(lengths))
+        seconds = max(ask.options.deadline for ask in blocks) - now
+        question = BlocksRequest(
+            [_requested_block(ask) for ask in blocks], how.may_fetch, how.is_ahead, how.may_delegate
+        )
+        for ask in blocks:
+            ask.batch = batch
+        peer.batches[connection] = batch
+        self._in_flight.add_batch(batch)
+        if self._response_handler.has_retransmissions and lane == HELD_LANE:
+            connection.limit_receive_buffer(self._window.size)
+        try:
+            connection.send(exchange, encode_blocks_request(question, greeting, seconds))
+        except OSError:
+            connection.abort()  # the receiver sees the end and reports it
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def _open_connection(self, peer: Peer) -> None:
+        """Open one more connection, unless enough are being opened."""
+        wanted = 1 if not peer.counters.blocks else 2
+        if peer.connecting_count >= wanted or peer.health.is_out_of_use:
+            return
+        peer.connecting_count += 1
+        self._connector.start_task(self._connect(peer))
+
+    async def _connect(self, peer: Peer) -> None:
+        record = peer.record
+        try:
+            connection = await self._connector.connect(record)
+        except CannotConnect as error:
+            self._circuit_breaker.fail_queued(
+                peer, str(error), FailureKind.WRONG_NODE if error.is_wrong_node else FailureKind.UNREACHABLE
+            )
+            return
+        finally:
+            peer.connecting_count -= 1
+        if self._response_handler.has_retransmissions:
+            connection.limit_receive_buffer(self._window.size)
+        connection.idle_since = self._loop.time()
+        self._receiver.add(connection)
+        if peer.record is record or peer.record.address == record.address:
+            peer.idle_connections.append(connection)
+        else:
+            connection.abort()
+        self._send_queued_soon()
+        self._start_timer()
+
+    def _handle_report(self, news: ReceiverReport) -> None:
+        """Handle news of a connection."""
+        if self._is_closed:
+            return
+        peer = self._peers.get(news.connection.peer)
+        batch = peer.batches.get(news.connection) if peer is not None else None
+        if peer is not None and batch is not None:
+            self._response_handler.handle_report(peer, batch, news)
+            if peer.has_queued:  # some requests are to be sent again
+                self._peers_with_queue[peer.record.id] = peer
+            self._send_queued_soon()
+        elif peer is not None and news.has_ended and news.connection in peer.idle_connections:
+            peer.idle_connections.remove(news.connection)
+
+    def _on_view(self, view: ClusterView) -> None:
+        """Forget nodes that have left. Nodes with requests in progress are forgotten at the next change."""
+        for peer in [one for node, one in self._peers.items() if view.get(node) is None]:
+            if not (peer.batches or peer.connecting_count or peer.has_queued):
+                for connection in peer.idle_connections:
+                    connection.abort()
+                del self._peers[peer.record.id]
+
+    # --- deadlines ------------------------------------------------------------------------------------------------
+
+    def _start_timer(self) -> None:
+        if self._timer is None and not self._is_closed:
+            self._timer = self._loop.call_later(_TICK, self._check_peers)
+
+    def _check_peers(self) -> None:
+        """Fail requests whose deadline has passed, abort batches of silent peers, and close idle connections."""
+        self._timer = None
+        now, is_used = self._loop.time(), False
+        for peer in list(self._peers.values()):
+            for ask in peer.queued_blocks():
+                if ask.options.deadline <= now and ask.is_open:
+                    ask.finish(
+                        PeerRequestFailed(f"node {peer.record.name} could not be asked in time", FailureKind.LATE)
+                    )
+            for batch in list(peer.batches.values()):
+                self._check_batch(peer, batch, now)
+            while peer.idle_connections and now - peer.idle_connections[0].idle_since > _IDLE_SECONDS:
+                peer.idle_connections.pop(0).abort()
+            is_used = is_used or bool(peer.batches or peer.idle_connections or peer.has_queued)
+        if is_used:
+            self._start_timer()
+
+    def _check_batch(self, peer: Peer, batch: PeerBatch, now: float) -> None:
+        if batch.abort_reason:
+            return
+        if now - batch.exchange.last_byte_at > SILENT_SECONDS:
+            text = f"node {peer.record.name} at {peer.record.address} says nothing any more ({SILENT_SECONDS:.0f} s)"
+            batch.abort(text)
+            self._circuit_breaker.take_out_of_use(peer, text)
+            return
+        for at in sorted(batch.open_indexes):
+            ask = batch.blocks[at]
+            if ask.options.deadline <= now and ask.is_open:
+                peer.counters.failures += 1
+                ask.finish(PeerRequestFailed(f"node {peer.record.name} has not sent it in time", FailureKind.LATE))
+        batch.abort_if_unwanted()
+
+
+def _requested_block(ask: PendingBlock) -> RequestedBlock:
+    wanted = ask.request
+    return RequestedBlock(
+        wanted.ref.snapshot,
+        wanted.ref.entry,
+        wanted.ref.number,
+        wanted.key,
+        wanted.length,
+        ask.is_check_needed,
+        ask.options.await_snapshot,
+    )

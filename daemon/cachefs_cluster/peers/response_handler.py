@@ -1,0 +1,160 @@
+"""Handles the responses of peers: blocks, refusals, and connections that end."""
+
+import asyncio
+from typing import Final
+
+from cachefs_daemon.runtime.error_log import ErrorLog
+
+from cachefs_cluster.membership.handshake import Verdict
+from cachefs_cluster.peers.block_outcomes import FAILURE_KINDS, LOGGED_VERDICTS, finish_block
+from cachefs_cluster.peers.circuit_breaker import CircuitBreaker
+from cachefs_cluster.peers.connection import ReceiverReport
+from cachefs_cluster.peers.in_flight import BytesInFlight
+from cachefs_cluster.peers.peer import HELD_LANE, Peer, PeerBatch
+from cachefs_cluster.peers.peer_connector import PeerConnector
+from cachefs_cluster.peers.peer_requests import PEER_OVERLOADED, FailureKind, PeerRequestFailed, PeerResponse
+from cachefs_cluster.peers.protocol import BlockStatus, PeerRefusal
+
+# Seconds between two reports to the membership that a peer is alive.
+_RESPONSE_NOTE_SECONDS: Final = 1.0
+
+
+class ResponseHandler:
+    """Turns news of connections into responses to requests and measurements of peers. Used on the event loop."""
+
+    def __init__(
+        self, in_flight: BytesInFlight, reaching: PeerConnector, cooling: CircuitBreaker, errors: ErrorLog
+    ) -> None:
+        self.has_retransmissions = False  # has a peer retransmitted any packet?
+        self._in_flight = in_flight
+        self._connector = reaching
+        self._circuit_breaker = cooling
+        self._errors = errors
+        self._loop = asyncio.get_running_loop()
+
+    def handle_report(self, peer: Peer, batch: PeerBatch, report: ReceiverReport) -> None:
+        """Handle news of a batch: parts of its response, or the end of its connection."""
+        if report.exchange is not batch.exchange and not report.has_ended:
+            return
+        self._note_sender(peer, batch)
+        if report.outcomes:
+            self._handle_outcomes(peer, batch, report)
+        if report.has_only_tail_left:
+            self._in_flight.credit_tail(batch)
+        if report.refused is not None:
+            self._handle_refusal(peer, batch, report.refused)
+        if report.is_complete or report.has_ended:
+            self._end_batch(peer, batch, report)
+
+    def _note_sender(self, peer: Peer, batch: PeerBatch) -> None:
+        """Note who responded, and when, from the head of the response."""
+        sender = batch.exchange.parser.sender
+        if sender is None or batch.measured_until:
+            return
+        exchange = batch.exchange
+        batch.measured_until = exchange.first_byte_at
+        if batch.lane == HELD_LANE:
+            self._in_flight.window.note_latency(
+                exchange.first_byte_at - exchange.sent_at, batch.connection.round_trip(), exchange.first_byte_at
+            )
+        if sender.node != peer.record.id:
+            return  # a refusal follows: blocks of another node are not accepted
+        peer.health.note_response()
+        if (
+            peer.last_incarnation != sender.incarnation
+            or exchange.first_byte_at - peer.last_response > _RESPONSE_NOTE_SECONDS
+        ):
+            peer.last_incarnation, peer.last_response = sender.incarnation, exchange.first_byte_at
+            self._connector.membership.note_answer(sender.node, sender.incarnation)
+
+    def _handle_outcomes(self, peer: Peer, batch: PeerBatch, report: ReceiverReport) -> None:
+        now, count, size = self._loop.time(), 0, 0
+        is_full = self._in_flight.has_waiting_requests
+        for at, outcome in report.outcomes:
+            batch.open_indexes.discard(at)
+            length = batch.blocks[at].request.length
+            self._in_flight.release(batch, 1, length)
+            if not isinstance(outcome, BlockStatus):
+                count, size = count + 1, size + length
+            if finish_block(batch.blocks[at], outcome, now, self._errors):
+                ask = batch.blocks[at]
+                peer.queues[ask.lane][ask.options.is_ahead].appendleft(ask)
+        if size:
+            exchange = batch.exchange
+            if batch.lane == HELD_LANE:
+                peer.record_response(
+                    exchange.first_byte_at - exchange.sent_at,
+                    size,
+                    exchange.last_byte_at - batch.measured_until,
+                    exchange.last_byte_at,
+                )
+                self._in_flight.window.note_received(size, exchange.last_byte_at, is_full=is_full)
+            batch.measured_until = exchange.last_byte_at
+
+    def _handle_refusal(self, peer: Peer, batch: PeerBatch, refused: PeerRefusal) -> None:
+        """End all open requests of a batch that the peer refuses."""
+        sender = batch.exchange.parser.sender
+        name, now = peer.record.name, self._loop.time()
+        why = FAILURE_KINDS.get(refused.verdict, FailureKind.FAILED)
+        epoch = sender.epoch if sender is not None else 0
+        text = f"node {name} at {peer.record.address}: {refused.text or refused.status}"
+        answer: PeerResponse = PeerRequestFailed(text, why, epoch)
+        if refused.status == 503:
+            peer.health.note_busy(now)
+            answer = PEER_OVERLOADED
+        elif why in (FailureKind.OTHER_EPOCH, FailureKind.WRONG_NODE):
+            self._connector.start_task(self._connector.membership.refresh())
+        if refused.verdict in LOGGED_VERDICTS:
+            self._errors.add(f"node {name}", text)
+        if why in (FailureKind.WRONG_NODE, FailureKind.REFUSED) and refused.verdict != Verdict.OTHER_INCARNATION:
+            self._circuit_breaker.take_out_of_use(peer, text)
+        for at in sorted(batch.open_indexes):
+            ask = batch.blocks[at]
+            self._in_flight.release(batch, 1, ask.request.length)
+            if answer is PEER_OVERLOADED:
+                peer.counters.busy += 1
+            else:
+                peer.counters.failures += 1
+            ask.finish(answer)
+        batch.open_indexes.clear()
+
+    def _end_batch(self, peer: Peer, batch: PeerBatch, report: ReceiverReport) -> None:
+        """Close a batch whose response is complete or whose connection has ended. Requests that the peer did not see,
+        since it had closed an idle connection, are queued again."""
+        connection = batch.connection
+        del peer.batches[connection]
+        peer.last_heartbeats[batch.lane] = max(peer.last_heartbeats[batch.lane], batch.exchange.last_heartbeat)
+        retransmitted = batch.exchange.parser.retransmitted
+        if retransmitted and batch.lane == HELD_LANE:
+            self.has_retransmissions = True
+            self._in_flight.window.note_retransmissions(retransmitted, self._loop.time())
+        left = [batch.blocks[at] for at in sorted(batch.open_indexes)]
+        self._in_flight.release(batch, len(left), batch.bytes_left)
+        if report.is_complete and not report.has_ended and not connection.is_closing:
+            connection.idle_since = self._loop.time()
+            peer.idle_connections.append(connection)
+        if not left:
+            return
+        if report.is_invalid:
+            text = f"node {peer.record.name} at {peer.record.address} has sent what is no answer: {report.reason}"
+            self._errors.add(f"node {peer.record.name}", text)
+            self._circuit_breaker.take_out_of_use(peer, text)
+        elif batch.abort_reason or (connection.response_count and not batch.exchange.first_byte_at):
+            text = batch.abort_reason or report.reason
+        else:
+            text = f"node {peer.record.name} at {peer.record.address} has broken off: {report.reason}"
+            self._circuit_breaker.take_out_of_use(peer, text)
+        is_stale = bool(
+            connection.response_count
+            and not batch.exchange.first_byte_at
+            and not batch.abort_reason
+            and not report.is_invalid
+        )
+        for ask in reversed(left):
+            if is_stale and ask.is_open and not ask.was_resent:
+                # The peer closed the connection before it read the request.
+                ask.was_resent, ask.batch = True, None
+                peer.queues[batch.lane][batch.is_ahead].appendleft(ask)
+            elif ask.is_open:
+                peer.counters.failures += 1
+                ask.finish(PeerRequestFailed(text, FailureKind.UNREACHABLE))

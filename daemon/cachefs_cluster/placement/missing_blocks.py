@@ -1,0 +1,151 @@
+"""Finds the blocks of a snapshot that this node keeps and lacks, and the nodes that may have them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore
+
+from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.cluster.home_candidates import NodeCandidates, blocks_at_home, candidate_nodes
+from cachefs.planning.cluster.homes import NO_NODE
+from cachefs.planning.cluster.ownership import OwnedMarks, Ownership
+from cachefs.planning.cluster.rendezvous import space_hashes
+from cachefs.planning.sequences.plan import Plan
+from cachefs.snapshot import Snapshot
+from cachefs_cluster.placement.holders import FormerHolders, PlacementRing
+from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
+
+# Seconds within which shared snapshots usually follow a change of the ring: some 0.5 s per million blocks. And seconds
+# between two checks.
+FOLLOW_SECONDS: Final = 20.0
+_CHECK_SECONDS: Final = 0.1
+# Blocks looked up in the index at once.
+_LOOKED_UP_AT_ONCE: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MissingBlocks:
+    """Missing blocks of one snapshot, ordered by next use."""
+
+    space: BlockSpace
+    # Block numbers: shape (n,), int32.
+    ids: Ids
+    # Possible holders, most likely first: each of shape (n,).
+    holder_candidates: Sequence[NodeCandidates]
+
+    @property
+    def size(self) -> int:
+        """Total bytes."""
+        return int(self.space.sizes[self.ids].sum(dtype=np.int64))
+
+    def possible_holders(self, index: int, me: str) -> list[str]:
+        """Return the ids of the other nodes that may have a block, most likely first."""
+        numbers = ((one.ids, int(one.nodes[index])) for one in self.holder_candidates)
+        return list(dict.fromkeys(ids[number] for ids, number in numbers if number < len(ids) and ids[number] != me))
+
+
+@dataclass(frozen=True, slots=True)
+class RingChange:
+    """A change of the members that count for placement."""
+
+    # The members before and now.
+    before: PlacementRing
+    now: PlacementRing
+    # Id of this node, and copies of each block in the cluster.
+    me: str
+    replicas: int
+
+
+class MissingBlockSearch:
+    """Computes missing blocks. Used on the event loop; computes in threads."""
+
+    def __init__(self, plan: Plan, standing: Ownership, blocks: BlockStore, threads: Threads) -> None:
+        self._plan = plan
+        self._standing = standing
+        self._blocks = blocks
+        self._threads = threads
+
+    async def find_missing(
+        self, snapshot: Snapshot, shared: SharedSnapshot | None, change: RingChange, *, moved: bool
+    ) -> MissingBlocks | None:
+        """Return the missing blocks of a snapshot; None if there are none. shared: if jobs read it. moved: blocks that
+        another node kept until the change; otherwise blocks that this node kept before too, and has lost, or that no
+        node has yet. Raises CachefsError."""
+        planning = self._threads.planning
+        former: FormerHolders | None = None
+        mine: OwnedMarks | None = None
+        is_coordinated = False
+        if shared is not None and shared.space is not None and shared.holders is not None:
+            await _wait_until_followed(shared)
+            former, mine = shared.holders.former, self._standing.owned.get(snapshot.id)
+            space, is_coordinated = shared.space, bool(shared.coordinator)
+        else:
+            known = self._plan.spaces.get(snapshot.id)
+            space = known if known is not None else await planning(BlockSpace.of, snapshot)
+        if is_coordinated and not moved:
+            return None  # fetched as planned by the job
+        ids = await planning(_kept_blocks, space, mine, change)
+        is_moved = await planning(_are_moved, space, ids, change, former, is_coordinated)
+        ids = ids[is_moved == moved]
+        ids = ids[await self._threads.background(self._are_absent, space, ids)]
+        if not len(ids):
+            return None
+        if snapshot.id in self._plan.spaces:
+            seconds = await planning(self._plan.next_use_of, snapshot.id, ids)
+            ids = ids[np.argsort(seconds, kind="stable")]
+        return MissingBlocks(space, ids, await planning(_holder_candidates, space, ids, change, former))
+
+    def _are_absent(self, space: BlockSpace, ids: Ids) -> npt.NDArray[np.bool_]:
+        absent = np.zeros(len(ids), np.bool_)
+        for start in range(0, len(ids), _LOOKED_UP_AT_ONCE):
+            part = space.keys(ids[start : start + _LOOKED_UP_AT_ONCE])
+            absent[start : start + len(part)] = [self._blocks.get(key) is None for key in part]
+        return absent
+
+
+async def _wait_until_followed(shared: SharedSnapshot) -> None:
+    """Wait until the shared snapshot has followed the change of the ring, for at most FOLLOW_SECONDS."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + FOLLOW_SECONDS
+    while not shared.is_up_to_date and loop.time() < until:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(_CHECK_SECONDS)
+
+
+def _kept_blocks(space: BlockSpace, mine: OwnedMarks | None, change: RingChange) -> Ids:
+    """Return the blocks that this node keeps. mine: as decided by jobs; None: by homes alone."""
+    if mine is None:
+        mine = blocks_at_home(space_hashes(space), change.now.members, change.me, change.replicas)
+    return np.flatnonzero(mine).astype(np.int32)
+
+
+def _are_moved(
+    space: BlockSpace, ids: Ids, change: RingChange, former: FormerHolders | None, is_coordinated: bool
+) -> npt.NDArray[np.bool_]:
+    """Return which of these blocks another node kept before the change: shape (n,), bool. If copies are coordinated,
+    only the former holders tell."""
+    moved = np.zeros(len(ids), np.bool_)
+    if change.before.members and not is_coordinated:
+        moved = ~blocks_at_home(space_hashes(space)[ids], change.before.members, change.me, change.replicas)
+    if former is not None:
+        held = NodeCandidates(former.ids, former.holders[ids])
+        moved |= ~held.are_among({change.me}) & (held.nodes != NO_NODE)
+    return moved
+
+
+def _holder_candidates(
+    space: BlockSpace, ids: Ids, change: RingChange, former: FormerHolders | None
+) -> list[NodeCandidates]:
+    """Return the possible holders: former ones; homes before and now; and the homes without this node, which fetched
+    the blocks while it was away."""
+    without = [one for one in change.now.members if one.id != change.me]
+    found = candidate_nodes(
+        space_hashes(space)[ids], (change.before.members, change.now.members, without), change.replicas
+    )
+    if former is not None:
+        found = [*(NodeCandidates(former.ids, nodes[ids]) for nodes in (former.holders, *former.other_holders)), *found]
+    return found

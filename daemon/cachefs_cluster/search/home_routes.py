@@ -1,0 +1,138 @@
+"""Routes of blocks without a published plan, which stay at their home.
+
+The home of a block is computed per request, so no data about its snapshot as a whole is needed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from cachefs_daemon.datasets.block_source import BlockSource
+
+from cachefs.planning.cluster.rendezvous import Hashes, Scores, key_hashes, scores_of_block
+from cachefs_cluster.membership.membership import Membership
+from cachefs_cluster.membership.view import ClusterView
+from cachefs_cluster.search.block_route import BlockRoute
+from cachefs_cluster.search.missing_snapshots import MissingSnapshots
+
+# Seconds for which a block may still be at its former home after a change. By then it has been read, or moved by
+# filling in the background.
+FORMER_HOME_SECONDS: Final = 600.0
+# Nodes asked before the origin for a block that they may have read while this node lacked the snapshot.
+MAX_ASKED_BEFORE_ORIGIN: Final = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ring:
+    """The members that count for placement, ordered by id."""
+
+    ids: tuple[str, ...]
+    seeds: Hashes
+    weights: Scores
+    # Equal numbers for nodes of one zone: a second copy goes to another zone.
+    zones: npt.NDArray[np.int32]
+
+    @classmethod
+    def from_view(cls, view: ClusterView, replicas: int) -> "_Ring":
+        ids = tuple(one.id for one in view.placed_members)
+        seeds = np.array([xxhash.xxh3_64_intdigest(one.encode()) for one in ids], np.uint64)
+        return cls(
+            ids, seeds, np.array([one.weight for one in view.placed_members], np.float64), _zone_numbers(view, replicas)
+        )
+
+    def first_of(self, hashed: np.uint64, nodes: frozenset[str]) -> list[str]:
+        scores = scores_of_block(hashed, self.seeds, self.weights)
+        numbers = [number for number in np.argsort(-scores, kind="stable").tolist() if self.ids[number] in nodes]
+        return [self.ids[number] for number in numbers[:MAX_ASKED_BEFORE_ORIGIN]]
+
+    def has_same_homes(self, other: "_Ring") -> bool:
+        return (
+            self.ids == other.ids
+            and np.array_equal(self.weights, other.weights)
+            and np.array_equal(self.zones, other.zones)
+        )
+
+    def home_and_stand_in(self, hashed: np.uint64, without: frozenset[str] = frozenset()) -> tuple[str, str]:
+        """Return the home of a block and its stand-in: the node with the second copy, if there are two. Either is empty
+        if there is no such node. without: ids of nodes to skip."""
+        if not self.ids:
+            return "", ""
+        scores = scores_of_block(hashed, self.seeds, self.weights)
+        if without:
+            scores[[one in without for one in self.ids]] = -np.inf
+        home = int(np.argmax(scores))  # ties go to the smaller id
+        if scores[home] == -np.inf:
+            return "", ""
+        scores[self.zones == self.zones[home]] = -np.inf
+        second = int(np.argmax(scores))
+        return self.ids[home], self.ids[second] if scores[second] > -np.inf else ""
+
+
+def _zone_numbers(view: ClusterView, replicas: int) -> npt.NDArray[np.int32]:
+    """Return zone numbers as in `cachefs.planning.cluster.homes`: a node without a zone counts as a zone of its own,
+    and so does every node if there is only one zone, or one copy."""
+    zones = [one.zone for one in view.placed_members]
+    if replicas < 2 or len(set(zones)) < 2:
+        return np.arange(len(zones), dtype=np.int32)
+    names = {zone: number for number, zone in enumerate(dict.fromkeys(zones))}
+    numbers = [names[zone] if zone else len(names) + number for number, zone in enumerate(zones)]
+    return np.array(numbers, np.int32)
+
+
+class HomeRoutes:
+    """Computes routes from the current and the former ring. Used on the event loop."""
+
+    def __init__(self, membership: Membership, missing_snapshots: MissingSnapshots, replicas: int = 1) -> None:
+        """missing_snapshots: nodes to skip, by snapshot. replicas: copies of each block in the cluster."""
+        self._missing_snapshots = missing_snapshots
+        # Returns whether this node still fetches its share of a snapshot from other nodes, having just joined or come
+        # back.
+        self.is_rebalancing: Callable[[str], bool] = lambda snapshot: False
+        self._replicas = replicas
+        self._view = membership.view
+        self._ring = self._former = _Ring.from_view(self._view, replicas)
+        self._changed = 0.0  # monotonic time of the last change of the ring
+        membership.add_listener(self._on_view)
+
+    def find_route(self, source: BlockSource) -> BlockRoute | None:
+        """Return the route of a block that is not on this node; None if no other node is to be asked."""
+        hashed = key_hashes(np.frombuffer(source.key, np.uint8))[0]
+        first, second = self._ring.home_and_stand_in(hashed, self._missing_snapshots.nodes_without(source.snapshot))
+        if not first:
+            return None  # no node counts for placement, or none of them has the snapshot
+        me, home, after = self._view.me, self._view.get(first), self._view.get(second)
+        others, readers = list(self._former_homes(hashed)), self._missing_snapshots.nodes_reading(source.snapshot)
+        # While this node was away, or lacked the snapshot, the next node in order stood in for it.
+        if self._replicas > 1 or (first == me and (readers or self.is_rebalancing(source.snapshot))):
+            others.insert(0, second)
+        records = [self._view.get(one) for one in others if one != first]
+        before = [one for one in records if one is not None and one.state != "away"]
+        route = BlockRoute.from_records(me, home, home, after, tuple(before))
+        if self._replicas > 1 and second == me:
+            route = replace(route, is_kept_here=True)
+        if readers:
+            records = [self._view.get(one) for one in self._ring.first_of(hashed, readers - {me})]
+            reading = [
+                one for one in records if one is not None and one.state != "away" and one not in route.possible_holders
+            ]
+            route = replace(route, asked_before_origin=tuple(reading))
+        return route if route.has_other_nodes else None
+
+    def _former_homes(self, hashed: np.uint64) -> Sequence[str]:
+        """Return the former home of the block and holder of the second copy, if they may still have it."""
+        if self._former is self._ring:
+            return ()
+        if time.monotonic() - self._changed > FORMER_HOME_SECONDS:
+            self._former = self._ring
+            return ()
+        return self._former.home_and_stand_in(hashed)[: self._replicas]
+
+    def _on_view(self, view: ClusterView) -> None:
+        self._view = view
+        ring = _Ring.from_view(view, self._replicas)
+        if not ring.has_same_homes(self._ring):
+            self._former, self._ring, self._changed = self._ring, ring, time.monotonic()

@@ -1,0 +1,527 @@
+"""Searches the nodes of a cluster for one block, one peer after the other, until one gives it.
+
+If a peer is late, the next one is asked beside it, and the first block to arrive counts. Hedges beside live peers are
+limited to 2 % of all requests; beside a peer without heartbeat, each reader asks the next one. If no peer gives the
+block, the origin is asked. So no reader waits long for a peer while there is another source.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from cachefs_daemon.fetch.concurrency_limiter import Permit
+
+from cachefs.planning.requests.hedging import HedgeBudget
+from cachefs.planning.requests.recent_times import TimesBySize
+from cachefs_cluster.membership.view import NodeRecord
+from cachefs_cluster.peers.peer_requests import (
+    BlockNotFound,
+    BlockRequest,
+    FailureKind,
+    FetchYourself,
+    PeerBlock,
+    PeerOverloaded,
+    PeerRequestFailed,
+    PeerResponse,
+    RequestOptions,
+    SnapshotNotFound,
+)
+from cachefs_cluster.search.awaited_snapshots import AWAITED_SECONDS
+from cachefs_cluster.search.heartbeat_health import SILENT_FETCH_SECONDS, SILENT_HOLDER_SECONDS, PeerHeartbeatHealth
+from cachefs_cluster.search.missing_snapshots import MissingSnapshots
+from cachefs_cluster.search.response_health import PeerResponseHealth
+
+# Longest time in seconds for a peer to give a block that it has, also as a fraction of the time left. A healthy peer
+# takes 0.3 ms for 110 KB.
+HELD_BLOCK_SECONDS: Final = 2.0
+HELD_BLOCK_FRACTION: Final = 0.25
+# Longest time for a peer that fetches the block, as a fraction of the time left; with a waiting reader also the larger
+# of FETCH_SECONDS and FETCH_LATE_FACTOR the late threshold. The rest of the time is for the origin.
+FETCH_FRACTION: Final = 0.5
+FETCH_SECONDS: Final = 5.0
+FETCH_LATE_FACTOR: Final = 3.0
+# Seconds after which a response is late: at least, and while no response times are known. On a busy machine a process
+# waits for 20 ms at times.
+MIN_LATE_SECONDS: Final = 0.02
+INITIAL_LATE_SECONDS: Final = 1.0
+# The same where the next source is the origin, so that a hedge would cost another read of the origin.
+ORIGIN_LATE_SECONDS: Final = 1.0
+# Seconds by which a timer of the loop may be late. After a longer pause, the messages that peers sent meanwhile are
+# read first.
+LOOP_DELAY_SECONDS: Final = 0.1
+# Hedged requests as a fraction of all requests.
+HEDGED_FRACTION: Final = 0.02
+# Seconds after a reader begins to wait for an unhurried fetch by a peer until the peer is told.
+REPEAT_REQUEST_SECONDS: Final = 0.05
+# Seconds until peers are asked again after two nodes disagreed on cluster membership: the node that missed a change or
+# a restart fetches the news meanwhile. For DISAGREEMENT_SECONDS, reads wait in this way. A longer disagreement
+# needs an operator; reads ignore it until IGNORE_DISAGREEMENT_SECONDS have passed.
+RETRY_DISAGREEMENT_SECONDS: Final = 0.3
+DISAGREEMENT_SECONDS: Final = 2.0
+IGNORE_DISAGREEMENT_SECONDS: Final = 60.0
+# Seconds until the origin is asked beside peers that may wait for the snapshot, once one has said that it lacks it:
+# AWAIT_SNAPSHOT_SECONDS from that request, plus STAND_IN_SECONDS for the next node to fetch the block, counted from its
+# response at least. Only the first node is told to wait; nodes of earlier releases always wait.
+AWAIT_SNAPSHOT_SECONDS: Final = AWAITED_SECONDS
+STAND_IN_SECONDS: Final = 0.5
+# Failures after which the origin is asked next: the peer is alive, and another peer would ask the origin too.
+_TRY_ORIGIN_NEXT: Final = (FailureKind.FAILED, FailureKind.LATE, FailureKind.WRONG_BYTES)
+_TIMED_OUT: Final = PeerRequestFailed("it has not answered in time", FailureKind.LATE)
+
+SearchSteps = list[tuple[NodeRecord, bool]]
+
+
+class PeerRequest(Protocol):
+    """A request to a peer."""
+
+    def cancel(self) -> None:
+        """Cancel the request; no reader waits for the response."""
+
+
+class PeerBlockClient(Protocol):
+    """Client for requests to peers: see `cachefs_cluster.peers.client.PeerClient`."""
+
+    def request_block(
+        self, node: NodeRecord, wanted: BlockRequest, how: RequestOptions, answer: Callable[[PeerResponse], None], /
+    ) -> PeerRequest:
+        """Send a request. *answer* is called once, in a later turn of the loop."""
+
+    def is_usable(self, node_id: str, /) -> bool:
+        """Return whether the node responds, as far as is known."""
+
+    def expected_seconds(self, node: NodeRecord, length: int, /) -> float:
+        """Return the expected seconds for a block of *length* bytes that the node has."""
+
+    def last_heartbeat(self, node_id: str, /, *, fetch: bool) -> float:
+        """Return the loop time of the node's last sign that it gives blocks (fetch: that it fetches them)."""
+
+    def probe_silent(self, node_id: str, /) -> None:
+        """Probe the node: it gives no heartbeat."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundBlock:
+    """A block that a peer gave."""
+
+    node: NodeRecord
+    block: PeerBlock
+    # Loop time of the request.
+    requested_at: float
+
+
+@dataclass(slots=True)
+class SearchCounts:
+    """Counts requests to peers since the daemon started."""
+
+    # All requests; those answered without a block; those that failed.
+    asked: int = 0
+    not_here: int = 0
+    failed: int = 0
+    # Requests to peers and origins sent beside a late one.
+    hedged: int = 0
+    # Requests sent beside a peer without heartbeat.
+    silent: int = 0
+    # Requests that an overloaded peer handed back for this node to fetch; and blocks that this node, while overloaded,
+    # handed to other nodes.
+    taken: int = 0
+    given: int = 0
+
+
+class PeerSearchState:
+    """State shared by all searches: peer health, response times and hedge budget. All times are loop times."""
+
+    def __init__(self, peers: PeerBlockClient, missing_snapshots: MissingSnapshots) -> None:
+        self.peers = peers
+        self.missing_snapshots = missing_snapshots
+        self.counts = SearchCounts()
+        self.response_health = PeerResponseHealth()
+        self._heartbeat_health = PeerHeartbeatHealth()
+        self._hedge_budget = HedgeBudget(HEDGED_FRACTION)
+        self._disagreements: dict[str, float] = {}  # by node id: loop time of the first disagreement with this node
+        # Seconds to get a block: from peers that had it (False), and from peers that fetched it (True).
+        self._block_times = {False: TimesBySize(), True: TimesBySize()}
+
+    def keep_known_nodes(self, is_known: Callable[[str], bool]) -> None:
+        """Forget nodes for whose id *is_known* returns False: they have left the cluster."""
+        self.response_health.keep_known_nodes(is_known)
+        self._heartbeat_health.keep_known_nodes(is_known)
+        self._disagreements = {node: since for node, since in self._disagreements.items() if is_known(node)}
+
+    def is_agreement_likely(self, node_id: str, now: float) -> bool:
+        """Return whether a node that disagrees about membership is likely to agree soon."""
+        since = self._disagreements.get(node_id, -math.inf)
+        if now - since > IGNORE_DISAGREEMENT_SECONDS:
+            since = self._disagreements[node_id] = now
+        return now - since < DISAGREEMENT_SECONDS and self.peers.is_usable(node_id)
+
+    def can_ask(self, node: NodeRecord, length: int, seconds: float) -> bool:
+        """Return whether the node may respond within *seconds*."""
+        return self.peers.is_usable(node.id) and self.peers.expected_seconds(node, length) < seconds
+
+    def silent_nodes(self) -> dict[str, float]:
+        """Return the time at which each silent node was noticed, by id: nodes without a heartbeat since the last
+        request."""
+        found: dict[str, float] = {}
+        for node, fetch, noticed in self._heartbeat_health.silences():
+            if self.peers.last_heartbeat(node, fetch=fetch) <= noticed:
+                found[node] = min(noticed, found.get(node, noticed))
+        return found
+
+    def has_heartbeat(self, node_id: str, now: float, *, fetch: bool) -> bool:
+        """Return whether the node gives heartbeats, as far as is known, or is due for a try by a reader."""
+        return self._heartbeat_health.can_ask(
+            node_id, now, self.peers.last_heartbeat(node_id, fetch=fetch), fetch=fetch
+        )
+
+    def silent_from(self, node_id: str, length: int, asked: float, *, fetch: bool) -> float:
+        """Return the time at which the node counts as silent, so that it is no longer waited for alone."""
+        known = self._block_times[fetch].times_of(length).late_after
+        longest = (
+            SILENT_FETCH_SECONDS if fetch else max(SILENT_HOLDER_SECONDS, known if known < HELD_BLOCK_SECONDS else 0.0)
+        )
+        return max(asked, self.peers.last_heartbeat(node_id, fetch=fetch)) + longest
+
+    def note_silence(self, node_id: str, asked: float, now: float, *, fetch: bool) -> None:
+        """Record that the node gave no heartbeat since *asked*, so that another node is asked beside it."""
+        self._heartbeat_health.note_silence(node_id, asked, now, fetch=fetch)
+        self.counts.silent += 1
+        self.peers.probe_silent(node_id)
+
+    def count_request(self) -> None:
+        """Count a request."""
+        self.counts.asked += 1
+        self._hedge_budget.note_sent()
+
+    def late_after(self, length: int, *, fetch: bool) -> float:
+        """Return the seconds after which a block is late."""
+        known = self._block_times[fetch].times_of(length).late_after
+        return max(MIN_LATE_SECONDS, known) if known < math.inf else INITIAL_LATE_SECONDS
+
+    def note_block_time(self, length: int, seconds: float, now: float, *, fetch: bool) -> None:
+        """Record how many *seconds* a block took."""
+        self._block_times[fetch].times_of(length).add_request(length, seconds, now)
+
+    def try_hedge(self) -> bool:
+        """Return whether another request may be sent beside a late one. If so, it is counted."""
+        if not self._hedge_budget.take_hedge():
+            return False
+        self.counts.hedged += 1
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class _SentRequest:
+    node: NodeRecord
+    # Whether the peer is to fetch the block if it does not have it; whether a reader waited at the time of the request.
+    fetch: bool
+    has_reader: bool
+    # Loop times: of the request, when it is late, when it times out, and when to tell the peer that a reader waits.
+    sent_at: float
+    late_at: float
+    times_out_at: float
+    repeat_at: float = math.inf
+    # Loop time of the next check for a heartbeat.
+    heartbeat_check_at: float = math.inf
+    request: PeerRequest = field(init=False)
+    is_over: bool = False
+
+    def cancel(self) -> None:
+        self.is_over = True
+        self.request.cancel()
+
+
+@dataclass(slots=True, eq=False)
+class PeerSearch:
+    """The search for one block. It starts with `start`. Used on the event loop."""
+
+    request: BlockRequest
+    # Nodes to ask in turn, each with whether it should fetch the block from the origin; and a function that computes
+    # them anew.
+    steps: SearchSteps
+    recompute_steps: Callable[[], SearchSteps]
+    # Slot among reads from peers.
+    permit: Permit
+    # Whether a reader waits.
+    has_reader: bool
+    # Deadline for the block from any source, in loop time.
+    deadline: float
+    # Returns whether this node would fetch the block from the origin in place of an overloaded peer.
+    can_take_over: Callable[[], bool]
+    # Called with the block; or, at most once and before that, with None: ask the origin too. A peer may still give the
+    # block afterwards.
+    on_result: Callable[[FoundBlock | None], None]
+    state: PeerSearchState
+    # Ask all nodes until one gives the block, as this node cannot get it from the origin.
+    asks_all_nodes: bool = False
+    _requests: list[_SentRequest] = field(default_factory=list)  # requests in flight
+    _asked_nodes: set[tuple[str, bool]] = field(default_factory=set)  # (node id, fetch) of all requests so far
+    _timer: asyncio.TimerHandle | None = None
+    _permit_deadline: float = math.inf  # deadline for the slot, in loop time; inf once admitted
+    _retry_at: float = math.inf  # loop time at which to retry after a membership disagreement
+    _origin_at: float = math.inf  # loop time at which to ask the origin, as nodes lack the snapshot
+    _has_no_delegation: bool = False  # no other node may fetch the block
+    _has_given_up: bool = False
+    _is_over: bool = False
+
+    @property
+    def requested_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes with requests in flight."""
+        return tuple(question.node.name for question in self._requests)
+
+    def start(self) -> None:
+        """Start once a slot is free. Calls `on_result` at once if no node can be asked."""
+        now = _now()
+        self._permit_deadline = now + FETCH_FRACTION * (self.deadline - now)
+        if self.permit.request(self._on_permit):
+            self._on_permit()
+        else:
+            self._set_timer()  # reads from a hanging peer may hold all slots
+
+    def raise_priority(self) -> None:
+        """Raise the priority: a reader waits from now on."""
+        if self._is_over or self._has_given_up:
+            return
+        was_hurried, self.has_reader = self.has_reader, True
+        if self._permit_deadline < math.inf:
+            self.permit.promote()
+        if was_hurried:
+            return
+        now = _now()
+        for question in self._requests:
+            if question.has_reader:
+                continue
+            question.times_out_at = min(question.times_out_at, now + self._response_seconds(question.fetch, now))
+            question.late_at = max(question.late_at, now + MIN_LATE_SECONDS)
+            question.heartbeat_check_at = max(self._silent_from(question), now + MIN_LATE_SECONDS)
+            if question.fetch:
+                question.repeat_at = now + REPEAT_REQUEST_SECONDS
+        self._set_timer()
+
+    def forbid_delegation(self) -> None:
+        """Stop other nodes from fetching the block: one of them may be waiting for this node to fetch it."""
+        self._has_no_delegation = True
+        self.steps = [(node, fetch) for node, fetch in self.steps if not fetch]
+        if self._permit_deadline < math.inf or any(question.fetch for question in self._requests):
+            self._give_up()
+
+    def cancel(self) -> None:
+        """End the search: the block has arrived, or is no longer wanted."""
+        self._is_over = True
+        self._stop_timer()
+        self.permit.cancel_or_release()
+        questions, self._requests = self._requests, []
+        for question in questions:
+            question.cancel()
+
+    # --- sequence of requests -----------------------------------------------------------------------------------------
+
+    def _on_permit(self) -> None:
+        self._permit_deadline = math.inf
+        if not (self._is_over or self._has_given_up):
+            self._ask_next_node()
+
+    def _ask_next_node(self) -> None:
+        now = _now()
+        while self.steps:
+            node, fetch = self.steps.pop(0)
+            seconds = self._response_seconds(fetch, now)
+            if not self._can_ask(node, now, fetch=fetch):
+                continue
+            if self.state.can_ask(node, self.request.length, seconds):
+                self._send_request(node, seconds, fetch=fetch)
+                return
+        self._give_up()
+
+    def _can_ask(self, node: NodeRecord, now: float, *, fetch: bool) -> bool:
+        """Return whether the node is healthy enough to wait for."""
+        if self.asks_all_nodes:
+            return True
+        if self.has_reader and not self.state.has_heartbeat(node.id, now, fetch=fetch):
+            return False
+        return self.state.response_health.can_ask(node.id, now, fetch=fetch)
+
+    def _silent_from(self, question: _SentRequest) -> float:
+        node = question.node.id
+        return self.state.silent_from(node, self.request.length, question.sent_at, fetch=question.fetch)
+
+    def _response_seconds(self, fetch: bool, now: float) -> float:
+        left = self.deadline - now
+        if not fetch:
+            return min(HELD_BLOCK_SECONDS, HELD_BLOCK_FRACTION * left)
+        if not self.has_reader:
+            return FETCH_FRACTION * left
+        late = self.state.late_after(self.request.length, fetch=True)
+        return min(max(FETCH_SECONDS, FETCH_LATE_FACTOR * late), FETCH_FRACTION * left)
+
+    def _send_request(self, node: NodeRecord, seconds: float, *, fetch: bool) -> None:
+        now = _now()
+        late = now + self.state.late_after(self.request.length, fetch=fetch)
+        if not self.steps or self.steps[0][1]:
+            late = max(late, now + ORIGIN_LATE_SECONDS)
+        may_wait = not self.state.missing_snapshots.has_recent_report(self.request.ref.snapshot)
+        how = RequestOptions(
+            now + seconds, fetch, not self.has_reader, fetch and self.can_take_over(), await_snapshot=may_wait
+        )
+        question = _SentRequest(node, fetch, self.has_reader, now, late, how.deadline)
+        question.heartbeat_check_at = self._silent_from(question)
+        question.request = self.state.peers.request_block(
+            node, self.request, how, partial(self._handle_response, question)
+        )
+        self._requests.append(question)
+        self._asked_nodes.add((node.id, fetch))
+        self.state.count_request()
+        self.state.response_health.note_request(node.id, now, fetch=fetch)
+        self._set_timer()
+
+    def _give_up(self) -> None:
+        self.steps = []
+        if not self._has_given_up:
+            self._has_given_up = True
+            self._permit_deadline = self._origin_at = math.inf
+            self.permit.cancel_or_release()
+            self._set_timer()
+            self.on_result(None)
+
+    # --- responses ----------------------------------------------------------------------------------------------------
+
+    def _handle_response(self, question: _SentRequest, answer: PeerResponse) -> None:
+        if question.is_over:
+            return
+        question.is_over = True
+        self._requests.remove(question)
+        self._note_response_health(question, answer)
+        if isinstance(answer, PeerBlock) or answer is _TIMED_OUT:
+            self._note_block_time(question)
+        if isinstance(answer, PeerBlock):
+            self.cancel()
+            self.on_result(FoundBlock(question.node, answer, question.sent_at))
+            return
+        counts = self.state.counts
+        if isinstance(answer, BlockNotFound | SnapshotNotFound):
+            counts.not_here += 1
+        elif isinstance(answer, FetchYourself):
+            counts.taken += 1
+        else:
+            counts.failed += 1
+        if (
+            _is_disagreement(answer)
+            and not self._has_given_up
+            and self.state.is_agreement_likely(question.node.id, _now())
+        ):
+            self._retry_at = _now() + RETRY_DISAGREEMENT_SECONDS
+            self._set_timer()
+        elif isinstance(answer, SnapshotNotFound):
+            self._skip_node(question)
+        elif question.fetch and not (self.asks_all_nodes or _can_others_help(answer)):
+            self._give_up()
+        elif not self._requests:  # otherwise the next node has been asked already
+            self._ask_next_node()
+
+    def _skip_node(self, question: _SentRequest) -> None:
+        """Skip a node that lacks the snapshot: the next one in rendezvous order fetches the block."""
+        self.state.missing_snapshots.note_missing(self.request.ref.snapshot, question.node.id)
+        if self._has_given_up or self._requests:  # another node has been asked already
+            return
+        if not self.asks_all_nodes:
+            self._renew_steps()
+            self.steps = [(node, fetch) for node, fetch in self.steps if (node.id, fetch) not in self._asked_nodes]
+            if self.has_reader and self._origin_at == math.inf:
+                self._origin_at = max(question.sent_at + AWAIT_SNAPSHOT_SECONDS, _now()) + STAND_IN_SECONDS
+        self._ask_next_node()
+
+    def _renew_steps(self) -> None:
+        self.steps = [
+            (node, fetch) for node, fetch in self.recompute_steps() if not (fetch and self._has_no_delegation)
+        ]
+
+    def _note_response_health(self, question: _SentRequest, answer: PeerResponse) -> None:
+        now, stuck, node = _now(), self.state.response_health, question.node.id
+        if not isinstance(answer, PeerRequestFailed) or answer.kind not in (FailureKind.LATE, FailureKind.UNREACHABLE):
+            stuck.note_response(node, fetch=question.fetch)
+        elif question.has_reader and now - question.sent_at >= ORIGIN_LATE_SECONDS:
+            stuck.note_late_response(node, question.sent_at, now, fetch=question.fetch)
+
+    def _note_block_time(self, question: _SentRequest) -> None:
+        # An unhurried fetch may wait long for its turn at the peer.
+        if question.has_reader or not question.fetch:
+            now = _now()
+            self.state.note_block_time(self.request.length, now - question.sent_at, now, fetch=question.fetch)
+
+    # --- timers -------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        self._stop_timer()
+        when = min((min(one.times_out_at, one.repeat_at) for one in self._requests), default=math.inf)
+        if self.has_reader and not self._has_given_up and self._requests:
+            when = min(when, self._requests[-1].late_at, self._requests[-1].heartbeat_check_at)
+        when = min(when, self._permit_deadline, self._retry_at, self._origin_at)
+        if when < math.inf:
+            self._timer = asyncio.get_running_loop().call_at(when, self._on_timer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        now = _now()
+        held_up = self._timer is not None and now - self._timer.when() > LOOP_DELAY_SECONDS
+        if now >= min(self._permit_deadline, self._origin_at):
+            self._give_up()
+        if now >= self._retry_at:
+            self._retry_at = math.inf
+            if not self._has_given_up:
+                self._renew_steps()
+                self._ask_next_node()
+        for question in list(self._requests):
+            if now >= question.times_out_at:
+                question.request.cancel()
+                self._handle_response(question, _TIMED_OUT)
+            elif now >= question.repeat_at:
+                self._repeat_request(question, now)
+        if self._requests and self.has_reader and not self._has_given_up:
+            self._check_last_request(self._requests[-1], now, held_up=held_up)
+        if not self._is_over:
+            self._set_timer()
+
+    def _check_last_request(self, question: _SentRequest, now: float, *, held_up: bool) -> None:
+        """Ask another node if the last one asked is silent or late."""
+        if now >= question.heartbeat_check_at:
+            silent_at = self._silent_from(question)
+            if held_up or now < silent_at:
+                question.heartbeat_check_at = max(silent_at, now + MIN_LATE_SECONDS)
+            else:
+                question.heartbeat_check_at = question.late_at = math.inf
+                self.state.note_silence(question.node.id, question.sent_at, now, fetch=question.fetch)
+                self._ask_next_node()
+                return
+        if now >= question.late_at:
+            question.late_at = math.inf
+            if self.state.try_hedge():
+                self._ask_next_node()
+
+    def _repeat_request(self, question: _SentRequest, now: float) -> None:
+        """Repeat the request, to tell a peer with an unhurried fetch that a reader waits."""
+        question.repeat_at = math.inf
+        if self.state.can_ask(question.node, self.request.length, question.times_out_at - now):
+            question.cancel()
+            self._requests.remove(question)
+            self._send_request(question.node, question.times_out_at - now, fetch=True)
+
+
+def _can_others_help(answer: PeerResponse) -> bool:
+    """Return whether to try another peer: this one cannot fetch the block, and other nodes would find the same."""
+    return isinstance(answer, PeerOverloaded) or (
+        isinstance(answer, PeerRequestFailed) and answer.kind not in _TRY_ORIGIN_NEXT
+    )
+
+
+def _is_disagreement(answer: PeerResponse) -> bool:
+    return isinstance(answer, PeerRequestFailed) and answer.kind in (FailureKind.OTHER_EPOCH, FailureKind.WRONG_NODE)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

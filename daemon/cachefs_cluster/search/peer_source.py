@@ -1,0 +1,183 @@
+"""The peers as a source of blocks: nodes that have a block, or fetch it from the origin for all nodes."""
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.block_fetch import BlockFetch
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+
+from cachefs.messages import BlockRef
+from cachefs_cluster.membership.membership import Membership
+from cachefs_cluster.membership.view import ClusterView, NodeRecord
+from cachefs_cluster.peers.peer_requests import BlockRequest
+from cachefs_cluster.search.block_route import BlockRoute
+from cachefs_cluster.search.missing_snapshots import MissingSnapshots
+from cachefs_cluster.search.peer_search import (
+    FoundBlock,
+    PeerBlockClient,
+    PeerSearch,
+    PeerSearchState,
+    SearchCounts,
+    SearchSteps,
+)
+
+# Concurrent reads from peers, as a multiple of those from origins: most of them wait for an origin too, and several
+# nodes have one each.
+PEER_READS_PER_ORIGIN_READ: Final = 2
+# Seconds that reads from an origin wait for their turn before some are given to idle nodes: with a waiting reader, and
+# without.
+DELEGATE_AFTER_SECONDS: Final = 0.5
+DELEGATE_AHEAD_AFTER_SECONDS: Final = 2.0
+# Nodes asked for a block that this node cannot get from its origin, at most; and snapshots for which the last giver of
+# such a block is remembered.
+MAX_NODES_ASKED: Final = 64
+MAX_GIVERS: Final = 1024
+
+
+class PeerSource:
+    """All other nodes, as one source of blocks. Used on the event loop."""
+
+    def __init__(
+        self,
+        peers: PeerBlockClient,
+        find_route: Callable[[BlockSource], BlockRoute | None],
+        membership: Membership,
+        origin_limiter: ConcurrencyLimiter,
+        missing_snapshots: MissingSnapshots,
+        *,
+        steal: bool = True,
+    ) -> None:
+        """find_route: returns the route of a block that is not on this node; None if only the origin is left.
+        origin_limiter: slots of reads from origins. missing_snapshots: nodes that *find_route* skips. steal: whether
+        nodes may fetch blocks for an overloaded one."""
+        self.find_route = find_route
+        # Reads from peers have lanes of their own: peers respond while an origin hangs, and their receive windows limit
+        # the bytes in flight.
+        self.limiter = ConcurrencyLimiter(PEER_READS_PER_ORIGIN_READ * origin_limiter.count, origin_limiter.capacity)
+        self._search_state = PeerSearchState(peers, missing_snapshots)
+        self._membership = membership
+        self._can_delegate = steal
+        self._servers: dict[str, _PeerServer] = {}  # by node id
+        self._givers: dict[str, str] = {}  # by snapshot: id of the node that last gave a block that this one cannot get
+
+    @property
+    def counts(self) -> SearchCounts:
+        """Counts of requests to peers."""
+        return self._search_state.counts
+
+    def silent_nodes(self) -> dict[str, float]:
+        """Return nodes without a heartbeat since the last request: loop time of noticing, by id."""
+        return self._search_state.silent_nodes()
+
+    def search(
+        self,
+        fetch: BlockFetch,
+        route: BlockRoute,
+        can_take_over: Callable[[], bool],
+        on_result: Callable[[FoundBlock | None], None],
+    ) -> PeerSearch | None:
+        """Return a search for a block, not started yet; None if no peer can be asked. can_take_over, on_result: see
+        `PeerSearch`."""
+        return self._make_search(fetch, _steps_of_route(route), can_take_over, on_result)
+
+    def search_all(self, fetch: BlockFetch, on_result: Callable[[FoundBlock | None], None]) -> PeerSearch | None:
+        """Return a search among all nodes, for a block that this node cannot get from its origin: for example a
+        directory that only some nodes have."""
+        usable = self._search_state.peers.is_usable
+        nodes = [node for node in self._membership.view.reachable if usable(node.id)]
+        # Only one of many may have the directory: the last giver first, then random order.
+        random.shuffle(nodes)
+        giver = self._givers.get(fetch.source.snapshot)
+        nodes.sort(key=lambda node: node.id != giver)
+        steps = [(node, True) for node in nodes[:MAX_NODES_ASKED]]
+        search = self._make_search(
+            fetch, steps, _never, partial(self._remember_giver, fetch.source.snapshot, on_result)
+        )
+        if search is not None:
+            search.asks_all_nodes = True
+        return search
+
+    def _remember_giver(
+        self, snapshot: str, on_result: Callable[[FoundBlock | None], None], one: FoundBlock | None
+    ) -> None:
+        if one is not None:
+            self._givers.pop(snapshot, None)
+            self._givers[snapshot] = one.node.id
+            if len(self._givers) > MAX_GIVERS:
+                del self._givers[next(iter(self._givers))]
+        on_result(one)
+
+    def _make_search(
+        self,
+        fetch: BlockFetch,
+        steps: SearchSteps,
+        can_take_over: Callable[[], bool],
+        on_result: Callable[[FoundBlock | None], None],
+    ) -> PeerSearch | None:
+        source, usable = fetch.source, self._search_state.peers.is_usable
+        first = next((node for node, _ in steps if usable(node.id)), None)
+        if first is None:
+            return None
+        lane = self._servers.setdefault(first.id, _PeerServer())
+        return PeerSearch(
+            request=BlockRequest(BlockRef(source.snapshot, source.entry, source.number), source.key, source.length),
+            steps=steps,
+            recompute_steps=partial(self._recompute_steps, source),
+            permit=self.limiter.new_permit(
+                source.key, source.length, lane, ahead=not fetch.has_reader, needed_at=fetch.needed_at
+            ),
+            has_reader=fetch.has_reader,
+            deadline=fetch.deadline.until,
+            can_take_over=can_take_over if self._can_delegate else _never,
+            on_result=on_result,
+            state=self._search_state,
+        )
+
+    def _recompute_steps(self, source: BlockSource) -> SearchSteps:
+        route = self.find_route(source)
+        return _steps_of_route(route) if route is not None else []
+
+    def note_reader(self, snapshot: str, node_id: str) -> None:
+        """Record that this node has just told another that it lacks the snapshot."""
+        self._search_state.missing_snapshots.note_reading_node(snapshot, node_id)
+
+    def delegate_candidate(self, node_id: str, seconds: float, *, ahead: bool) -> NodeRecord | None:
+        """Return the requesting node, if it may fetch a block for this one, whose reads from the origin wait *seconds*
+        for their turn. ahead: no reader waits for the block yet."""
+        if not self._can_delegate or seconds < (DELEGATE_AHEAD_AFTER_SECONDS if ahead else DELEGATE_AFTER_SECONDS):
+            return None
+        node = self._membership.view.get(node_id)
+        return node if node is not None and self._search_state.peers.is_usable(node_id) else None
+
+    def on_view(self, view: ClusterView) -> None:
+        """Forget nodes that left the cluster."""
+        self._servers = {node: lane for node, lane in self._servers.items() if view.get(node) is not None}
+        self._search_state.keep_known_nodes(lambda node: view.get(node) is not None)
+
+
+class _PeerServer:
+    """A peer as seen by ConcurrencyLimiter: each has a lane of its own, so a hanging peer does not delay reads from
+    others."""
+
+    width = 1 << 20
+    readahead_bytes = math.inf  # the receive window limits the bytes in flight
+
+
+def _steps_of_route(route: BlockRoute) -> SearchSteps:
+    """Return the nodes to ask in order, each with whether it should fetch the block."""
+    steps = [(node, False) for node in route.possible_holders]
+    if route.fetching_node is not None:
+        steps.append((route.fetching_node, True))
+        if route.stand_in_node is not None:
+            steps.append((route.stand_in_node, True))
+    else:
+        steps += [(node, False) for node in route.asked_before_origin]
+    return steps
+
+
+def _never() -> bool:
+    return False

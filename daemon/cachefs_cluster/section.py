@@ -1,0 +1,349 @@
+"""[cluster] of the configuration: membership, the source of the node list, addresses, and security between nodes."""
+
+import ipaddress
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+from cachefs_daemon.section import OptionalPath, Seconds, Section, Size
+from pydantic import AfterValidator, BeforeValidator, Field
+
+DEFAULT_PORT: Final = 7380
+MAX_NODES: Final = 4096
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
+_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._-]+){1,16}")
+_VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class StaticNode:
+    """A node of a static list."""
+
+    name: str
+    host: str
+    port: int
+    zone: str = ""
+    weight: float = 1.0
+
+
+def _from_environment(value: object) -> object:
+    """Replace a value such as "$POD_IP" by that environment variable, so that one file serves all nodes."""
+    found = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    if not (content := os.environ.get(found[1], "")):
+        raise ValueError(f"the environment has no variable {found[1]}")
+    return content
+
+
+def _check_name(value: str) -> str:
+    if value and not _NAME.fullmatch(value):
+        raise ValueError("expected up to 63 letters, digits, dots, dashes and underscores")
+    return value
+
+
+def _check_host(value: str) -> str:
+    if value and not _HOST.fullmatch(value):
+        raise ValueError('expected the name or the address of a host, without a port, such as "10.0.0.5"')
+    return value
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Split HOST:PORT or [HOST]:PORT. Raises ValueError with the expected format."""
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    clear = bare == host or ":" in bare
+    if not (_HOST.fullmatch(bare) and clear and (":" not in bare or bare != host) and port.isdecimal()):
+        raise ValueError(f'expected HOST:PORT, such as "10.0.0.5:{DEFAULT_PORT}" or "[fd00::5]:{DEFAULT_PORT}"')
+    if not 0 < int(port[:6]) < (1 << 16) - 1:
+        raise ValueError("expected a port from 1 to 65534; the one after it is used too")
+    return bare, int(port)
+
+
+def _check_address(value: str) -> str:
+    split_address(value)
+    return value
+
+
+def parse_static_node(text: str) -> StaticNode:
+    """Parse one entry of `cluster.nodes`. Raises ValueError with the expected format."""
+    first, *options = (part.strip() for part in text.split(","))
+    name, separator, address = first.partition("=")
+    if not separator or not name or not _NAME.fullmatch(name):
+        raise ValueError(f'expected NAME=HOST:PORT, such as "gpu1=10.0.0.5:{DEFAULT_PORT}"')
+    host, port = split_address(address)
+    zone, weight = "", 1.0
+    for option in options:
+        key, _, value = option.partition("=")
+        if key == "zone":
+            zone = _check_name(value)
+        elif key == "weight":
+            weight = _parse_weight(value)
+        else:
+            raise ValueError(f"{option!r} is unknown; after the address there may be zone=NAME and weight=NUMBER")
+    return StaticNode(name, host, port, zone, weight)
+
+
+def _parse_weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight <= 1e6:
+        raise ValueError(f"expected a weight above 0 and up to a million, not {text!r}")
+    return weight
+
+
+def _check_static_node(value: str) -> str:
+    parse_static_node(value)
+    return value
+
+
+def _normalize_endpoint(value: str) -> str:
+    try:
+        url = urlsplit(value)
+        port = url.port or 2379
+    except ValueError:  # the port is no number from 0 to 65535
+        raise ValueError('expected a URL such as "https://10.0.0.2:2379"') from None
+    plain = not (url.username or url.password or url.query or url.fragment or url.path.strip("/"))
+    if url.scheme not in ("http", "https") or not url.hostname or not _HOST.fullmatch(url.hostname) or not plain:
+        raise ValueError('expected a URL such as "https://10.0.0.2:2379"')
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}:{port}"
+
+
+def _check_prefix(value: str) -> str:
+    if value and (not _PREFIX.fullmatch(value) or len(value) > 255):
+        raise ValueError('expected a prefix of keys such as "/cachefs/training"')
+    return value
+
+
+Name = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_check_name)]
+Host = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_check_host)]
+Address = Annotated[str, AfterValidator(_check_address)]
+Observer = Annotated[str, Field(min_length=1), AfterValidator(_check_host)]
+
+
+class ClusterSection(Section):
+    """[cluster]: many nodes that share one cache."""
+
+    membership: Literal["none", "static", "etcd", "kubernetes"] = "none"
+    cluster: Annotated[str, Field(min_length=1), AfterValidator(_check_name)] = "default"
+    name: Name = ""
+    zone: Name = ""
+    listen: Address = f"127.0.0.1:{DEFAULT_PORT}"
+    advertise: Host = ""
+    nodes: Annotated[tuple[Annotated[str, AfterValidator(_check_static_node)], ...], Field(max_length=MAX_NODES)] = ()
+    etcd: Annotated[tuple[Annotated[str, AfterValidator(_normalize_endpoint)], ...], Field(max_length=16)] = ()
+    prefix: Annotated[str, AfterValidator(_check_prefix)] = ""
+    etcd_user: str = ""
+    etcd_password_file: OptionalPath = None
+    etcd_ca: OptionalPath = None
+    etcd_cert: OptionalPath = None
+    etcd_key: OptionalPath = None
+    namespace: Name = ""
+    tls_ca: OptionalPath = None
+    tls_cert: OptionalPath = None
+    tls_key: OptionalPath = None
+    insecure_peers: bool = False
+    secret_file: OptionalPath = None
+    weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
+    replicas: Annotated[int, Field(ge=1, le=2)] = 1
+    grace: Seconds = 30.0
+    window: Size = 0
+    bandwidth: Size = 100 << 20
+    steal: bool = True
+    observers: Annotated[tuple[Observer, ...], Field(max_length=16)] = ()
+    schedulers: Annotated[tuple[Observer, ...], Field(max_length=16)] = ()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this node is in a cluster."""
+        return self.membership != "none"
+
+    @property
+    def own_name(self) -> str:
+        """This node's name: `name`, else one made from the host name."""
+        return self.name or re.sub(r"[^A-Za-z0-9._-]+", "-", socket.gethostname())[:63].strip(".-_") or "node"
+
+    @property
+    def static_nodes(self) -> tuple[StaticNode, ...]:
+        """The nodes of the static list."""
+        return tuple(map(parse_static_node, self.nodes))
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Host and port of the data plane. The control endpoint has the next port."""
+        return split_address(self.listen)
+
+    @property
+    def advertised_host(self) -> str:
+        """The host under which others reach this node."""
+        return self.advertise or self.listen_address[0]
+
+    @property
+    def key_prefix(self) -> str:
+        """The prefix of keys in etcd, without a slash at its end."""
+        return self.prefix or f"/cachefs/{self.cluster}"
+
+    @property
+    def has_certificates(self) -> bool:
+        """Whether nodes authenticate each other with certificates."""
+        return self.tls_ca is not None
+
+    @property
+    def needs_secret(self) -> bool:
+        """Whether nodes, which are then all on loopback, authenticate each other with a shared secret."""
+        return self.enabled and not self.has_certificates and not self.insecure_peers
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether *host* is reachable from this machine only."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def summary(section: ClusterSection) -> str:
+    """Return the section's part of the summary line."""
+    if not section.enabled:
+        return ""
+    return f", node {section.own_name} of cluster {section.cluster} ({section.membership}) on {section.listen}"
+
+
+def remarks(section: ClusterSection) -> Iterator[str]:
+    """Yield a warning for each setting that is allowed but probably a mistake."""
+    if not section.enabled:
+        if section.observers or section.schedulers:
+            yield (
+                "cluster.observers, schedulers: no other machine can ask this node, since it is in no cluster and "
+                "opens no port; a list of one makes it a cluster of its own: "
+                'membership = "static", nodes = ["NAME=HOST:PORT"]'
+            )
+        if unused := sorted(section.model_fields_set - {"membership"}):
+            yield f"cluster.{unused[0]}: has no effect, since cluster.membership is none"
+        return
+    elsewhere = any(not is_loopback(urlsplit(url).hostname or "") for url in section.etcd)
+    if is_loopback(section.advertised_host) and (elsewhere or section.membership == "kubernetes"):
+        yield (
+            f"cluster.listen = {section.listen!r}: no other machine reaches this node there; set it to this machine's "
+            "address, with a port"
+        )
+    if section.insecure_peers and not section.has_certificates:
+        yield (
+            "cluster.insecure_peers = true: all who reach this node over the network can read what it caches and "
+            "what its jobs read; set cluster.tls_ca, tls_cert and tls_key where that must not be"
+        )
+    if section.secret_file is not None and not section.needs_secret:
+        yield "cluster.secret_file: has no effect with tls_ca, tls_cert and tls_key, or with insecure_peers"
+    named = [section.listen_address[0], *(node.host for node in section.static_nodes)]
+    if section.needs_secret and "localhost" in named:
+        yield (
+            'cluster: "localhost" may be two addresses, and another user may listen on one of them; write 127.0.0.1 or '
+            "::1"
+        )
+    if section.etcd_user and any(url.startswith("http://") for url in section.etcd):
+        yield "cluster.etcd_user: its password goes over the network in the clear, since cluster.etcd has http:// URLs"
+
+
+def problems(section: ClusterSection) -> Iterator[str]:
+    """Yield an error for each contradiction between settings that are valid one by one."""
+    if not section.enabled:
+        return
+    yield from _address_problems(section)
+    yield from _certificate_problems(section)
+    if section.membership == "static":
+        yield from _list_problems(section)
+    if section.membership == "etcd":
+        yield from _etcd_problems(section)
+
+
+def _address_problems(section: ClusterSection) -> Iterator[str]:
+    host, _ = section.listen_address
+    if host in ("0.0.0.0", "::") and not section.advertise and section.membership != "static":
+        yield (
+            f"cluster.listen = {section.listen!r}: says not how others reach this node; set cluster.advertise to its "
+            'address, or to "$VARIABLE" of the environment'
+        )
+    if section.has_certificates or section.insecure_peers:
+        return
+    way_out = "set cluster.tls_ca, tls_cert and tls_key, or insecure_peers = true in a network of which you trust all"
+    if not is_loopback(host):
+        yield f"cluster.listen = {section.listen!r}: without certificates only loopback is safe; {way_out}"
+    elif section.membership == "static":
+        for node in section.static_nodes:
+            if not is_loopback(node.host):
+                yield (
+                    f"cluster.nodes: {node.name} at {node.host} is another machine, which needs certificates; {way_out}"
+                )
+                return
+
+
+def _certificate_problems(section: ClusterSection) -> Iterator[str]:
+    files = {key: getattr(section, key) for key in ("tls_ca", "tls_cert", "tls_key")}
+    if any(files.values()) and (missing := [key for key, path in files.items() if path is None]):
+        yield f"cluster.{missing[0]}: is missing; cluster.tls_ca, tls_cert and tls_key belong together"
+    for key, path in files.items():
+        yield from _file_problems(f"cluster.{key}", path)
+
+
+def _file_problems(key: str, path: Path | None) -> Iterator[str]:
+    if path is None:
+        return
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        yield f"{key} = {str(path)!r}: {error.strerror}"
+
+
+def _list_problems(section: ClusterSection) -> Iterator[str]:
+    listed, own = section.static_nodes, section.own_name
+    if not listed:
+        yield 'cluster.nodes: is empty; list all nodes, this one too, as NAME=HOST:PORT (membership = "static")'
+        return
+    for what, values in (
+        ("name", [node.name for node in listed]),
+        ("address", [f"{node.host}:{node.port}" for node in listed]),
+    ):
+        for value, count in Counter(values).items():
+            if count > 1:
+                yield f"cluster.nodes: {count} nodes have the {what} {value}; each needs its own"
+    taken = {(node.host, node.port): node.name for node in listed}
+    for node in listed:
+        if other := taken.get((node.host, node.port + 1)):
+            yield (
+                f"cluster.nodes: {other} has port {node.port + 1} of {node.host}, which {node.name} needs too: "
+                "each node takes its port and the next one"
+            )
+    mine = [node for node in listed if node.name == own]
+    if not mine:
+        yield f"cluster.nodes: this node, {own}, is not in the list; add it, or set cluster.name to its name there"
+    elif mine[0].port != section.listen_address[1]:
+        yield (
+            f"cluster.listen = {section.listen!r}: others look for this node ({own}) at port {mine[0].port}, "
+            "as cluster.nodes says"
+        )
+
+
+def _etcd_problems(section: ClusterSection) -> Iterator[str]:
+    if not section.etcd:
+        yield 'cluster.etcd: is empty; list the URLs of etcd, such as "https://10.0.0.2:2379" (membership = "etcd")'
+    if len({url.partition(":")[0] for url in section.etcd}) > 1:
+        yield "cluster.etcd: has http:// and https:// URLs; give all the same"
+    if bool(section.etcd_user) != (section.etcd_password_file is not None):
+        yield "cluster.etcd_user, etcd_password_file: one is missing; they belong together"
+    if (section.etcd_cert is None) != (section.etcd_key is None):
+        yield "cluster.etcd_cert, etcd_key: one is missing; they belong together"
+    if section.etcd_ca is not None and any(url.startswith("http://") for url in section.etcd):
+        yield "cluster.etcd_ca: is of no use with http:// URLs; write https:// in cluster.etcd"
+    for key in ("etcd_password_file", "etcd_ca", "etcd_cert", "etcd_key"):
+        yield from _file_problems(f"cluster.{key}", getattr(section, key))

@@ -1,0 +1,111 @@
+"""Blobs: large values that other nodes request by digest when they need them, such as orders and sample maps."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+from cachefs_daemon.runtime.threads import Threads
+
+from cachefs_cluster.sharing.packing import pack, unpack
+from cachefs_cluster.sharing.peer_http import PeerFailed
+from cachefs_cluster.sharing.sections import is_digest
+from cachefs_cluster.sharing.state import SharedState
+from cachefs_cluster.sharing.wire import BLOBS
+
+# Most bytes of a blob: an order of 256 million samples.
+MAX_BLOB: Final = 1 << 30
+# Bytes of packed blobs that are cached, since many nodes ask for them at about the same time.
+MAX_PACKED: Final = 64 << 20
+# Blobs that are packed, or requested, at the same time.
+MAX_CONCURRENT: Final = 2
+# Timeout of a request: this many seconds, plus one for each BYTES_PER_SECOND.
+MIN_SECONDS: Final = 30.0
+BYTES_PER_SECOND: Final = 1 << 20
+
+Supplier = Callable[[], bytes | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob:
+    supplier: Supplier
+    width: int
+
+
+class SharedBlobs:
+    """Serves this node's blobs, and fetches those of other nodes. Used on the event loop."""
+
+    def __init__(self, shared: SharedState, threads: Threads) -> None:
+        self._shared = shared
+        self._threads = threads
+        self._own: dict[str, _Blob] = {}  # by digest
+        self._packed: OrderedDict[str, bytes] = OrderedDict()  # by digest, the latest at the end
+        self._packing = asyncio.Semaphore(MAX_CONCURRENT)
+        self._fetching = asyncio.Semaphore(MAX_CONCURRENT)
+        shared.endpoint.add_route("GET", f"{BLOBS}/{{digest}}", self._serve_blob)
+
+    async def add_blob(self, supplier: Supplier, width: int = 1) -> tuple[str, int]:
+        """Serve the blob that *supplier* returns, in a thread, until `keep_only` drops it. width: bytes of the numbers
+        in the blob. Return digest and size."""
+
+        def measure() -> tuple[str, int]:
+            raw = memoryview(supplier()).cast("B")
+            return digest_of(raw), len(raw)
+
+        digest, size = await self._threads.planning(measure)
+        self._own[digest] = _Blob(supplier, width)
+        return digest, size
+
+    def keep_only(self, wanted: Container[str]) -> None:
+        """Drop all blobs but these."""
+        self._own = {digest: blob for digest, blob in self._own.items() if digest in wanted}
+        self._packed = OrderedDict((digest, packed) for digest, packed in self._packed.items() if digest in self._own)
+
+    async def fetch_blob(self, node: str, digest: str, size: int) -> bytes | memoryview:
+        """Return the blob, of *size* bytes, from node *node*, or from this node if it has the same. Raises
+        PeerFailed."""
+        own = self._own.get(digest)
+        if own is not None:
+            return await self._threads.planning(own.supplier)
+        if not 0 <= size <= MAX_BLOB:
+            raise PeerFailed(f"a blob of {size:,} bytes; at most {MAX_BLOB:,} are taken")
+        async with self._fetching:
+            seconds = MIN_SECONDS + size / BYTES_PER_SECOND
+            # Incompressible data grows a little when packed.
+            packed = await self._shared.request_from(node, f"{BLOBS}/{digest}", seconds, size + size // 1000 + 64)
+            return await self._threads.planning(_unpack_blob, packed, digest, size)
+
+    async def _serve_blob(self, request: web.Request) -> web.Response:
+        digest = request.match_info["digest"]
+        if not is_digest(digest) or digest not in self._own:
+            return web.Response(status=404, text="this node does not have it, or not any more")
+        return web.Response(body=await self._pack_blob(digest), content_type="application/octet-stream")
+
+    async def _pack_blob(self, digest: str) -> bytes:
+        async with self._packing:
+            packed = self._packed.pop(digest, None)
+            if packed is None:
+                blob = self._own[digest]
+                packed = await self._threads.planning(lambda: pack(blob.supplier(), blob.width))
+            self._packed[digest] = packed
+            while len(self._packed) > 1 and sum(map(len, self._packed.values())) > MAX_PACKED:
+                self._packed.popitem(last=False)
+            return packed
+
+
+def digest_of(raw: bytes | memoryview) -> str:
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+def _unpack_blob(packed: bytes, digest: str, size: int) -> bytes:
+    """Raises PeerFailed."""
+    try:
+        raw = unpack(packed, size)
+    except ValueError as error:
+        raise PeerFailed(f"blob {digest}: {error}") from None
+    if digest_of(raw) != digest:
+        raise PeerFailed(f"blob {digest} has other bytes than it should have")
+    return raw

@@ -1,0 +1,269 @@
+"""The sections of the shared state: a kind of value for each, with limits per node.
+
+Values of other nodes are trusted no more than input of users: a value that fails its section's check is dropped.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from cachefs_daemon.consumer_checks import (
+    MAX_LOADER,
+    MAX_OWNER,
+    check_consumer,
+    consumer_name,
+    is_consumer_name,
+    require,
+)
+from cachefs_daemon.datasets.origin_access import MAX_URL, check_lengths
+from cachefs_daemon.datasets.stamps import MAX_ADDS, MAX_CLOCK, MAX_REMOVALS, NO_STAMP, ChangeStamp
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import MAX_JOB_NAME
+from cachefs.messages import OriginOptions
+from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES, SamplerSpec
+from cachefs_cluster.membership.view import is_id
+
+# Orders in a consumer's facts, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
+MAX_ORDERS: Final = 256
+MAX_SIZE: Final = 1 << 60
+
+_DIGITS: Final = re.compile(r"[0-9a-f]{32}")
+_DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+
+Value = TypeVar("Value", bound=msgspec.Struct)
+
+
+class SharedDataset(msgspec.Struct, frozen=True):
+    """A node's knowledge of a dataset name: the dataset that has it, and those that were removed."""
+
+    # When removed datasets of this name were added; in order.
+    gone: list[ChangeStamp] = []
+    # When the dataset was added: several times, if the same one (URL and options) was added on several nodes. In order;
+    # empty if no dataset has the name now, and then all fields below are empty too.
+    added: list[ChangeStamp] = []
+    url: str = ""
+    options: OriginOptions = OriginOptions()
+    # When the current snapshot was made, and by which node (id); the snapshot's id, and bytes of its file and blocks.
+    listed: ChangeStamp = NO_STAMP
+    snapshot: str = ""
+    file_size: int = 0
+    block_size: int = 0
+    # See DatasetRecord; and when they were set.
+    share: float = 1.0
+    ttl: float = 0.0
+    most: int = 0
+    limited: ChangeStamp = NO_STAMP
+    # See DatasetRecord; and when the options were changed.
+    named: bytes = b""
+    reached: ChangeStamp = NO_STAMP
+
+
+class MountedDataset(msgspec.Struct, frozen=True):
+    """A dataset that a mount of the node names."""
+
+    mountpoint: str
+
+
+class UsedSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot that a mount or a job of the node reads."""
+
+    dataset: str
+    # When the dataset was added: see SharedDataset.
+    added: list[ChangeStamp]
+    # Bytes of the snapshot's file, and of its blocks.
+    file_size: int
+    block_size: int
+    # The mount that stays at this snapshot after a refresh although it names none; "" without one.
+    mountpoint: str = ""
+    # How to reach the origin, if the dataset was removed from the cluster.
+    url: str = ""
+    options: OriginOptions = OriginOptions()
+    named: bytes = b""
+
+
+class OrderRef(msgspec.Struct, frozen=True, array_like=True):
+    """The order of one epoch, as a blob of the node."""
+
+    epoch: int
+    digest: str
+    # Number of samples of the epoch.
+    samples: int
+
+
+class ConsumerFacts(msgspec.Struct, frozen=True):
+    """The published facts of one consumer of a job, without their large parts."""
+
+    job: str  # the full name, with its owner
+    consumer: str
+    dataset: str
+    snapshot: str  # id
+    rank: int = 0
+    world_size: int = 1
+    # None: only *orders* are known.
+    spec: SamplerSpec | None = None
+    # Published orders of its current and later epochs, by epoch.
+    orders: list[OrderRef] = []
+    # Its sample map, as a blob of the node; "": the samples are all files of the snapshot (kind `tree`).
+    map: str = ""
+    map_size: int = 0  # bytes of that blob
+    # How the loader reads: see JobPublication.
+    workers: int = 0
+    batch_size: int = 1
+    prefetch: int = 2
+
+
+class ConsumerProgress(msgspec.Struct, frozen=True, array_like=True):
+    """The position of a consumer."""
+
+    epoch: int
+    # Samples of the epoch read so far.
+    position: int
+    # Samples per second.
+    rate: float
+
+
+class HoldersFacts(msgspec.Struct, frozen=True, array_like=True):
+    """This node's knowledge of the holders of a snapshot's blocks, for comparison by other nodes."""
+
+    # See cachefs_cluster.placement.holders.HolderState.
+    count: int
+    job: str
+    epoch: int
+    # Digest of the holders and of the nodes that they are among.
+    digest: str
+    # See cachefs_cluster.placement.timeliness.
+    settled: tuple[int, int] = (-1, -1)
+
+
+class RebalanceFacts(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks that a node has still to fetch from others, since the members that count for placement changed."""
+
+    # Digest of these members' ids.
+    ring: str
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class StateSection(Generic[Value]):
+    """One kind of values, with its limits and check."""
+
+    name: str
+    kind: type[Value]
+    # Most values of one node, and most bytes of one value.
+    max_values: int
+    max_bytes: int
+    # Raises ValueError, or a CachefsError, for an invalid name or value.
+    check: Callable[[str, Any], None]
+
+    def encode(self, value: Value) -> bytes:
+        return msgspec.msgpack.encode(value)
+
+    def decode(self, name: str, raw: bytes) -> Value:
+        """Decode and check a value. Raises ValueError, in words."""
+        if len(raw) > self.max_bytes:
+            raise ValueError(f"{len(raw):,} bytes; at most {self.max_bytes:,} are taken")
+        try:
+            value = msgspec.msgpack.decode(raw, type=self.kind)
+            self.check(name, value)
+        except (msgspec.MsgspecError, CachefsError) as error:
+            raise ValueError(str(error)) from None
+        return value
+
+
+def is_digest(text: str) -> bool:
+    """Return whether *text* has the form of a blob's digest or a snapshot's id."""
+    return _DIGITS.fullmatch(text) is not None
+
+
+def _check_stamps(stamps: list[ChangeStamp], most: int) -> None:
+    require(len(stamps) <= most and stamps == sorted(set(stamps)), "stamps that are in no order")
+    for stamp in stamps:
+        require(0 <= stamp.clock < MAX_CLOCK and (not stamp.node or is_id(stamp.node)), "an invalid stamp")
+
+
+def _check_dataset(name: str, value: SharedDataset) -> None:
+    require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
+    _check_stamps(value.gone, MAX_REMOVALS)
+    _check_stamps(value.added, MAX_ADDS)
+    _check_stamps([value.listed], 1)
+    _check_stamps([value.limited], 1)
+    _check_stamps([value.reached], 1)
+    if not value.added:
+        return
+    require(bool(value.url), "a dataset without a URL")
+    check_lengths(value.url, value.options)
+    require(is_digest(value.snapshot), "no id of a snapshot")
+    require(0 < value.file_size <= MAX_SIZE and 0 < value.block_size <= MAX_SIZE, "sizes that nothing has")
+    require(0 < value.share <= 1 and 0 <= value.ttl < math.inf, "invalid limits")
+    require(0 <= value.most <= MAX_SIZE, "invalid limits")
+    require(len(value.named) <= 2 * MAX_URL, "names that no object has")
+
+
+def _check_used(name: str, value: UsedSnapshot) -> None:
+    require(is_digest(name), "no id of a snapshot")
+    require(_DATASET.fullmatch(value.dataset) is not None, "a name that no dataset has")
+    require(bool(value.added), "a dataset that was never added")
+    _check_stamps(value.added, MAX_ADDS)
+    require(0 < value.file_size <= MAX_SIZE and 0 < value.block_size <= MAX_SIZE, "sizes that nothing has")
+    require(value.mountpoint.isprintable(), "a path that cannot be shown")
+    check_lengths(value.url, value.options)
+    require(len(value.named) <= 2 * MAX_URL, "names that no object has")
+
+
+def _check_mounted(name: str, value: MountedDataset) -> None:
+    require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
+    require(value.mountpoint.isprintable(), "a path that cannot be shown")
+
+
+def _check_consumer(name: str, value: ConsumerFacts) -> None:
+    require(name == consumer_name(value.job, value.consumer), "a name that no consumer has")
+    check_consumer(value)
+    require(_DATASET.fullmatch(value.dataset) is not None, "an invalid dataset name")
+    require(is_digest(value.snapshot), "no id of a snapshot")
+    epochs = [order.epoch for order in value.orders]
+    require(len(epochs) <= MAX_ORDERS and epochs == sorted(set(epochs)), "orders that are in no order")
+    for order in value.orders:
+        require(0 <= order.epoch < MAX_EPOCHS and 0 <= order.samples <= MAX_SAMPLES, "an invalid order")
+        require(is_digest(order.digest), "no digest of an order")
+    require(not value.map or (is_digest(value.map) and value.map_size > 0), "no digest of a map")
+    require(0 <= value.map_size < MAX_LOADER, f"a sample map of {value.map_size} bytes")
+
+
+def _check_progress(name: str, value: ConsumerProgress) -> None:
+    require(is_consumer_name(name), "a name that no consumer has")
+    require(0 <= value.epoch < MAX_EPOCHS and 0 <= value.position <= MAX_SAMPLES, "an invalid position")
+    require(0 <= value.rate < math.inf, "an invalid rate")
+
+
+def _check_holders(name: str, value: HoldersFacts) -> None:
+    require(is_digest(name) and is_digest(value.digest), "no id of a snapshot, or no digest")
+    require(0 <= value.count <= MAX_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "invalid numbers")
+    require(len(value.job) <= MAX_JOB_NAME + MAX_OWNER and value.job.isprintable(), "a name that no job has")
+    require(all(-1 <= epoch < MAX_EPOCHS for epoch in value.settled), "invalid epochs")
+
+
+def _check_rebalance(name: str, value: RebalanceFacts) -> None:
+    require(name == REBALANCE_NAME and is_digest(value.ring), "no digest of a ring")
+    require(0 <= value.blocks <= MAX_CLOCK and 0 <= value.bytes <= MAX_CLOCK, "invalid numbers")
+
+
+# A node with 1,000 datasets publishes those that it was the last to add or refresh, which may be all of them.
+DATASETS: Final = StateSection("datasets", SharedDataset, 8192, 16 << 10, _check_dataset)
+MOUNTED: Final = StateSection("mounted", MountedDataset, 4096, 8 << 10, _check_mounted)
+USED: Final = StateSection("used", UsedSnapshot, 1024, 16 << 10, _check_used)
+CONSUMERS: Final = StateSection("consumers", ConsumerFacts, 8192, 64 << 10, _check_consumer)
+# Progress changes all the time, so it is sent only to nodes that follow it: see `cachefs_cluster.sharing.state`.
+PROGRESS: Final = StateSection("progress", ConsumerProgress, 8192, 256, _check_progress)
+
+REBALANCE_NAME: Final = "filling"
+REBALANCE: Final = StateSection("filling", RebalanceFacts, 1, 256, _check_rebalance)
+HOLDERS: Final = StateSection("holders", HoldersFacts, 8192, 512, _check_holders)
+
+SECTIONS: Final[dict[str, StateSection[Any]]] = {
+    one.name: one for one in (DATASETS, MOUNTED, USED, CONSUMERS, PROGRESS, HOLDERS, REBALANCE)
+}

@@ -1,0 +1,148 @@
+"""Copies go where they are read next: whole epochs of a simulated cluster, on a clock of its own."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import numpy as np
+from cachefs_cluster.placement.groups import groups_of
+from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
+from cachefs_daemon.runtime.threads import Threads
+
+from tests import virtual_time
+from tests.simulated_cluster import SNAPSHOT, Setting, SimulatedCluster, simulated
+
+
+def origin_reads(cluster: SimulatedCluster) -> float:
+    """Of all blocks of the dataset."""
+    return sum(epoch.from_origin for epoch in cluster.figures) / cluster.setting.files
+
+
+def test_blocks_leave_the_origin_once_and_reads_become_local() -> None:
+    cluster = simulated(Setting(capacity=1.1))
+    assert origin_reads(cluster) <= 1.01
+    for epoch in cluster.figures[1:]:
+        assert epoch.local > 0.42, "0.25 if blocks stayed at home"
+        assert epoch.from_origin <= 0.01 * epoch.reads
+    assert sum(epoch.late for epoch in cluster.figures) <= 0.001 * 4 * cluster.setting.files
+
+
+def test_a_rank_that_is_ahead_of_the_others_costs_hardly_anything() -> None:
+    cluster = simulated(Setting(capacity=1.1, drift=20))
+    assert origin_reads(cluster) <= 1.01
+    assert all(epoch.local > 0.42 for epoch in cluster.figures[1:])
+
+
+def test_caches_for_half_of_it_together_fetch_little_more_than_they_must() -> None:
+    setting = Setting(nodes=2, files=1000, capacity=0.5, rate=25.0)
+    cluster = simulated(setting)
+    # What is fetched just before it is read takes the place of other blocks: 1/30 of an epoch's.
+    assert origin_reads(cluster) <= 1.03 * (1 + (setting.epochs - 1) * 0.5)
+
+
+def test_all_nodes_agree_who_holds_what() -> None:
+    cluster = simulated(Setting(nodes=3, files=300, capacity=1.2))
+    first, *others = cluster.remembered.values()
+    assert others
+    for other in others:
+        assert (other.job, other.epoch, other.count, other.ids) == (first.job, first.epoch, first.count, first.ids)
+        assert (other.holders == first.holders).all()
+
+
+def test_orders_that_are_published_as_epochs_begin_are_coordinated_though_some_nodes_know_them_late() -> None:
+    cluster = simulated(Setting(capacity=1.1, ahead=1, told=(0.1, 1.0)))
+    assert origin_reads(cluster) <= 1.01
+    for epoch in cluster.figures[1:]:
+        assert epoch.local > 0.38, "0.25 if blocks stayed at home; with one epoch known ahead 0.4 in the end"
+    first, *others = cluster.remembered.values()
+    for other in others:
+        assert (other.epoch, other.settled) == (first.epoch, first.settled)
+        assert (other.holders == first.holders).all()
+
+
+def test_a_job_that_reads_each_epoch_as_the_first_one_reads_here_from_then_on() -> None:
+    cluster = simulated(Setting(capacity=1.1, epochs=2, ahead=1, told=(0.1, 0.3), repeats=True))
+    assert origin_reads(cluster) <= 1.05
+    assert cluster.figures[1].local > 0.9
+
+
+def test_orders_that_come_too_late_cost_no_more_than_blocks_at_home() -> None:
+    cluster = simulated(Setting(capacity=1.1, epochs=2, ahead=1, told=(3.0, 4.0)))
+    assert origin_reads(cluster) <= 1.07, "as if blocks stayed at home: nobody knows in time who reads what is there"
+    assert {known.settled for known in cluster.remembered.values()} == {(-1, -1)}
+
+
+def test_a_node_that_is_lost_costs_its_share_and_no_more() -> None:
+    # The others have room for all of it.
+    cluster = simulated(Setting(capacity=1.5, loss=9.0))
+    again = sum(epoch.again for epoch in cluster.figures) / cluster.setting.files
+    assert 0.1 <= again <= 0.25 + 0.02
+
+
+def test_with_second_copies_a_node_that_is_lost_costs_no_read_of_the_origin() -> None:
+    cluster = simulated(Setting(capacity=3.0, loss=9.0, replicas=2))
+    assert sum(epoch.again for epoch in cluster.figures) == 0
+    assert origin_reads(cluster) == 1.0
+
+
+def test_what_is_kept_for_others_counts_while_ranks_change_their_sampler_one_after_the_other() -> None:
+    async def scene(cluster: SimulatedCluster) -> None:
+        node = cluster.nodes[0]
+        await cluster._settle()
+        [key] = node.shared.remote_read_keys
+        kept = node.plan.next_use_of(SNAPSHOT, np.flatnonzero(node.standing.owned[SNAPSHOT])).copy()
+        assert np.isfinite(kept).all()
+        facts = node.facts
+        for rank in range(4):
+            for orders in (False, True):
+                facts = {**facts, cluster.names[rank]: [explicit(cluster, rank, orders=orders)]}
+                node.shared.set_groups(groups_of(facts))
+                node.shared.follow_readers()
+                await cluster._settle()
+                mine = np.flatnonzero(node.standing.owned[SNAPSHOT])
+                left = node.plan.next_use_of(SNAPSHOT, mine)
+                assert np.isfinite(left).mean() > 0.9, (rank, orders)
+        [last] = node.shared.remote_read_keys
+        assert last != key
+        assert set(node.plan.consumers()) == {node.key, last}
+
+    with_cluster(Setting(files=400), scene)
+
+
+def test_room_is_taken_for_one_job_after_the_other() -> None:
+    async def scene(cluster: SimulatedCluster) -> None:
+        node = cluster.nodes[0]
+        await cluster._settle()
+        room = cluster.rooms[node.name]
+        taken = room.used
+        assert taken
+        for number in range(5):
+            facts = {name: [msgspec.structs.replace(one[0], job=f"job-{number}")] for name, one in node.facts.items()}
+            node.shared.set_groups(groups_of(facts))
+            await cluster._settle()
+        assert room.used <= 2 * taken
+        await node.shared.close()
+        assert room.used == 0
+
+    with_cluster(Setting(files=400), scene)
+
+
+def explicit(cluster: SimulatedCluster, rank: int, *, orders: bool) -> ConsumerFacts:
+    """What a rank says whose sampler has turned out to be another one."""
+    ranks, samples = cluster.setting.nodes, cluster.setting.files // cluster.setting.nodes
+    published = [OrderRef(epoch, f"{rank:016x}{epoch:016x}", samples) for epoch in (0, 1)] if orders else []
+    return ConsumerFacts("job", str(rank), "ds", SNAPSHOT, rank, ranks, None, published)
+
+
+def with_cluster(setting: Setting, scene: Callable[[SimulatedCluster], Awaitable[None]]) -> None:
+    async def run() -> None:
+        threads = Threads()
+        try:
+            cluster = SimulatedCluster(setting, threads)
+            await scene(cluster)
+            for node in cluster.nodes:
+                await node.shared.close()
+        finally:
+            threads.close()
+
+    virtual_time.run(asyncio.wait_for(run(), 60))
