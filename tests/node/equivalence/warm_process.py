@@ -98,7 +98,7 @@ def begin_with_stderr() -> None:
     """Where the set-up is watched, its process counts as one that began with the standard error that it has now."""
     watching: Any = sys.modules.get("cachefs.publishing.stderr")
     if watching is not None:
-        watching.started_with = watching.identity(2)
+        watching.initial_identity = watching.file_identity(2)
 
 
 def state() -> dict[str, Any]:
