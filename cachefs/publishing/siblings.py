@@ -6,10 +6,11 @@ hangs up, and is later sent everything from the start.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from cachefs.backoff import Backoff
 from cachefs.publishing.channel import SOCKET_NAME, HelperConnection, HelperUnreachable, MessageKind
 from cachefs.publishing.files.learned import LearnedFiles
 from cachefs.publishing.published_consumer import ConsumerOpening, PublishedConsumer
@@ -30,9 +31,8 @@ class _SentRows:
     learned: LearnedFiles
     connection: HelperConnection | None = None
     rows: int = 0
-    # When to send again (monotonic seconds), and the pause after the next time that the sibling hangs up or is busy.
-    send_at: float = 0.0
-    pause: float = SEARCH_SECONDS
+    # Until when nothing is sent (monotonic seconds), after the sibling has hung up or was busy.
+    backoff: Backoff = field(default_factory=lambda: Backoff(SEARCH_SECONDS, MAX_PAUSE_SECONDS))
 
 
 class SiblingHelpers:
@@ -57,7 +57,7 @@ class SiblingHelpers:
         for directory in there:
             for slot, consumer in learning.items():
                 told = self._sent.setdefault((directory, slot), _SentRows(consumer.learned))
-                if now >= told.send_at:
+                if told.backoff.is_due(now):
                     self._send_rows(directory, consumer.opening, told, now)
 
     def _send_rows(self, directory: Path, opening: ConsumerOpening, sent: _SentRows, now: float) -> None:
@@ -66,7 +66,7 @@ class SiblingHelpers:
             self._postpone(sent, now)
             return
         if sent.connection is not None:
-            sent.pause = SEARCH_SECONDS
+            sent.backoff.reset()
         if sent.rows >= sent.learned.own_row_count:
             return
         rows, mounts = sent.learned.read_rows(sent.rows, MAX_ROWS)
@@ -85,7 +85,7 @@ class SiblingHelpers:
             self._postpone(sent, now)
 
     def _postpone(self, told: _SentRows, now: float) -> None:
-        told.send_at, told.pause = now + told.pause, min(2 * told.pause, MAX_PAUSE_SECONDS)
+        told.backoff.note_failure(now)
 
     def _disconnect(self, told: _SentRows) -> None:
         if told.connection is not None:

@@ -21,8 +21,8 @@ import msgspec
 from cachefs_daemon.datasets.origin_access import OriginAccess
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.datasets.stamps import ChangeStamp, StampClock
-from cachefs_daemon.runtime.backoff import Backoff
 
+from cachefs.backoff import Backoff
 from cachefs.errors import Busy, CachefsError
 from cachefs.sizes import format_size
 from cachefs_cluster.directory.dataset_merge import Resolution, includes, is_added, is_same, resolve

@@ -20,9 +20,9 @@ from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.records import DatasetRecord
-from cachefs_daemon.runtime.backoff import Backoff
 from cachefs_daemon.runtime.error_log import ErrorLog
 
+from cachefs.backoff import Backoff
 from cachefs.errors import Busy, CachefsError
 from cachefs.formatting import format_names
 from cachefs.messages import RemoteMount

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from cachefs.backoff import Backoff
 from cachefs.errors import CachefsError
 from cachefs_cluster.membership.etcd_client import EtcdClient, EtcdSettings, EtcdUnavailable, EtcdWatch
 from cachefs_cluster.membership.etcd_codec import KeyValue, WatchResponse
@@ -25,8 +26,10 @@ log = logging.getLogger(__name__)
 
 # Share of the seconds between two keep-alives that a call may take.
 _CALL_SHARE: Final = 0.9
-_PAUSE: Final = 0.2
+# Seconds until a failed step is repeated: at first, and at most; and for which a watch succeeds before it begins anew.
+_MIN_PAUSE: Final = 0.2
 _MAX_PAUSE: Final = 2.0
+_SUCCESS_SECONDS: Final = 10.0
 # Most invalid keys that the log names.
 _MAX_LOGGED: Final = 100
 # Seconds that stopping may take.
@@ -118,7 +121,7 @@ class EtcdStore:
     # --- the keeper --------------------------------------------------------------------------------------------------
 
     def _run_keeper(self) -> None:
-        due, pause = 0.0, 0.0
+        due, pause, backoff = 0.0, 0.0, Backoff(_MIN_PAUSE, _MAX_PAUSE)
         while self._wait_for_work(due, pause):
             begun = time.monotonic()
             try:
@@ -132,7 +135,7 @@ class EtcdStore:
             except CachefsError as error:
                 if not isinstance(error, _NodeIdTaken):
                     self._report_problem("keeper", str(error))
-                pause = min(_MAX_PAUSE, 2 * pause or _PAUSE)
+                pause = backoff.note_failure(begun)
                 due = 0.0
                 if isinstance(error, EtcdUnavailable):
                     with self._condition:
@@ -142,6 +145,7 @@ class EtcdStore:
                 pause = _MAX_PAUSE
             else:
                 self._report_problem("keeper", "")
+                backoff.reset()
                 pause = 0.0
         self._revoke_lease()
 
@@ -236,7 +240,7 @@ class EtcdStore:
     # --- the watcher -------------------------------------------------------------------------------------------------
 
     def _run_watcher(self) -> None:
-        pause = _PAUSE
+        backoff = Backoff(_MIN_PAUSE, _MAX_PAUSE)
         while True:
             begun = time.monotonic()
             try:
@@ -247,9 +251,10 @@ class EtcdStore:
                 self._report_problem("watcher", str(error))
             except Exception as error:
                 self._report_bug("watcher", error)
-            pause = _PAUSE if time.monotonic() - begun > 10 else min(_MAX_PAUSE, 2 * pause)
+            if time.monotonic() - begun > _SUCCESS_SECONDS:
+                backoff.reset()
             with self._condition:
-                if self._condition.wait_for(lambda: self._stopping, pause):
+                if self._condition.wait_for(lambda: self._stopping, backoff.note_failure(begun)):
                     return
 
     def _follow_changes(self) -> None:

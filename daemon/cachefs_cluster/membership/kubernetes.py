@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import xxhash
 
+from cachefs.backoff import Backoff
 from cachefs.errors import CachefsError
 from cachefs_cluster.membership.kubernetes_api import (
     Lease,
@@ -37,8 +38,10 @@ RECORD: Final = "cachefs.io/record"
 RING: Final = "cachefs.io/ring"
 EPOCH: Final = "cachefs.io/epoch"
 _CALL_SHARE: Final = 0.9
-_PAUSE: Final = 0.2
+# Seconds until a failed step is repeated: at first, and at most; and for which a watch succeeds before it begins anew.
+_MIN_PAUSE: Final = 0.2
 _MAX_PAUSE: Final = 5.0
+_SUCCESS_SECONDS: Final = 10.0
 _END_SECONDS: Final = 3.0
 # Most seconds that clocks of machines differ; with more, a node is seen one renewal later.
 _CLOCK_SKEW: Final = 30.0
@@ -172,14 +175,13 @@ class KubernetesStore:
     async def _open(self) -> bool:
         """Open the API client as soon as the API server's CA can be read, which may still be on its way when a pod
         starts. Return False if the daemon ends first."""
-        pause = _PAUSE
+        backoff = Backoff(_MIN_PAUSE, _MAX_PAUSE)
         while not self._ended.is_set():
             try:
                 self._api = LeaseApi(self._settings, self._seconds / 3 * _CALL_SHARE)
             except CachefsError as error:
                 self._report_problem("keeper", str(error))
-                await _wait(self._ended, pause, at_least=0.0)
-                pause = min(_MAX_PAUSE, 2 * pause)
+                await _wait(self._ended, backoff.note_failure(time.monotonic()), at_least=0.0)
             else:
                 self._report_problem("keeper", "")
                 return True
@@ -189,7 +191,7 @@ class KubernetesStore:
 
     async def _keep_lease(self) -> None:
         """Renew the Lease, and write pending changes."""
-        due, pause = 0.0, 0.0
+        due, pause, backoff = 0.0, 0.0, Backoff(_MIN_PAUSE, _MAX_PAUSE)
         while True:
             await _wait(self._has_work, pause or max(0.0, due - time.monotonic()), at_least=pause)
             self._has_work.clear()
@@ -202,12 +204,13 @@ class KubernetesStore:
             except CachefsError as error:
                 if not isinstance(error, _NodeIdTaken):
                     self._report_problem("keeper", str(error))
-                pause = min(_MAX_PAUSE, 2 * pause or _PAUSE)
+                pause = backoff.note_failure(begun)
             except Exception as error:
                 self._report_bug("keeper", error)
                 pause = _MAX_PAUSE
             else:
                 self._report_problem("keeper", "")
+                backoff.reset()
                 pause = 0.0
 
     async def _renew_lease(self, record: NodeRecord) -> None:
@@ -285,7 +288,7 @@ class KubernetesStore:
 
     async def _follow_leases(self) -> None:
         """List and watch the Leases, again and again."""
-        pause = _PAUSE
+        backoff = Backoff(_MIN_PAUSE, _MAX_PAUSE)
         while True:
             begun = time.monotonic()
             self._watch_task = asyncio.create_task(self._list_and_watch())
@@ -296,7 +299,9 @@ class KubernetesStore:
                     self._report_bug("watcher", error)
                 elif not isinstance(error, LeaseWatchExpired):
                     self._report_problem("watcher", str(error))
-            pause = _PAUSE if time.monotonic() - begun > 10 else min(_MAX_PAUSE, 2 * pause)
+            if time.monotonic() - begun > _SUCCESS_SECONDS:
+                backoff.reset()
+            pause = backoff.note_failure(begun)
             await asyncio.sleep(0 if self._refreshing else pause)
 
     async def _list_and_watch(self) -> None:

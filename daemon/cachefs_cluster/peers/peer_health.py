@@ -7,6 +7,8 @@ that answers BUSY is alive, and gets none for a moment.
 
 from typing import Final
 
+from cachefs.backoff import Backoff
+
 # Seconds to the first probe after a failure, and the longest pause between probes; pauses double. Up to a quarter is
 # added at random, so that the nodes of a cluster do not probe in step.
 FIRST_PAUSE: Final = 0.25
@@ -20,19 +22,18 @@ MAX_BUSY_SECONDS: Final = 1.0
 class PeerHealth:
     """The state of one peer. *now* is in seconds of one monotonic clock, *chance* a random number from 0 to 1."""
 
-    __slots__ = ("_busy_pause", "_busy_until", "_pause", "is_out_of_use", "probe_at", "reason")
+    __slots__ = ("_busy", "_probes", "is_out_of_use", "probe_at", "reason")
 
     def __init__(self) -> None:
         self.is_out_of_use = False
         self.reason = ""  # why it gets no requests
         self.probe_at = 0.0  # when to probe it next, while it gets no requests
-        self._pause = FIRST_PAUSE
-        self._busy_until = 0.0
-        self._busy_pause = FIRST_BUSY_SECONDS
+        self._probes = Backoff(FIRST_PAUSE, MAX_PAUSE)
+        self._busy = Backoff(FIRST_BUSY_SECONDS, MAX_BUSY_SECONDS)
 
     def is_busy(self, now: float) -> bool:
         """Return whether the peer answered BUSY a moment ago."""
-        return now < self._busy_until
+        return not self._busy.is_due(now)
 
     def note_failure(self, reason: str, now: float, chance: float) -> bool:
         """Record that a connection could not be made, broke, or fell silent. Return whether the peer was in use."""
@@ -52,18 +53,16 @@ class PeerHealth:
     def note_response(self) -> None:
         """Record that the peer answered a request."""
         self.is_out_of_use = False
-        self._pause = FIRST_PAUSE
+        self._probes.reset()
 
     def note_block(self) -> None:
         """Record that the peer sent a block."""
-        self._busy_pause = FIRST_BUSY_SECONDS
+        self._busy.failures = 0  # a pause that has begun goes on
 
     def note_busy(self, now: float) -> None:
         """Record that the peer answered BUSY."""
-        if now >= self._busy_until:
-            self._busy_until = now + self._busy_pause
-            self._busy_pause = min(MAX_BUSY_SECONDS, 2 * self._busy_pause)
+        if self._busy.is_due(now):
+            self._busy.note_failure(now)
 
     def _schedule_probe(self, now: float, chance: float) -> None:
-        self.probe_at = now + self._pause * (1 + _SPREAD * chance)
-        self._pause = min(MAX_PAUSE, 2 * self._pause)
+        self.probe_at = now + self._probes.note_failure(now) * (1 + _SPREAD * chance)

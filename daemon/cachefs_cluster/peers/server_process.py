@@ -13,6 +13,7 @@ from typing import Final
 
 from cachefs_daemon.runtime.error_log import ErrorLog
 
+from cachefs.backoff import Backoff
 from cachefs.block import KEY_SIZE
 from cachefs.errors import ConfigError
 from cachefs.fetch_frames import FrameSplitter, InvalidFrame, body_decoder, encode_frame
@@ -29,8 +30,9 @@ _BACKLOG: Final = 512
 _MANY_PROCESSORS: Final = 8
 # Seconds from the end of a server to its next start: at first, and at most. The backoff starts anew after a server that
 # outlived it.
-_PAUSE: Final = 0.1
+_MIN_PAUSE: Final = 0.1
 _MAX_PAUSE: Final = 30.0
+_SUCCESS_SECONDS: Final = 5.0
 # Seconds of silence after which a server is replaced. A live one sends something every second.
 _SILENT_SECONDS: Final = 20.0
 _TICK: Final = 0.5
@@ -150,7 +152,7 @@ class PeerServers:
 
     async def _supervise(self, number: int) -> None:
         """Keep server *number* running."""
-        loop, pause = asyncio.get_running_loop(), _PAUSE
+        loop, backoff = asyncio.get_running_loop(), Backoff(_MIN_PAUSE, _MAX_PAUSE)
         while True:
             began = loop.time()
             try:
@@ -162,8 +164,9 @@ class PeerServers:
                 await self._end_server(number, server)
                 status = server.process.returncode
                 self._errors.add("peers", f"a peer server has ended (status {status}), and is started again")
-            pause = _PAUSE if loop.time() - began > max(5.0, pause) else min(_MAX_PAUSE, pause * 2)
-            await asyncio.sleep(pause)
+            if loop.time() - began > max(_SUCCESS_SECONDS, backoff.pause):
+                backoff.reset()
+            await asyncio.sleep(backoff.note_failure(loop.time()))
 
     async def _wait_until_ended(self, server: _ServerProcess) -> None:
         """Wait until the server has ended or is silent for too long."""

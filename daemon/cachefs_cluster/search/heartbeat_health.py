@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from cachefs.backoff import Backoff
+
 # Seconds without a heartbeat after which a reader asks another source too: for a peer asked whether it has a block, and
 # for a peer asked to fetch it, where the next source may be the origin. On an overloaded machine (six busy processes
 # per processor) heartbeats are up to 0.2 s late.
@@ -24,8 +26,7 @@ MAX_PAUSE: Final = 60.0
 @dataclass(slots=True)
 class _Silence:
     noticed_at: float
-    pause: float
-    retry_at: float  # earliest time of the next try by a reader
+    backoff: Backoff  # of tries by readers
 
 
 class PeerHeartbeatHealth:
@@ -50,10 +51,11 @@ class PeerHeartbeatHealth:
             self.note_silence(node, requested_at, now, fetch=True)
         silence = self._silent.get((node, fetch))
         if silence is None:
-            self._silent[node, fetch] = _Silence(now, MIN_PAUSE, now + MIN_PAUSE)
-        elif requested_at >= silence.noticed_at:  # otherwise the request was sent before the silence was known
-            silence.noticed_at, silence.pause = now, min(MAX_PAUSE, 2 * silence.pause)
-            silence.retry_at = now + silence.pause
+            silence = self._silent[node, fetch] = _Silence(now, Backoff(MIN_PAUSE, MAX_PAUSE))
+        elif requested_at < silence.noticed_at:  # the request was sent before the silence was known
+            return
+        silence.noticed_at = now
+        silence.backoff.note_failure(now)
 
     def can_ask(self, node: str, now: float, last_sign: float, *, fetch: bool) -> bool:
         """Return whether a reader may wait for the peer. If True for a try, no other reader tries until the pause is
@@ -64,7 +66,7 @@ class PeerHeartbeatHealth:
         if last_sign > silence.noticed_at:
             del self._silent[node, fetch]
             return True
-        if now < silence.retry_at:
+        if not silence.backoff.is_due(now):
             return False
-        silence.retry_at = now + silence.pause
+        silence.backoff.restart_pause(now)
         return True

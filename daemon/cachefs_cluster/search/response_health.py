@@ -7,7 +7,7 @@ not count as dead, and each reader would wait for it anew.
 from collections.abc import Callable
 from typing import Final
 
-from cachefs_daemon.runtime.backoff import Backoff
+from cachefs.backoff import Backoff
 
 # Consecutive late requests after which a peer is skipped.
 MAX_LATE_REQUESTS: Final = 2

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import msgspec
-from cachefs_daemon.runtime.backoff import Backoff
 
+from cachefs.backoff import Backoff
 from cachefs_cluster.membership.view import NodeRecord, check_record
 from cachefs_cluster.sharing.peer_http import PeerFailed, PeerHttpClient
 from cachefs_cluster.sharing.remote_state import RemoteState, StateChange

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 from cachefs_daemon.runtime.threads import Threads
 
+from cachefs.backoff import Backoff
 from cachefs.errors import CachefsError, SnapshotDamaged, StoreFull
 from cachefs.sizes import format_size
 from cachefs.snapshot import FOOTER, MAGIC, SnapshotMeta
@@ -44,6 +45,7 @@ DEADLINE_BYTES: Final = 256 << 20
 # may fail.
 FIRST_PAUSE: Final = 0.5
 MAX_PAUSE: Final = 10.0
+_SPREAD: Final = (0.75, 1.25)
 ROUNDS: Final = 6
 # Share of the file system that stays free.
 FREE_SHARE: Final = 0.02
@@ -138,7 +140,7 @@ class SnapshotFiles:
 
     async def _fetch(self, snapshot_id: str, likely: Sequence[str], partial: _PartialFile) -> SnapshotMeta:
         """Raises PeerFailed, StoreFull."""
-        pause, last = FIRST_PAUSE, PeerFailed("no other node is there")
+        backoff, last = Backoff(FIRST_PAUSE, MAX_PAUSE, _SPREAD), PeerFailed("no other node is there")
         tries = 0
         while tries < ROUNDS:
             before = partial.next_size
@@ -152,8 +154,7 @@ class SnapshotFiles:
                     last = PeerFailed(f"node {record.name}: {error}")
                     log.info("snapshot %s does not come from node %s: %s", snapshot_id, record.name, error)
             tries = tries + 1 if partial.next_size == before else 0
-            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-            pause = min(2 * pause, MAX_PAUSE)
+            await asyncio.sleep(backoff.note_failure(time.monotonic()))
         raise PeerFailed(f"snapshot {snapshot_id} is not to be had: {last}")
 
     def _nodes_to_ask(self, likely: Iterable[str]) -> list[NodeRecord]:

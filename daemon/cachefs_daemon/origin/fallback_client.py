@@ -9,6 +9,8 @@ import math
 import time
 from typing import Final
 
+from cachefs.backoff import Backoff
+
 log = logging.getLogger(__name__)
 
 # Rejected responses in a row after which our client is not used; and for how many seconds at first, and at most.
@@ -27,27 +29,26 @@ class FallbackState:
         self._name = name
         self._consecutive = 0
         self._total = 0
-        self._pause = 0.0
-        self._until = 0.0  # monotonic seconds; 0: the fallback is off
+        self._backoff = Backoff(_SHORTEST, _LONGEST)  # in monotonic seconds; without failures, the fallback is off
         self._logged_at = -math.inf  # monotonic seconds
 
     @property
     def is_active(self) -> bool:
         """Whether the fallback client is to be used."""
-        return self._until > 0 and time.monotonic() < self._until
+        return not self._backoff.is_due(time.monotonic())
 
     def note_accepted(self) -> None:
         """Record a response that our client accepted."""
-        self._consecutive, self._pause, self._until = 0, 0.0, 0.0
+        self._consecutive = 0
+        self._backoff.reset()
 
     def note_rejected(self, reason: str) -> None:
         """Record a response that our client rejected, or a request that it could not send."""
         now = time.monotonic()
         self._consecutive += 1
         self._total += 1
-        if self._consecutive >= _FAILURES_TO_SWITCH and now >= self._until:
-            self._pause = min(_LONGEST, max(_SHORTEST, 2 * self._pause))
-            self._until = now + self._pause
+        if self._consecutive >= _FAILURES_TO_SWITCH and self._backoff.is_due(now):
+            self._backoff.note_failure(now)
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
             log.warning(

@@ -11,9 +11,9 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
+from cachefs.backoff import Backoff
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs_daemon.origin.deadline import Deadline
-from cachefs_daemon.runtime.backoff import Backoff
 
 # Bounds of the pause in seconds: of the first one, and of any; and the drawn part of it. A reader notices the end of an
 # outage by up to that much later.

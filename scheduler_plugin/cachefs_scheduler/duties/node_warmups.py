@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cachefs.backoff import Backoff
 from cachefs.observe_messages import CommandedWarmup, CommandKind, NodeCommand, NodeCommandResult
 from cachefs.planning.blocks.shard_bytes import SHARDS
 from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
@@ -153,7 +155,7 @@ class NodeWarmups:
 
     async def _send(self, node: str, order: NodeCommand) -> NodeCommandResult | str:
         """Return the result of a command, or the reason for its failure."""
-        why, pause = "there is no such node", FIRST_PAUSE
+        why, backoff = "there is no such node", Backoff(FIRST_PAUSE, math.inf)
         for _ in range(TRIES):
             state = self._view.nodes.get(node)
             if state is None:
@@ -167,8 +169,7 @@ class NodeWarmups:
                 why = str(error)
                 if error.status in (403, 409):  # a retry would give the same response
                     break
-            await asyncio.sleep(pause)
-            pause *= 2
+            await asyncio.sleep(backoff.note_failure(0.0))
         log.warning("node %s was not told: %s %s: %s", node, order.kind, order.dataset, why)
         return why
 

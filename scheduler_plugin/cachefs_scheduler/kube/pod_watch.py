@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
+from cachefs.backoff import Backoff
 from cachefs.errors import CachefsError
 from cachefs_scheduler.kube.api import WatchExpired
 from cachefs_scheduler.kube.kube_messages import Pod
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 # Seconds before the next attempt; doubles after each attempt.
 FIRST_PAUSE: Final = 0.5
 MAX_PAUSE: Final = 30.0
+# Part of a pause that is waited: spreads replicas, and many services after an outage.
+_SPREAD: Final = (0.5, 1.0)
 # Seconds after which a watch counts as successful.
 _SUCCESS_SECONDS: Final = 30.0
 # Most pods that are followed. A longer list is cut, and the log says so.
@@ -58,7 +60,7 @@ class PodWatch:
 
     async def run(self) -> None:
         """Follow pods until cancelled."""
-        pause = FIRST_PAUSE
+        backoff = Backoff(FIRST_PAUSE, MAX_PAUSE, _SPREAD)
         while True:
             begun = time.monotonic()
             try:
@@ -71,10 +73,8 @@ class PodWatch:
             except CachefsError as error:
                 self._set_problem(str(error))
             if time.monotonic() - begun >= _SUCCESS_SECONDS:
-                pause = FIRST_PAUSE
-            # Spreads replicas, and many services after an outage.
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(MAX_PAUSE, 2 * pause)
+                backoff.reset()
+            await asyncio.sleep(backoff.note_failure(begun))
 
     async def _list_pods(self) -> None:
         found: list[Pod] = []

@@ -2,9 +2,10 @@
 
 import random
 
-from cachefs_daemon.runtime.backoff import Backoff
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs.backoff import Backoff
 
 Seconds = st.floats(0.001, 1e4)
 

@@ -41,6 +41,10 @@ class Backoff:
         self.until = now + seconds
         return seconds
 
+    def reset(self) -> None:
+        """Record a success: the next attempt is due, and the next pause is the first one."""
+        self.failures, self.until = 0, -math.inf
+
     def is_due(self, now: float) -> bool:
         """Return whether the pause is over."""
         return now >= self.until
