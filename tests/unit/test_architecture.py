@@ -1,8 +1,12 @@
-"""docs/architecture.md and the index of docs/decisions stay true: what they name exists, and they name all there is."""
+"""docs/architecture.md, the walks of docs/how-it-works.md and the index of docs/decisions stay true: what they name
+exists, and they name all there is."""
 
+import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -84,6 +88,79 @@ def test_the_page_names_files_at_all() -> None:
     """Else the tests above would pass for a page they cannot read."""
     assert len([name for name in names() if is_path(name)]) > 100
     assert len(list(packages())) > 20
+
+
+class WalkStep(NamedTuple):
+    number: int
+    path: str
+    functions: list[str]
+
+
+def walks() -> dict[str, str]:
+    """The walks of docs/how-it-works.md, each as one line per paragraph or step, by heading."""
+    page = (REPOSITORY / "docs" / "how-it-works.md").read_text()
+    section = page.partition("\n## The walk of a read\n")[2].partition("\n## ")[0]
+    unwrapped = re.sub(r"(?<=\S)\n(?!\n|\d+\. |#)\s*", " ", section)
+    parts = re.split(r"^### (.+)$", unwrapped, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def steps(walk: str) -> list[WalkStep]:
+    found = re.findall(r"^(\d+)\. `([^`]+)`: ((?:`[^`]+`(?:, )?)+) -> .", walk, re.MULTILINE)
+    return [WalkStep(int(number), path, re.findall(r"`([^`]+)`", names)) for number, path, names in found]
+
+
+@cache
+def definitions(path: str) -> frozenset[str]:
+    """The names that a module defines: functions, classes and their methods, as `Class.method`, and constants."""
+    found = set()
+    for node in ast.parse((REPOSITORY / path).read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+            found.update(f"{node.name}.{method.name}" for method in methods)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            found.update(one.id for one in ast.walk(node) if isinstance(one, ast.Name))
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("walk", walks())
+def test_every_function_of_a_walk_exists(walk: str) -> None:
+    missing = [
+        f"{step.number}: {step.path}: {name}"
+        for step in steps(walks()[walk])
+        for name in step.functions
+        if not (REPOSITORY / step.path).is_file() or name not in definitions(step.path)
+    ]
+    assert missing == [], f"the walk {walk!r} of docs/how-it-works.md names what does not exist"
+
+
+@pytest.mark.parametrize("walk", walks())
+def test_the_steps_of_a_walk_are_numbered_and_counted(walk: str) -> None:
+    found = steps(walks()[walk])
+    numbers = re.findall(r"^\d+\. ", walks()[walk], re.MULTILINE)
+    assert len(found) == len(numbers), "a step is not written as `file`: `function` -> text"
+    assert [step.number for step in found] == list(range(1, len(found) + 1))
+    stated = re.search(r"^Files: (\d+)", walks()[walk], re.MULTILINE)
+    assert stated is not None
+    assert int(stated[1]) == len({step.path for step in found})
+
+
+@pytest.mark.parametrize("walk", walks())
+def test_the_forms_of_a_walk_exist_and_are_counted(walk: str) -> None:
+    stated = re.search(r"Forms: (\d+): (.*)$", walks()[walk], re.MULTILINE)
+    assert stated is not None
+    forms = list(dict.fromkeys(re.findall(r"`([^`]+)`", stated[2])))
+    assert int(stated[1]) == len(forms)
+    modules = [str(path.relative_to(REPOSITORY)) for wing in PACKAGE_LAYOUT for path in wing.rglob("*.py")]
+    # Some files of the hooks are for Pythons whose syntax this one may not know.
+    known = frozenset().union(*(definitions(path) for path in modules if "startup" not in path))
+    assert [form for form in forms if form not in known] == []
+
+
+def test_there_are_four_walks() -> None:
+    assert len(walks()) == 4
 
 
 def test_every_decision_is_in_the_index() -> None:
