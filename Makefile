@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
-BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_process.c daemon/cachefs_daemon/store/_batch_io.c
+BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml tools/setup.cfg tools/setup.py tools/pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_process.c daemon/cachefs_daemon/store/_batch_io.c
 
 .PHONY: demo demo-cluster test steady cluster soak programs screenshots test-packages deb wheels sdist docs lint clean
 
@@ -101,7 +101,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/python -m tests.wording
 
 clean:
-	rm -rf $(VENV) $(VENV)-programs $(VENV)-packages $(VENV)-docs build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so daemon/cachefs_daemon/store/*.so
+	rm -rf $(VENV) $(VENV)-programs $(VENV)-packages $(VENV)-docs build dist *.egg-info tools/build tools/*.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so daemon/cachefs_daemon/store/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-%: $(BUILD_INPUTS)

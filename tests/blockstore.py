@@ -11,11 +11,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from cachefs_bench.lab import scratch_node
 from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.segment_writer import Data
 from cachefs_daemon.store.storage import PlanningParts, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-from cachefs_tools import scratch_node
 
 from cachefs.block import MEMORY, SSD, BlockLocation, block_key, content_id
 from cachefs.errors import StoreFull

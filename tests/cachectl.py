@@ -1,4 +1,6 @@
-"""Runs programs of `cachefs_tools` in the process of the test, where they cost a fiftieth of a process of their own.
+"""Runs `cachectl` and the programs of `cachefs_bench` in the process of the test.
+
+There they cost a fiftieth of a process of their own.
 
 `cachectl_process` is for tests whose sentence has a process in it: a terminal, a pipe, a signal, files that are open,
 or `mount`, which becomes another program. `CachectlOfUser` runs cachectl as another user, in one process for all calls.

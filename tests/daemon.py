@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from cachefs_tools.scratch_node import memory_directory
+from cachefs_bench.lab.scratch_node import memory_directory
 
 from cachefs.block import MEMORY, PIECE_SIZE, SSD, BlockLocation, block_count, block_key, block_length, pieces_match
 from cachefs.errors import CachefsError, DaemonUnavailable

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cachefs_tools.lab.ports import free_port
-from cachefs_tools.lab.slow_link import LinkLimits
-from cachefs_tools.lab.throttle import run_throttle
+from cachefs_bench.lab.ports import free_port
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.lab.throttle import run_throttle
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobProgress, JobPublication

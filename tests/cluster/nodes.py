@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cachefs_tools.lab.cluster import ClusterSettings, LabCluster, MembershipSource, create_cluster
-from cachefs_tools.lab.host import LOOPBACK, LabHost
-from cachefs_tools.lab.node import LabNode
-from cachefs_tools.lab.slow_link import LinkLimits
-from cachefs_tools.lab.throttle import Throttle, run_throttle
-from cachefs_tools.sample_data import sample_name, write_samples
-from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import KILL_WITH_PARENT, S3Credentials
+from cachefs_bench.lab.cluster import ClusterSettings, LabCluster, MembershipSource, create_cluster
+from cachefs_bench.lab.host import LOOPBACK, LabHost
+from cachefs_bench.lab.node import LabNode
+from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
+from cachefs_bench.lab.scratch_node import S3Credentials
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.lab.throttle import Throttle, run_throttle
+from cachefs_bench.sample_data import sample_name, write_samples
+from cachefs_tools.child_programs import KILL_WITH_PARENT
 
 from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
 from cachefs.rpc import DATASET_ADD, DATASET_LIST

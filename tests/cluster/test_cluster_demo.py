@@ -11,7 +11,7 @@ import pytest
 from cachefs.mount_table import mount_points
 
 pytestmark = pytest.mark.cluster
-DEMO = [sys.executable, "-m", "cachefs_tools.cluster_demo"]
+DEMO = [sys.executable, "-m", "cachefs_bench.cluster_demo"]
 
 
 def run(work: Path, *options: str) -> str:

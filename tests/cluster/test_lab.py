@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cachefs_tools.lab.bridge import bridge_network
-from cachefs_tools.lab.etcd import run_etcd
-from cachefs_tools.lab.host import LOOPBACK, LabHost
-from cachefs_tools.lab.switch import switched_network
+from cachefs_bench.lab.bridge import bridge_network
+from cachefs_bench.lab.etcd import run_etcd
+from cachefs_bench.lab.host import LOOPBACK, LabHost
+from cachefs_bench.lab.switch import switched_network
 
 from cachefs.errors import CachefsError
 from tests.waiting import until
@@ -91,7 +91,7 @@ def test_a_mount_of_a_host_is_seen_there_only(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_lab_whose_process_was_killed() -> None:
     program = (
-        "import time\nfrom cachefs_tools.lab.bridge import bridge_network\n"
+        "import time\nfrom cachefs_bench.lab.bridge import bridge_network\n"
         "with bridge_network(2) as network:\n"
         "    print(network.hub.pid, *(host.pid for host in network.hosts), flush=True)\n    time.sleep(60)\n"
     )
@@ -120,7 +120,7 @@ def test_ports_in_a_row_are_free() -> None:
 
 def test_who_is_not_root_is_told_so() -> None:
     program = (
-        "from cachefs_tools.orderly_exit import orderly_exit\nfrom cachefs_tools.lab.bridge import bridge_network\n"
+        "from cachefs_bench.orderly_exit import orderly_exit\nfrom cachefs_bench.lab.bridge import bridge_network\n"
         "with orderly_exit('lab'), bridge_network(2):\n    pass\n"
     )
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.geteuid() == 0 else ()

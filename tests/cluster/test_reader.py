@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy
-from cachefs_tools.sample_data import sample_name, write_samples
+from cachefs_bench.sample_data import sample_name, write_samples
 
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
@@ -17,7 +17,7 @@ FILES = 40
 def read(root: Path, words: str, epochs: int = 2, replicas: int = 2) -> list[dict[str, object]]:
     """The lines of a reader of rank 0 that is told these words."""
     done = subprocess.run(
-        [sys.executable, "-m", "cachefs_tools.lab.reader", str(root), "--files", str(FILES), "--epochs", str(epochs),
+        [sys.executable, "-m", "cachefs_bench.lab.reader", str(root), "--files", str(FILES), "--epochs", str(epochs),
          "--rank", "0", "--replicas", str(replicas), "--seed", "7", "--threads", "3", "--rate", "5000", "--first", "0"],
         input=words, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip

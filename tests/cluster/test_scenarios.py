@@ -15,7 +15,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-PROGRAM = [sys.executable, "-c", "from cachefs_tools.bench import main; main()", "cluster"]
+PROGRAM = [sys.executable, "-c", "from cachefs_bench.cli import main; main()", "cluster"]
 
 
 def run(work: Path, scenario: str, *options: str) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cachefs_tools.lab.bridge import Bridge, bridge_network
-from cachefs_tools.lab.cluster import ClusterSettings, LabCluster, create_cluster
-from cachefs_tools.lab.node import LabNode
-from cachefs_tools.lab.slow_link import LinkLimits
-from cachefs_tools.lab.throttle import run_throttle
-from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import S3Credentials
+from cachefs_bench.lab.bridge import Bridge, bridge_network
+from cachefs_bench.lab.cluster import ClusterSettings, LabCluster, create_cluster
+from cachefs_bench.lab.node import LabNode
+from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
+from cachefs_bench.lab.scratch_node import S3Credentials
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.lab.throttle import run_throttle
 
 from cachefs.cluster_messages import ClusterStatus
 from cachefs.errors import CachefsError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from cachefs_tools.lab.node import LabNode
+from cachefs_bench.lab.node import LabNode
 
 from cachefs.cluster_messages import DrainRequest, DrainStatus
 from cachefs.errors import CachefsError

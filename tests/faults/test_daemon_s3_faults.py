@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cachefs_bench.lab.ports import free_port
 from cachefs_daemon.fetch.in_flight import OUTAGE_MEMORY_SECONDS
-from cachefs_tools.lab.ports import free_port
 
 from cachefs import errors
 from cachefs.block import block_key

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cachefs_tools.bench.hotread import HotRead, compile_hotread
+from cachefs_bench.hotread import HotRead, compile_hotread
 
 from cachefs.messages import OriginOptions
 from tests.daemon import Daemon

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import requests
-from cachefs_tools.lab.ports import free_ports
+from cachefs_bench.lab.ports import free_ports
 
 from cachefs.observe_messages import (
     COMMAND_PATH,

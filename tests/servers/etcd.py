@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cachefs_tools.lab.ports import free_port
-from cachefs_tools.scratch_node import memory_directory
+from cachefs_bench.lab.ports import free_port
+from cachefs_bench.lab.scratch_node import memory_directory
 
 from tests.servers.process import start, stop
 from tests.waiting import until

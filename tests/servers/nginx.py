@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cachefs_tools.lab.ports import free_port
+from cachefs_bench.lab.ports import free_port
 
 from tests.servers.process import start, stop, wait_for_port
 

@@ -20,8 +20,8 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from cachefs_tools.lab.ports import free_port
-from cachefs_tools.scratch_node import memory_directory
+from cachefs_bench.lab.ports import free_port
+from cachefs_bench.lab.scratch_node import memory_directory
 
 from tests.servers.process import start, stop, wait_for_port
 from tests.servers.s3 import S3Server

@@ -19,6 +19,7 @@ WINGS = {
     "cachefs_daemon": "daemon",
     "cachefs_scheduler": "scheduler_plugin",
     "cachefs_tools": "tools",
+    "cachefs_bench": "tools",
 }
 PACKAGE_LAYOUT = [REPOSITORY / directory / name for name, directory in WINGS.items()]
 FILE_ENDINGS = (".c", ".cfg", ".md", ".py", ".service", ".toml", ".yaml", ".yml")

@@ -28,9 +28,6 @@ EXTRAS = {
     "cachefsd": "daemon",
     "cachefs-scheduler": "scheduler",
     "cachefs-slurm-hint": "scheduler",
-    "cachefs-demo": "demo",
-    "cachefs-demo-cluster": "demo",
-    "cachefs-bench": "bench",
 }
 
 
@@ -98,6 +95,7 @@ def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> N
     assert list(environment.rglob("cachefs/hooks/startup/sitecustomize.py"))
     assert len(list(environment.rglob("cachefs_daemon/web/static/*"))) == 4
     assert not list(environment.rglob("cachefs/**/*.so"))
+    assert not list(environment.rglob("cachefs?bench*"))
     names = "from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order"
     order = run(
         python, "-c", f"{names}; print(epoch_order(SamplerSpec(kind='torch-random', size=6), epoch=1))", env=bare
@@ -152,12 +150,21 @@ def test_scripts_of_packages_can_be_read_by_a_shell(script: str) -> None:
 def test_every_command_has_a_manual_page_that_groff_takes_without_a_warning(tmp_path: Path) -> None:
     run(sys.executable, REPOSITORY / "tools/packages/manpages.py", tmp_path)
     pages = {page.name.rpartition(".")[0]: page for page in tmp_path.rglob("*.[158]")}
-    tools_of_developers = {"cachefs-demo", "cachefs-demo-cluster", "cachefs-bench"}
-    assert pages.keys() == {*COMMANDS, "cachefsd.toml"} - tools_of_developers
+    assert pages.keys() == {*COMMANDS, "cachefsd.toml"}
     assert "dataset add" in pages["cachectl"].read_text()
     assert "require_mount" in pages["cachefsd.toml"].read_text()
     for page in pages.values():
         assert run("groff", "-Kutf8", "-man", "-Tutf8", "-ww", "-z", page) == ""
+
+
+def test_benchmarks_are_a_distribution_of_their_own() -> None:
+    """It has all packages of cachefs_bench, and that of users has none."""
+    tools = configparser.ConfigParser()
+    tools.read(REPOSITORY / "tools" / "setup.cfg")
+    found = (REPOSITORY / "tools").glob("cachefs_bench/**/__init__.py")
+    there = {".".join(path.parent.relative_to(REPOSITORY / "tools").parts) for path in found}
+    assert {name for name in tools["options"]["packages"].split("\n") if name} == there
+    assert not [name for name in SETUP["options"]["packages"].split("\n") if name in there]
 
 
 def test_the_manifest_names_what_is_there() -> None:

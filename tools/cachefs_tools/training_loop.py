@@ -1,4 +1,4 @@
-"""The training loop of the benchmark's jobs: an accelerator that only sleeps, and a report of its waits.
+"""The training loop of jobs that measure: an accelerator that only sleeps, and a report of its waits.
 
 The report is a file of JSON lines, one per epoch, so a stopped job leaves what it has done. All times are seconds of
 CLOCK_MONOTONIC, which is the same for all processes of a machine.
@@ -6,15 +6,12 @@ CLOCK_MONOTONIC, which is the same for all processes of a machine.
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
-
-from cachefs_tools.sample_data import is_sample
 
 # Seconds. A longer read has waited for something outside this machine's memory.
 SLOW_READ: Final = 0.01
@@ -54,43 +51,6 @@ class EpochReport:
 def read_report(path: Path) -> list[EpochReport]:
     """Return the epochs in the report *path* of a job."""
     return [EpochReport(**json.loads(line)) for line in path.read_text().splitlines()]
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Parse the command line of a job."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("data", help="directory of the dataset")
-    parser.add_argument("--report", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--prefetch", type=int, required=True, help="batches that each worker reads ahead")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--demand", type=float, required=True, help="samples per second that the accelerator takes")
-    parser.add_argument("--batches", type=int, default=0, help="stop after so many batches in all (0: never)")
-    parser.add_argument("--keep-pages", action="store_true", help="leave what was read in the kernel's page cache")
-    return parser.parse_args()
-
-
-def list_samples(root: str) -> list[tuple[str, int]]:
-    """Return (path, class number) of each sample, in the order of torchvision's ImageFolder."""
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    return [
-        (f"{root}/{name}/{file}", label)
-        for label, name in enumerate(classes)
-        for file in sorted(os.listdir(f"{root}/{name}"))
-    ]
-
-
-def read_sample(path: str, number: int, keep_pages: bool) -> tuple[float, float, bool]:
-    """Read a sample. Returns (when the read began, seconds it took, whether the bytes were right)."""
-    begin = time.monotonic()
-    with open(path, "rb", buffering=0) as file:
-        data = file.read()
-        seconds = time.monotonic() - begin
-        if not keep_pages:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return begin, seconds, is_sample(data, number)
 
 
 def train(load: Callable[[int], Iterable[TrainingBatch]], options: argparse.Namespace) -> None:

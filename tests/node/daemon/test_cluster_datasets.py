@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_tools.lab.ports import free_ports
+from cachefs_bench.lab.ports import free_ports
 
 from cachefs.errors import Busy, NotFound
 from cachefs.messages import DatasetLimit, DatasetName, DatasetView, Empty

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cachefs_tools.lab.ports import free_port
+from cachefs_bench.lab.ports import free_port
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.messages import DatasetName, DatasetSetRequest, DatasetSetResult, Empty, OriginChange, OriginOptions

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_tools.lab.ports import free_ports
+from cachefs_bench.lab.ports import free_ports
 
 from cachefs.cluster_messages import ClusterStatus
 from cachefs.messages import Empty

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from cachefs_bench.lab.ports import free_port
 from cachefs_cluster.membership import last_known
 from cachefs_cluster.membership.etcd import EtcdStore
 from cachefs_cluster.membership.etcd_client import EtcdClient, EtcdRefused, EtcdSettings, EtcdUnavailable
 from cachefs_cluster.membership.ring import Ring
 from cachefs_cluster.membership.shared import SharedMembership
 from cachefs_cluster.membership.view import ClusterView, NodeRecord, encode_record
-from cachefs_tools.lab.ports import free_port
 
 from cachefs.errors import ConfigError
 from tests.certificates import Authority

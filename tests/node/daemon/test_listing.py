@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cachefs_bench.listing_server import ListingServer
 from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
-from cachefs_tools.bench.listing_server import ListingServer
 
 from cachefs.errors import CachefsError, NotFound, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import ListingProgress, OriginOptions

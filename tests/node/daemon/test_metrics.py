@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cachefs_bench.lab.ports import free_port
 from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.records import Registry
 from cachefs_daemon.metrics.table import TABLE, MetricKind
-from cachefs_tools.lab.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
 from cachefs.job_messages import JobPublication

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
+from cachefs_bench.lab.ports import free_port
 from cachefs_daemon.origin import s3, s3_listing
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.s3 import S3Origin
-from cachefs_tools.lab.ports import free_port
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions

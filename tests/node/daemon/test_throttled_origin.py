@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_tools.cachectl.status import describe_endpoint
-from cachefs_tools.lab.slow_link import LinkLimits
-from cachefs_tools.lab.throttle import Throttle, run_throttle
 
 from cachefs.messages import DatasetView, OriginOptions
 from tests.daemon import Daemon, block_ref

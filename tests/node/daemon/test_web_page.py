@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_bench.lab.ports import free_port, free_ports
 from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.records import Registry
-from cachefs_tools.lab.ports import free_port, free_ports
 from PIL import Image
 from playwright.sync_api import Page, expect
 

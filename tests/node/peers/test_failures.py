@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cachefs_bench.lab.ports import free_port
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers import client as client_module
 from cachefs_cluster.peers import protocol
@@ -28,7 +29,6 @@ from cachefs_cluster.peers.peer_requests import (
 )
 from cachefs_cluster.peers.server_process import PeerServers
 from cachefs_daemon.fetch.bypass import BypassBlock
-from cachefs_tools.lab.ports import free_port
 
 from cachefs import errors
 from cachefs.block import BlockLocation, piece_checksums

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_tools.lab.ports import free_ports
-from cachefs_tools.lab.slow_link import LinkLimits
-from cachefs_tools.lab.throttle import run_throttle
+from cachefs_bench.lab.ports import free_ports
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.lab.throttle import run_throttle
 
 from cachefs.messages import OriginOptions, WarmupRequest
 from cachefs.rpc import WARMUP

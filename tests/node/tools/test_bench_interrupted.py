@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cachefs_tools.bench.own_process import in_own_process
+from cachefs_bench.own_process import in_own_process
 
 from tests.waiting import until
 
@@ -24,7 +24,7 @@ from tests.waiting import until
     ],
 )
 def test_an_interruption_is_one_line_and_leaves_nothing(command: str, begun: str, tmp_path: Path) -> None:
-    program = [sys.executable, "-c", "from cachefs_tools.bench import main; main()", *command.split()]
+    program = [sys.executable, "-c", "from cachefs_bench.cli import main; main()", *command.split()]
     bench = subprocess.Popen(
         [*program, "--directory", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,

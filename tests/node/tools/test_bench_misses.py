@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cachefs_tools.bench import misses
-from cachefs_tools.bench.listing_server import Layout, keys
-from cachefs_tools.bench.miss_command import table
-from cachefs_tools.bench.misses import CACHEFS, COPY, PATTERNS, RAW_CLIENT, MissLoad, ReadPass
+from cachefs_bench import misses
+from cachefs_bench.listing_server import Layout, keys
+from cachefs_bench.miss_command import table
+from cachefs_bench.misses import CACHEFS, COPY, PATTERNS, RAW_CLIENT, MissLoad, ReadPass
 from rich.console import Console
 
 BENCH = Path(sys.executable).with_name("cachefs-bench")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_tools.bench import main
+from cachefs_bench.cli import main
 
 from tests.cachectl import run_here
 

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from cachefs_bench.lab.ports import free_ports
 from cachefs_tools.cachectl import main
-from cachefs_tools.lab.ports import free_ports
 from click.testing import CliRunner, Result
 
 from cachefs.job_messages import JobPublication

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
-from cachefs_tools.demo.command import main
+from cachefs_bench.demo.command import main
 
 from cachefs.mount_table import mount_points
 from tests.cachectl import run_here

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cachefs_tools.bench.programs.catalogue import PROGRAMS, Program
-from cachefs_tools.bench.programs.command import SCRIPTS
+from cachefs_bench.programs.catalogue import PROGRAMS, Program
+from cachefs_bench.programs.command import SCRIPTS
 
 from cachefs.job_messages import JobEpoch, JobPublication
 from tests.daemon import Daemon

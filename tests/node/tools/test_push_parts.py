@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from cachefs_tools.bench import push_large, resident_pages
-from cachefs_tools.bench.hotread import compile_hotread, first_round_order
-from cachefs_tools.bench.push_reader import PROGRESS
+from cachefs_bench import push_large, resident_pages
+from cachefs_bench.hotread import compile_hotread, first_round_order
+from cachefs_bench.push_reader import PROGRESS
+from cachefs_bench.sample_data import sample_name, write_samples
 from cachefs_tools.kernel_pages import drop_pages
-from cachefs_tools.sample_data import sample_name, write_samples
 
 pytestmark = pytest.mark.usefixtures("steady_page_cache")
 
@@ -29,7 +29,7 @@ def read(trees: tuple[Path, Path]) -> list[dict[str, object]]:
     progress = trees[0].parent / "progress"
     progress.write_bytes(bytes(PROGRESS.size))
     done = subprocess.run(
-        [sys.executable, "-m", "cachefs_tools.bench.push_reader", *trees, "--files", str(FILES), "--size", str(SIZE),
+        [sys.executable, "-m", "cachefs_bench.push_reader", *trees, "--files", str(FILES), "--size", str(SIZE),
          "--seed", "1", "--epochs", str(EPOCHS), "--compute", "0.0001", "--progress", progress],
         input=b"go\n", capture_output=True, check=True,
     )  # fmt: skip

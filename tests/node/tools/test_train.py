@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 from botocore.exceptions import ClientError
+from cachefs_bench.cli import main
+from cachefs_bench.origin_server import BUCKET
 from cachefs_daemon.config import OriginSection
-from cachefs_tools.bench import main
-from cachefs_tools.bench.origin_server import BUCKET
 
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points

@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from cachefs_tools.bench.scenario import PRESETS, DatasetShape, JobLoader, Scenario, preset_scenarios
-from cachefs_tools.bench.training_figures import JobResult, merged_sequence
-from cachefs_tools.sample_data import is_sample, sample_name, write_samples
-from cachefs_tools.training_loop import EpochReport, list_samples, read_report
+from cachefs_bench.job_samples import list_samples
+from cachefs_bench.sample_data import is_sample, sample_name, write_samples
+from cachefs_bench.scenario import PRESETS, DatasetShape, JobLoader, Scenario, preset_scenarios
+from cachefs_bench.training_figures import JobResult, merged_sequence
+from cachefs_tools.training_loop import EpochReport, read_report
 
 from tests.warm_python import WarmPython
 
@@ -23,7 +24,7 @@ def data(tmp_path: Path) -> Path:
 
 def run(jobs: WarmPython, script: str, data: Path, *more: str) -> list[EpochReport]:
     report = data.parent / "report.jsonl"
-    program = f"from cachefs_tools.bench.{script} import main; main()"
+    program = f"from cachefs_bench.{script} import main; main()"
     line = [sys.executable, "-c", program, data, "--report", report, "--epochs", str(EPOCHS), "--batch-size", "16",
             "--workers", "2", "--prefetch", "2", "--seed", "3", "--demand", "5000", *more]  # fmt: skip
     with jobs.start(line, stdin=subprocess.PIPE) as job:

@@ -2,7 +2,7 @@
 
 import json
 
-from cachefs_tools.bench import main
+from cachefs_bench.cli import main
 
 from tests.cachectl import run_here
 

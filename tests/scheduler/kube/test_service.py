@@ -12,7 +12,7 @@ from http.client import HTTPException, HTTPSConnection
 from typing import Any
 
 import pytest
-from cachefs_tools.lab.ports import free_ports
+from cachefs_bench.lab.ports import free_ports
 
 from cachefs.observe_messages import CommandKind, NodeCommand
 from cachefs.scheduling_messages import QUEUE_PATH, QueueEntry, QueueStatus

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from cachefs_bench.lab.slurm import DEFAULT_SCHEDULER, LabSlurm, run_slurm
 from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
-from cachefs_tools.lab.slurm import DEFAULT_SCHEDULER, LabSlurm, run_slurm
-from cachefs_tools.scratch_node import program_path
+from cachefs_tools.child_programs import program_path
 
 from tests.scheduler.slurm.service_double import ServiceDouble, running_double
 from tests.servers.process import start, stop

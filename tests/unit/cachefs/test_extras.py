@@ -16,8 +16,6 @@ from cachefs.extras import install_command, require_extra
     [
         ("cachefs_daemon.cli", "psutil", "cachefsd", "daemon"),
         ("cachefs_daemon.cli", "pydantic", "cachefsd", "daemon"),
-        ("cachefs_tools.bench", "psutil", "cachefs-bench", "bench"),
-        ("cachefs_tools.demo.command", "psutil", "cachefs-demo", "demo"),
     ],
 )
 def test_help_names_the_extra(module: str, missing: str, command: str, extra: str) -> None:

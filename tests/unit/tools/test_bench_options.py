@@ -1,8 +1,8 @@
 """Options of cachefs-bench that cannot be meant are wrong usage, before anything is started."""
 
 import pytest
-from cachefs_tools.bench import main
-from cachefs_tools.bench.block_budget import sample_warning
+from cachefs_bench.block_budget import sample_warning
+from cachefs_bench.cli import main
 from click.testing import CliRunner
 
 from cachefs.errors import ConfigError

@@ -4,9 +4,9 @@ from collections import OrderedDict
 
 import numpy
 import pytest
+from cachefs_bench.bounds import belady_reads, least_reads, lru_reads
+from cachefs_bench.training_node import budget_for
 from cachefs_daemon.store.capacity import metadata_reserve
-from cachefs_tools.bench.bounds import belady_reads, least_reads, lru_reads
-from cachefs_tools.bench.training_node import budget_for
 from hypothesis import given
 from hypothesis import strategies as st
 

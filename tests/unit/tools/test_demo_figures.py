@@ -6,8 +6,8 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from cachefs_tools.demo.chart import draw_chart
-from cachefs_tools.demo.results import (
+from cachefs_bench.demo.chart import draw_chart
+from cachefs_bench.demo.results import (
     DemoEpoch,
     DemoResult,
     DemoRun,
@@ -19,8 +19,8 @@ from cachefs_tools.demo.results import (
     result_document,
     sample_rates,
 )  # fmt: skip
-from cachefs_tools.demo.settings import DemoSettings
-from cachefs_tools.demo.svg import draw_svg
+from cachefs_bench.demo.settings import DemoSettings
+from cachefs_bench.demo.svg import draw_svg
 from rich.console import Console
 
 from cachefs.errors import CachefsError

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from cachefs_tools.demo.loaders import BatchLoader, FolderSource
-from cachefs_tools.demo.settings import BATCH_SIZE, PREFETCH
+from cachefs_bench.demo.loaders import BatchLoader, FolderSource
+from cachefs_bench.demo.settings import BATCH_SIZE, PREFETCH
 
 
 def folder(root: Path, files: int) -> FolderSource:

@@ -1,7 +1,7 @@
 """The benchmark of a large cluster computes what nodes of a cluster compute."""
 
 import pytest
-from cachefs_tools.bench import growth
+from cachefs_bench import growth
 
 
 @pytest.mark.parametrize("nodes", [2, 300])

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from cachefs_tools.orderly_exit import orderly_exit
+from cachefs_bench.orderly_exit import orderly_exit
 
 from cachefs.errors import CachefsError
 

@@ -1,7 +1,7 @@
 """The benchmark of the plan follows what it says it follows."""
 
 import pytest
-from cachefs_tools.bench import planning
+from cachefs_bench import planning
 
 
 @pytest.mark.parametrize("share", [True, False])

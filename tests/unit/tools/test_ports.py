@@ -4,10 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cachefs_tools.lab.ports import free_port
+from cachefs_bench.lab.ports import free_port
 
 ROOT = Path(__file__).parents[3]
-CLAIM = "from cachefs_tools.lab.ports import free_ports; print(*(free_ports(2)[1] for _ in range(20))); input()"
+CLAIM = "from cachefs_bench.lab.ports import free_ports; print(*(free_ports(2)[1] for _ in range(20))); input()"
 
 
 def test_processes_that_ask_at_the_same_time_get_different_ports() -> None:

@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_tools.bench.programs import results
-from cachefs_tools.bench.programs.catalogue import PROGRAMS, AccessPattern, find_programs
-from cachefs_tools.bench.programs.command import SCRIPTS
-from cachefs_tools.bench.programs.figures import (
+from cachefs_bench.programs import results
+from cachefs_bench.programs.catalogue import PROGRAMS, AccessPattern, find_programs
+from cachefs_bench.programs.command import SCRIPTS
+from cachefs_bench.programs.figures import (
     best_removable_share,
     document,
     first_known_epoch,
     removed_share,
     warm_document,
 )
-from cachefs_tools.bench.programs.markdown import markdown_table, replace_table
-from cachefs_tools.bench.programs.outcome import ProgramEpoch, ProgramOutcome, PublishedSequences, RunMode
-from cachefs_tools.bench.programs.report import aim_marks, row, table
-from cachefs_tools.bench.programs.watch import SequenceWatch
+from cachefs_bench.programs.markdown import markdown_table, replace_table
+from cachefs_bench.programs.outcome import ProgramEpoch, ProgramOutcome, PublishedSequences, RunMode
+from cachefs_bench.programs.report import aim_marks, row, table
+from cachefs_bench.programs.watch import SequenceWatch
 
 from cachefs.errors import ConfigError
 from cachefs.job_messages import ConsumerView, JobList, JobView

@@ -3,7 +3,7 @@
 import statistics
 
 import pytest
-from cachefs_tools.lab.slow_link import CATCH_UP_SECONDS, LatencyModel, LinkLimits, SharedLink, TokenBucket
+from cachefs_bench.lab.slow_link import CATCH_UP_SECONDS, LatencyModel, LinkLimits, SharedLink, TokenBucket
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -15,7 +15,7 @@ import msgspec
 from cachefs.errors import CachefsError
 from cachefs.publishing.channel import JOB_VARIABLE
 from cachefs.socket_path import SOCKET_VARIABLE
-from cachefs_tools.scratch_node import KILL_WITH_PARENT, wait_or_kill
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 from cachefs_tools.training_loop import EpochReport, read_report
 from cachefs_tools.trial.extent import FileChoice, TrialJob
 

@@ -14,11 +14,11 @@ from cachefs.errors import AccessDenied, CachefsError
 from cachefs.messages import DatasetDetail, Empty, ErrorView, Selection
 from cachefs.rpc import EVICT, STATUS, DaemonClient
 from cachefs.trouble_texts import SEE_ERRORS
+from cachefs_tools.child_programs import mount_dataset, require_fuse
 from cachefs_tools.doctor import origins
 from cachefs_tools.doctor.examination import origin_identity
 from cachefs_tools.doctor.fact_child import FactChild, NoFacts
 from cachefs_tools.origin_speed import OriginSpeed
-from cachefs_tools.scratch_node import mount_dataset, require_fuse
 from cachefs_tools.trial import job_process, warm
 from cachefs_tools.trial.extent import FileChoice, TrialJob, TrialSample, origin_bounds
 from cachefs_tools.trial.verdict import TrialFigures

@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-import cachefs_tools
 from cachefs.errors import CachefsError
 from cachefs_tools.kernel_pages import drop_pages
 from cachefs_tools.trial.extent import TrialSample
@@ -19,7 +18,7 @@ from cachefs_tools.trial.extent import TrialSample
 # Most bytes and files that are copied.
 MAX_BYTES: Final = 64 << 20
 MAX_FILES: Final = 1000
-_PYREAD: Final = Path(cachefs_tools.__file__).parent / "bench" / "pyread.py"
+_PYREAD: Final = Path(__file__).with_name("pyread.py")
 _ROUNDS: Final = 3
 _SECONDS: Final = 120.0
 # Seconds for writing the copy to the disk: dirty pages cannot be dropped.

@@ -2,9 +2,9 @@
 
 import grpc
 import pytest
+from cachefs_bench.lab.ports import free_port
 from cachefs_cluster.membership import etcd_client
 from cachefs_cluster.membership.etcd_client import EtcdClient, EtcdRefused, EtcdSettings
-from cachefs_tools.lab.ports import free_port
 
 
 def test_channels_that_others_use_stay_open_where_certificates_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

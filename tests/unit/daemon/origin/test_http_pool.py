@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, SSLError
+from cachefs_bench.lab.ports import free_port
 from cachefs_daemon.origin import http_connection
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.http_connection import ClosedWithoutResponse, HttpResponse, IncompleteResponse, ReadTimeout
 from cachefs_daemon.origin.http_head import MAX_HEAD_BYTES, MalformedHead
 from cachefs_daemon.origin.http_pool import HttpPool, ServerAddress
 from cachefs_daemon.origin.http_tls import ClientTls
-from cachefs_tools.lab.ports import free_port
 from hypothesis import given
 from hypothesis import strategies as st
 

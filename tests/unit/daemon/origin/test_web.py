@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cachefs_bench.lab.ports import free_port
 from cachefs_daemon.origin import web, web_client
 from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
 from cachefs_daemon.origin.gs_codes import GOOGLE
 from cachefs_daemon.origin.refusals import Refusal
-from cachefs_tools.lab.ports import free_port
 
 from cachefs.errors import (
     CachefsError,

@@ -5,7 +5,7 @@ import itertools
 import math
 
 import pytest
-from cachefs_tools.lab.slow_link import TokenBucket
+from cachefs_bench.lab.slow_link import TokenBucket
 
 from cachefs.planning.requests import request_rate
 from cachefs.planning.requests.request_rate import FORGET_SECONDS, RequestRates

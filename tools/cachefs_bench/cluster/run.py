@@ -1,0 +1,160 @@
+"""A cluster under measurement: nodes on hosts of a network, and a dataset in an S3 server whose requests are
+counted."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from math import sqrt
+from pathlib import Path
+from typing import Final
+
+from cachefs_daemon.store.segment_writer import span
+
+from cachefs.errors import CachefsError
+from cachefs.messages import Empty, OriginOptions
+from cachefs.rpc import DATASET_LIST
+from cachefs_bench.directory_node import DATASET, list_dataset
+from cachefs_bench.lab.bridge import Bridge, bridge_network
+from cachefs_bench.lab.cluster import ClusterSettings, LabCluster, MembershipSource, create_cluster
+from cachefs_bench.lab.counters import ClusterCounters, read_counters
+from cachefs_bench.lab.host import LOOPBACK, LabHost, wait_for
+from cachefs_bench.lab.node import LabNode
+from cachefs_bench.lab.reader import ScriptKind
+from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.lab.switch import LabSwitch, switched_network
+from cachefs_bench.lab.throttle import ProxyCounters, Throttle, run_throttle
+from cachefs_bench.origin_server import BUCKET, run_filled_server
+from cachefs_bench.scenario import DatasetShape
+from cachefs_bench.training_node import BLOCK_SIZE, MIN_TIER, SEGMENT_SIZE, budget_for
+
+# Seconds within which all nodes know a dataset that was added on one.
+_KNOWN_SECONDS: Final = 60.0
+_ZONES: Final = ("east", "west")
+# Seconds after which a read ends, with an error at worst.
+READ_DEADLINE: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLoad:
+    """Nodes, dataset, and how much of it the nodes hold."""
+
+    nodes: int = 4
+    spare: int = 0  # hosts on which no node runs yet
+    files: int = 4000
+    size: int = 110_000
+    epochs: int = 5
+    rate: float = 100.0  # samples per second of each rank
+    capacity: float = 1.0  # share of the dataset that the initial nodes hold together, without the slack
+    memory: float = 0.5  # the memory tier's share of that
+    slack: float = -1.0  # share of a node's part that it holds in addition; below 0: as `moving_share` says
+    replicas: int = 1  # copies of each block; with two, the nodes alternate between two zones
+    source: MembershipSource = "static"
+    network: str = "bridge"  # bridge, switch or loopback
+    origin: LinkLimits = field(default_factory=LinkLimits)
+    endpoint: str | None = None  # URL of a running S3 server
+    torch: ScriptKind | None = None  # jobs train with torch under `cachefs run`, in this way
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the dataset."""
+        return self.files * self.size
+
+    @property
+    def held(self) -> int:
+        """Number of blocks that the tiers of one node hold."""
+        part = self.replicas * self.capacity * self.files / self.nodes
+        return round(part * (1 + (moving_share(self.files, self.nodes) if self.slack < 0 else self.slack)))
+
+
+def moving_share(files: int, nodes: int) -> float:
+    """Return the room that a node needs beyond its part of the blocks: one hundredth, and two standard deviations of
+    the number of blocks it holds while copies move (docs/benchmarks.md says why)."""
+    return 0.01 + 2 / sqrt(files / nodes)
+
+
+@dataclass(slots=True)
+class ClusterRun:
+    """The running parts of a cluster."""
+
+    load: ClusterLoad
+    cluster: LabCluster
+    throttle: Throttle
+    network: Bridge | LabSwitch | None
+    work: Path
+    endpoint: str  # of the origin, as seen from the nodes
+
+    @property
+    def nodes(self) -> list[LabNode]:
+        """The initial nodes."""
+        return list(self.cluster.nodes[: self.load.nodes])
+
+    def origin_counters(self) -> ProxyCounters:
+        """Return the origin's counters."""
+        return self.throttle.read_counters()
+
+    def read_counters(self, nodes: Iterable[LabNode] | None = None) -> ClusterCounters:
+        """Return the counters of *nodes* (None: of all that run and answer) and of the origin."""
+        return read_counters(self.cluster.nodes if nodes is None else nodes, self.throttle)
+
+    def mount_dataset(self, node: LabNode) -> None:
+        """Mount the dataset on a node, once the node knows it."""
+        self.wait_for_dataset(node)
+        node.mount(DATASET)
+
+    def wait_for_dataset(self, node: LabNode) -> None:
+        """Wait until a node knows the dataset."""
+        wait_for(
+            lambda: any(one.name == DATASET for one in node.client.call(DATASET_LIST, Empty()).datasets),
+            _KNOWN_SECONDS, f"{node.name} knows the dataset that was added on {self.nodes[0].name}",
+        )  # fmt: skip
+
+
+@contextmanager
+def run_cluster(load: ClusterLoad, work: Path) -> Iterator[ClusterRun]:
+    """Run origin and nodes, with the dataset mounted on each. *work* is an empty directory."""
+    shape = DatasetShape(files=load.files, size=load.size)
+    with ExitStack() as stack:
+        server = stack.enter_context(run_filled_server(work, shape, load.endpoint))
+        network, hosts, hub = _network(stack, load)
+        listener = stack.enter_context(hub.listen())
+        throttle = stack.enter_context(run_throttle(server.endpoint, LinkLimits(), work / "throttle.log", listener))
+        zones = _ZONES if load.replicas > 1 else ()
+        settings = ClusterSettings(node_settings(load), load.source, {"replicas": load.replicas}, zones)
+        cluster = stack.enter_context(create_cluster(work, settings, hosts, hub, server.credentials))
+        cluster.start_nodes(range(load.nodes))
+        run = ClusterRun(load, cluster, throttle, network, work, throttle.endpoint)
+        options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
+        for node in run.nodes if load.source == "none" else run.nodes[:1]:
+            list_dataset(node.client, f"s3://{BUCKET}", options)
+        for node in run.nodes:
+            run.mount_dataset(node)
+        throttle.set_limits(load.origin)
+        yield run
+
+
+def node_settings(load: ClusterLoad) -> NodeSettings:
+    """Return the settings of each node. Raises CachefsError if the daemon would refuse them."""
+    if load.size > BLOCK_SIZE:
+        raise CachefsError(f"files of {load.size} bytes are more than one block of {BLOCK_SIZE}")
+    record = span(load.size)
+    in_memory = round(load.memory * load.held)
+    memory, ssd = (budget_for(blocks * record) for blocks in (in_memory, load.held - in_memory))
+    if memory < MIN_TIER or 0 < ssd < MIN_TIER:
+        raise CachefsError("a tier would be smaller than one block; use more files or a larger capacity")
+    return NodeSettings(
+        TierSettings(memory, SEGMENT_SIZE), TierSettings(ssd, SEGMENT_SIZE), BLOCK_SIZE, read_deadline=READ_DEADLINE
+    )
+
+
+def _network(stack: ExitStack, load: ClusterLoad) -> tuple[Bridge | LabSwitch | None, list[LabHost], LabHost]:
+    """Return the network, its hosts, and the host of the origin."""
+    count = load.nodes + load.spare
+    if load.network == "loopback":
+        return None, [LOOPBACK] * count, LOOPBACK
+    made: Bridge | LabSwitch
+    if load.network == "bridge":
+        made = stack.enter_context(bridge_network(count))
+    else:
+        made = stack.enter_context(switched_network(count))
+    return made, list(made.hosts), made.hub

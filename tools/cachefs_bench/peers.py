@@ -1,0 +1,278 @@
+"""Measures block transfers between nodes (M6), next to iperf3 and a plain copy over TLS between the same hosts."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Final
+
+import click
+from cachefs_cluster.peers.peer import MAX_CONNECTIONS
+from cachefs_tools.child_programs import KILL_WITH_PARENT, Child, wait_or_kill
+
+from cachefs.errors import CachefsError
+from cachefs_bench.lab.bridge import Bridge, bridge_network
+from cachefs_bench.lab.host import LOOPBACK, LabHost, run_command
+from cachefs_bench.lab.scratch_node import memory_directory
+
+SMALL: Final = 110_000
+LARGE: Final = 4 << 20
+# Measurements between two hosts: bytes of a block, and whether the connection is encrypted; PARTS: all measurements.
+_PAIRS: Final[Mapping[str, tuple[int, bool]]] = {
+    "110 KB": (SMALL, False),
+    "4 MiB": (LARGE, False),
+    "110 KB, TLS": (SMALL, True),
+    "4 MiB, TLS": (LARGE, True),
+}
+THREE_TO_ONE: Final = "three to one"
+PARTS: Final = (*_PAIRS, THREE_TO_ONE)
+# Seconds before the first turn, in which the window adapts.
+_WARM_UP_SECONDS: Final = 2.0
+_SIDE: Final = "cachefs_bench.peer_side"
+_SECONDS: Final = 120.0
+_DROPPED: Final = re.compile(r"dropped (\d+)")
+
+TurnFigures = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLoad:
+    """The extent of the measurement."""
+
+    seconds: float
+    turns: int
+    # Blocks requested one at a time, in all turns.
+    singles: int
+    # Bytes of blocks in flight.
+    outstanding: int = 16 << 20
+    # Bytes of the window; 0: it adapts.
+    window: int = 0
+    loopback: bool = False
+    # Megabits per second of the link of three to one, and bytes of its switch's queue; 0: left out.
+    megabits: int = 1000
+    queue: int = 256 << 10
+
+
+def measure(load: PeerLoad, parts: Sequence[str] = PARTS) -> dict[str, Any]:
+    """Return the document. Raises CachefsError."""
+    with ExitStack() as stack:
+        if load.loopback:
+            hosts: Sequence[LabHost] = (LOOPBACK, LOOPBACK)
+            network = None
+        else:
+            network = stack.enter_context(bridge_network(4))
+            hosts = network.hosts
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cachefs-bench-")))
+        certificates = _certificates(work) if any(part.endswith("TLS") for part in parts) else None
+        document: dict[str, Any] = {"between": "loopback" if load.loopback else "namespaces", "pairs": {}}
+        if shutil.which("iperf3") is None:
+            document["missing"] = "iperf3 (Debian package iperf3): there is nothing to compare plain connections with"
+            click.echo(f"cachefs-bench: {document['missing']}", err=True)
+        for part, (_, is_tls) in _PAIRS.items():
+            if part in parts and (certificates is not None or not is_tls):
+                document["pairs"][part] = _measure_pair(load, hosts, part, certificates if is_tls else None)
+        if network is not None and load.megabits and THREE_TO_ONE in parts:
+            document["three_to_one"] = _measure_incast(load, network)
+    return document
+
+
+def _measure_pair(load: PeerLoad, hosts: Sequence[LabHost], part: str, tls: Sequence[str] | None) -> dict[str, Any]:
+    """Measure one pair of hosts and its comparison, in turns: a machine is slow for seconds at a time."""
+    giver, asker, size = hosts[1], hosts[0], _PAIRS[part][0]
+    turns: list[TurnFigures] = []
+    times: list[float] = []
+    given = _side_parameters(load, size, giver, asker, tls)
+    with ExitStack() as stack:
+        ours = _start_pair(stack, given, giver, asker, "")
+        beside: Callable[[], TurnFigures] | None = None
+        if tls is not None:
+            copy = _start_pair(stack, given, giver, asker, "copy-")
+            beside = partial(copy.send_request, "many", load.seconds)
+        elif shutil.which("iperf3") is not None:
+            beside = partial(_iperf, giver, asker, load.seconds)
+        ours.send_request("many", _WARM_UP_SECONDS)
+        for number in range(load.turns):
+            click.echo(f"  {part}, turn {number + 1} of {load.turns}", err=True)
+            # The order alternates.
+            before = beside() if beside is not None and number % 2 else None
+            turn = ours.send_request("many", load.seconds)
+            other = before or (beside() if beside is not None else None)
+            if other is not None:
+                turn["beside_bytes_per_s"], turn["beside_cpu_s_per_gb"] = other["bytes_per_s"], other["cpu_s_per_gb"]
+                turn["ratio"] = turn["bytes_per_s"] / other["bytes_per_s"]
+            turns.append(turn)
+            if size == SMALL:
+                times += ours.send_request("one by one", max(1, load.singles // load.turns))["seconds"]
+    return _summary(turns, times, "a plain TLS copy" if tls else "iperf3")
+
+
+def _measure_incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
+    """Measure three nodes that serve one over a slow link, in turns with one connection of iperf3."""
+    asker, givers = network.hosts[0], network.hosts[1:4]
+    network.limit_bandwidth(0, load.megabits, load.queue)
+    network.set_offload(on=False)
+    turns: list[TurnFigures] = []
+    try:
+        with ExitStack() as stack:
+            given = _side_parameters(load, SMALL, givers[0], asker, None)
+            places = []
+            for number, giver in enumerate(givers, 1):
+                root = stack.enter_context(memory_directory("cachefs-bench-"))
+                role = {**given, "root": str(root), "number": number, "host": giver.address}
+                said = stack.enter_context(_run_side(giver, "give", role)).read_line()
+                places.append([number, giver.address, said["port"]])
+            side = stack.enter_context(_run_side(asker, "ask", {**given, "givers": places}))
+            side.send_request("many", _WARM_UP_SECONDS)
+            for number in range(load.turns):
+                click.echo(f"  three to one over {load.megabits} Mbit/s, turn {number + 1} of {load.turns}", err=True)
+                before = _drops(network)
+                turn = side.send_request("many", load.seconds)
+                turn["dropped_packets"] = _drops(network) - before
+                turn["of_link"] = _link_share(turn, load)
+                if shutil.which("iperf3") is not None:
+                    turn["iperf3_of_link"] = _link_share(_iperf(givers[0], asker, load.seconds), load)
+                    turn["ratio"] = turn["of_link"] / turn["iperf3_of_link"]
+                turns.append(turn)
+    finally:
+        network.set_offload(on=True)
+        network.remove_limit(0)
+    found = {
+        "of_link": round(median(turn["of_link"] for turn in turns), 3),
+        "dropped_packets": sum(turn["dropped_packets"] for turn in turns),
+        "window": round(median(turn["window"] for turn in turns)),
+    }
+    if all("iperf3_of_link" in turn for turn in turns):
+        found["iperf3_of_link"] = round(median(turn["iperf3_of_link"] for turn in turns), 3)
+        found["of_iperf3"] = round(median(turn["ratio"] for turn in turns), 2)
+    return {**found, "turns": _rounded(turns)}
+
+
+def _link_share(turn: TurnFigures, load: PeerLoad) -> float:
+    return turn["bytes_per_s"] * 8 / 1e6 / load.megabits
+
+
+def _side_parameters(
+    load: PeerLoad, size: int, giver: LabHost, asker: LabHost, tls: Sequence[str] | None
+) -> dict[str, Any]:
+    return {
+        "size": size,
+        "number": 1,
+        "host": giver.address,
+        "asker": asker.address,
+        "tls": tls,
+        "outstanding": max(3, load.outstanding // size),
+        "window": load.window,
+        "connections": MAX_CONNECTIONS[0],
+    }
+
+
+class _SideProcess:
+    def __init__(self, process: Child) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._to, self._from = process, process.stdin, process.stdout
+
+    def read_line(self) -> dict[str, Any]:
+        """Return the side's next line. Raises CachefsError if the side has ended."""
+        line = self._from.readline()
+        if not line:
+            raise CachefsError(f"a side of the benchmark has ended with status {self._process.wait()}")
+        document: dict[str, Any] = json.loads(line)
+        return document
+
+    def send_request(self, what: str, amount: float) -> dict[str, Any]:
+        """Send a request, and return the answer."""
+        with suppress(BrokenPipeError):  # the side has ended, which `read_line` reports
+            self._to.write(json.dumps([what, amount]).encode() + b"\n")
+            self._to.flush()
+        return self.read_line()
+
+
+def _start_pair(stack: ExitStack, given: dict[str, Any], giver: LabHost, asker: LabHost, kind: str) -> _SideProcess:
+    """Start both sides, and return the requesting one."""
+    root = stack.enter_context(memory_directory("cachefs-bench-"))
+    said = stack.enter_context(_run_side(giver, f"{kind}give", {**given, "root": str(root)})).read_line()
+    places = [[given["number"], giver.address, said["port"]]]
+    return stack.enter_context(_run_side(asker, f"{kind}ask", {**given, "givers": places}))
+
+
+@contextmanager
+def _run_side(host: LabHost, role: str, given: dict[str, Any]) -> Iterator[_SideProcess]:
+    command = [*KILL_WITH_PARENT, *host.enter_command, sys.executable, "-m", _SIDE, role, json.dumps(given)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield _SideProcess(process)
+    finally:
+        if process.stdin is not None:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        wait_or_kill(process)
+
+
+def _iperf(giver: LabHost, asker: LabHost, seconds: float) -> TurnFigures:
+    whole = max(1, round(seconds))  # iperf3 takes whole seconds
+    port = str(asker.free_ports(1)[0])
+    server = subprocess.Popen(
+        [*KILL_WITH_PARENT, *asker.enter_command, "iperf3", "-s", "-1", "--forceflush", "-p", port, "-B",
+         asker.address],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        while "listening" not in (line := server.stdout.readline()):
+            if not line:
+                raise CachefsError("iperf3 does not start")
+        text = run_command([*giver.enter_command, "iperf3", "-c", asker.address, "-p", port, "-t", str(whole), "-J"])
+        end = json.loads(text)["end"]
+        rate = float(end["sum_received"]["bits_per_second"]) / 8
+        busy = float(end["cpu_utilization_percent"]["remote_total"]) / 100
+        return {"bytes_per_s": rate, "cpu_s_per_gb": busy / max(1.0, rate) * 1e9}
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _drops(network: Bridge) -> int:
+    """Return the number of packets towards the requesting side that its queue dropped."""
+    return sum(map(int, _DROPPED.findall(network.hub.run_command("tc", "-s", "qdisc", "show", "dev", "port1"))))
+
+
+def _certificates(work: Path) -> list[str] | None:
+    """Create a CA and one certificate that names both sides. Returns their paths."""
+    if shutil.which("openssl") is None:
+        click.echo("cachefs-bench: openssl is missing (Debian package openssl): TLS is not measured", err=True)
+        return None
+    new = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30")
+    cert, key = str(work / "cert.pem"), str(work / "key.pem")
+    names = ",".join(f"DNS:node-{number}" for number in range(4))
+    run_command([*new, "-subj", "/CN=bench", "-addext", f"subjectAltName={names}", "-keyout", key, "-out", cert])
+    return [cert, cert, key]
+
+
+def _summary(turns: Sequence[TurnFigures], times: Sequence[float], beside: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "MB_per_s": round(median(turn["bytes_per_s"] for turn in turns) / 1e6),
+        "receiver_s_per_GB": round(median(turn["cpu_s_per_gb"] for turn in turns), 2),
+        "window": round(median(turn["window"] for turn in turns)),
+    }
+    if all("ratio" in turn for turn in turns):
+        ratios = sorted(turn["ratio"] for turn in turns)
+        found[f"{beside}_MB_per_s"] = round(median(turn["beside_bytes_per_s"] for turn in turns) / 1e6)
+        found[f"{beside}_receiver_s_per_GB"] = round(median(turn["beside_cpu_s_per_gb"] for turn in turns), 2)
+        found[f"of_{beside}"] = round(median(ratios), 2)
+        found["ratios_from_to"] = [round(ratios[0], 2), round(ratios[-1], 2)]
+    if len(times) > 1:
+        found["p50_us"], found["p99_us"] = round(median(times) * 1e6), round(quantiles(times, n=100)[98] * 1e6)
+    return {**found, "turns": _rounded(turns)}
+
+
+def _rounded(turns: Sequence[TurnFigures]) -> list[TurnFigures]:
+    return [{key: round(value, 3) if value < 100 else round(value) for key, value in turn.items()} for turn in turns]

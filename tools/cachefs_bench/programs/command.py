@@ -1,0 +1,142 @@
+"""`cachefs-bench programs`: chooses and runs programs."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from cachefs_tools.child_programs import require_fuse
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.programs import markdown, results
+from cachefs_bench.programs.bench import ProgramBench
+from cachefs_bench.programs.catalogue import PROGRAMS, Program, find_programs
+from cachefs_bench.programs.datasets import ProgramDatasets
+from cachefs_bench.programs.outcome import RunMode
+from cachefs_bench.programs.report import row, table, warm_row
+from cachefs_bench.programs.run import RunSettings
+
+SCRIPTS: Final = Path(__file__).parents[3] / "tests" / "programs"
+LIMITS: Final = LinkLimits(latency=0.025, latency_p99=0.1, bandwidth=40e6)
+WARM_TURNS: Final = 5
+
+
+def parse_modes(ctx: click.Context, param: click.Parameter, text: str) -> list[RunMode]:
+    """Parse comma-separated modes."""
+    try:
+        return [RunMode(name.strip()) for name in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; there are {', '.join(RunMode)}") from None
+
+
+@click.command("programs")
+@click.option("--programs", "names", default="", metavar="A,B,C", help="Only these.  [default: all]")
+@click.option("--list", "listing", is_flag=True, help="Name the programs, and what each needs.")
+@click.option("--modes", callback=parse_modes, default=",".join(RunMode), show_default=True, help="How each is run.")
+@click.option("--warm", is_flag=True, help="Instead, with everything in the page cache: what the mount costs.")
+@click.option("--python", default=sys.executable, show_default=True, help="The programs' interpreter.")
+@click.option("--files", default=500, show_default=True, type=click.IntRange(64, 100_000), help="Size of the datasets.")
+@click.option("--epochs", default=2, show_default=True, type=click.IntRange(1, 100), help="Epochs of each program.")
+@click.option("--seed", default=1, show_default=True, help="Seed of each program.")
+@click.option(
+    "--milliseconds",
+    type=float,
+    help="That computing takes for each sample.  [default: the program's own, 2 or 4; with --warm: 0]",
+)
+@click.option("--turns", type=click.IntRange(1, 20), help="How often each mode runs.  [default: 1; with --warm: 5]")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON document instead of the table.")
+@click.option(
+    "--scripts", default=SCRIPTS, type=click.Path(file_okay=False, path_type=Path), help="Where the programs are."
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the datasets are kept for another time; what is lacking is made.  [default: a temporary directory]",
+)
+@click.option(
+    "--results",
+    "kept",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A JSON document to which what is measured is added; all that it then holds is printed.",
+)
+@click.option(
+    "--markdown",
+    "page",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Replace the table of this page, such as docs/programs.md, by what --results then holds.",
+)
+@click.option("--nothing", is_flag=True, help="Run no program; print what --results holds.")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
+def programs_command(names: str, listing: bool, nothing: bool, as_json: bool, page: Path | None, **given: Any) -> None:
+    """Run training programs of many libraries as they are.
+
+    Each runs on the local disk, on the mount of an empty node whose origin is slow, and under `cachefs run`, with the
+    same seed. It measures how long they wait for data, and whether they compute the same.
+    """
+    programs = [] if nothing else find_programs(names)
+    kept: Path | None = given["kept"]
+    if page is not None and kept is None:
+        raise click.UsageError("--markdown needs --results")
+    if listing:
+        for one in PROGRAMS:
+            click.echo(f"{one.name:<20} {one.title:<38} {' '.join(one.needs)}".rstrip())
+        return
+    if kept is not None:
+        results.load_results(kept)  # report a bad file before the measurement
+    documents = _measure(programs, **given)
+    if kept is not None:
+        documents = list(results.load_results(kept).values())
+        if page is not None:
+            markdown.write_page(page, results.load_results(kept))
+    click.echo(json.dumps({"programs": documents}, indent=2) if as_json else table(documents))
+
+
+def _measure(programs: Sequence[Program], **given: Any) -> list[results.Document]:
+    """Measure the programs that can run here. Each document is printed and saved as soon as it is complete."""
+    require_fuse()
+    if not (given["scripts"] / "measuring.py").exists():
+        raise ConfigError(f"there are no programs in {given['scripts']}; they come with the sources, or name --scripts")
+    documents = []
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=given["directory"]) as work:
+        bench = _bench(Path(work), **given)
+        for one in programs:
+            if lacking := bench.missing_modules(one):
+                _say(f"{one.name}: left out, since {given['python']} has no {', '.join(lacking)}")
+                continue
+            try:
+                if given["warm"]:
+                    document = bench.measure_warm(one, given["turns"] or WARM_TURNS)
+                else:
+                    document = bench.measure_cold(one, given["modes"], given["turns"] or 1)
+            except CachefsError as error:
+                _say(f"{one.name}: {error}")
+                continue
+            documents.append(document)
+            _say(warm_row(document) if given["warm"] else row(document))
+            for line in document.get("said", ()):
+                _say(f"  {line}")
+            if given["kept"] is not None:
+                results.add_result(given["kept"], document)
+    return documents
+
+
+def _bench(work: Path, **given: Any) -> ProgramBench:
+    milliseconds = 0.0 if given["warm"] and given["milliseconds"] is None else given["milliseconds"]
+    own = () if milliseconds is None else ("--milliseconds", str(milliseconds))
+    # Each run has its own directory, so a relative path of the interpreter would break.
+    python = os.path.abspath(given["python"]) if os.sep in given["python"] else given["python"]
+    setting = RunSettings(python, given["scripts"], given["epochs"], given["seed"], LIMITS, own)
+    datasets = ProgramDatasets(given["data"] or work / "data", given["files"], python, given["scripts"])
+    return ProgramBench(setting, datasets, work)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,253 @@
+"""`cachefs-bench train`: turns options into runs, and results into a table, JSON and a plot."""
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+
+from cachefs_bench import proxy_ceiling, scenario, training_run
+from cachefs_bench.busy_cores import keep_cores_busy
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.lab.throttle import run_throttle
+from cachefs_bench.origin_server import BUCKET, OriginServer, run_filled_server
+from cachefs_bench.report import summary, table
+from cachefs_bench.sample_data import sample_name
+from cachefs_bench.scenario import (
+    DatasetShape,
+    JobLoader,
+    Publishing,
+    Scenario,
+    TierShares,
+    TrainingJob,
+    best_publishing,
+)
+
+# The unlimited proxy must be this many times faster than its limits; otherwise it is part of the measurement.
+MIN_HEADROOM: Final = 2.0
+CEILING_FILES: Final = 64
+DEFAULT: Final = DatasetShape()
+
+
+@click.command("train")
+@click.option(
+    "--preset", type=click.Choice(scenario.PRESETS), help="A set of runs that show one thing (see docs/benchmarks.md)."
+)
+@click.option(
+    "--only", multiple=True, help="Of the runs, only those with this in their title; may be given several times."
+)
+@click.option(
+    "--busy",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Processor cores that something else keeps busy meanwhile.",
+)
+@click.option(
+    "--loader",
+    type=click.Choice([loader.value for loader in JobLoader]),
+    default=JobLoader.TORCH.value,
+    show_default=True,
+    help="What reads: a torch DataLoader, or a loop over threads.",
+)
+@click.option(
+    "--publish",
+    "publishing",
+    multiple=True,
+    type=click.Choice([way.value for way in Publishing]),
+    help="How the job says what it will read; may be given several times.  [default: none, and what suits the loader]",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=["clairvoyant"],
+    show_default=True,
+    type=click.Choice(scenario.POLICIES),
+    help="Eviction policy; may be given several times.",
+)
+@click.option(
+    "--capacity",
+    "capacities",
+    multiple=True,
+    default=[1.0],
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Share of the dataset that the tiers hold; may be given several times.",
+)
+@click.option(
+    "--memory-share",
+    default=0.5,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="The memory tier's part of the capacity.",
+)
+@click.option("--files", default=DEFAULT.files, show_default=True, type=click.IntRange(min=2), help="Number of files.")
+@click.option(
+    "--size", default=DEFAULT.size, show_default=True, type=click.IntRange(8, 256 << 10), help="Bytes of each file."
+)
+@click.option(
+    "--epochs", default=DEFAULT.epochs, show_default=True, type=click.IntRange(min=1), help="Epochs of each job."
+)
+@click.option(
+    "--batch-size",
+    default=DEFAULT.batch_size,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Samples of a batch.",
+)
+@click.option(
+    "--workers", default=DEFAULT.workers, show_default=True, type=click.IntRange(min=0), help="Workers of the loader."
+)
+@click.option(
+    "--prefetch",
+    default=DEFAULT.prefetch,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Batches that each worker reads ahead.",
+)
+@click.option(
+    "--demand",
+    default=DEFAULT.demand,
+    show_default=True,
+    type=click.FloatRange(min=1),
+    help="Samples per second that the accelerator takes.",
+)
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of jobs. Each has a seed of its own.",
+)
+@click.option(
+    "--stagger", default=0.0, show_default=True, help="Seconds from the start of a job to the start of the next."
+)
+@click.option(
+    "--latency", default=20.0, show_default=True, help="Milliseconds to the first byte of an answer, the median."
+)
+@click.option(
+    "--latency-p99",
+    default=60.0,
+    show_default=True,
+    help="Milliseconds to the first byte of an answer, the 99th percentile.",
+)
+@click.option("--bandwidth", default=0.0, help="MB/s of the whole origin (0: no limit).")
+@click.option("--stream-bandwidth", default=0.0, help="MB/s of one connection (0: no limit).")
+@click.option("--request-rate", default=0.0, help="Requests per second; more are answered with SlowDown (0: no limit).")
+@click.option("--keep-pages", is_flag=True, help="Let the kernel's page cache keep what was read.")
+@click.option(
+    "--endpoint",
+    help="URL of a running S3 server. Its credentials are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  "
+    "[default: a server of rclone is started]",
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the runs into this file (needs matplotlib)."
+)
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
+def train_command(
+    preset: str | None,
+    only: tuple[str, ...],
+    busy: int,
+    endpoint: str | None,
+    plot: Path | None,
+    directory: Path | None,
+    **options: Any,
+) -> None:
+    """Run training jobs in front of a slow origin.
+
+    It measures how much of the time the accelerator computes, how long it stalls, and how much is fetched.
+    """
+    base = _base_scenario(options)
+    runs = scenario.preset_scenarios(preset, base) if preset else _variants(base, options)
+    runs = [one for one in runs if not only or any(part in one.title for part in only)]
+    if not runs:
+        raise click.UsageError(f"no run has {' or '.join(map(repr, only))} in its title")
+    with keep_cores_busy(busy):
+        if plot is not None:
+            from cachefs_bench.plot import draw  # here, since matplotlib may be missing, and the runs take long
+        result = _measure(runs[0].shape, runs, endpoint, directory)
+        Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 120).print(table(result["runs"]))
+        if plot is not None:
+            draw(result, plot)
+        click.echo(json.dumps(result, indent=2))
+
+
+def _measure(shape: DatasetShape, runs: list[Scenario], endpoint: str | None, directory: Path | None) -> dict[str, Any]:
+    documents = []
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
+        work = Path(name)
+        _say(f"writing {shape.files:,} files of {shape.size:,} bytes")
+        with run_filled_server(work, shape, endpoint) as server:
+            limit = _measure_ceiling(work, server, runs)
+            for number, one in enumerate(runs):
+                place = work / f"run{number}"
+                place.mkdir()
+                _say(f"run {number + 1} of {len(runs)}: {one.title}")
+                documents.append(training_run.run_scenario(one, server, place))
+                _say(summary(documents[-1]))
+    return {"proxy_ceiling": limit, "runs": documents}
+
+
+def _base_scenario(options: dict[str, Any]) -> Scenario:
+    """Return the run that the options describe, without options that may be repeated."""
+    shape = DatasetShape(**{name: options[name] for name in DatasetShape.__dataclass_fields__})
+    limits = LinkLimits(
+        latency=options["latency"] / 1e3, latency_p99=options["latency_p99"] / 1e3,
+        stream_bandwidth=1e6 * options["stream_bandwidth"], bandwidth=1e6 * options["bandwidth"],
+        request_rate=options["request_rate"],
+    )  # fmt: skip
+    jobs = tuple(TrainingJob(seed=number, start=number * options["stagger"]) for number in range(options["jobs"]))
+    return Scenario(
+        title="",
+        loader=JobLoader(options["loader"]),
+        shape=shape,
+        tiers=TierShares(memory=options["memory_share"]),
+        limits=limits,
+        jobs=jobs,
+        keep_pages=options["keep_pages"],
+    )
+
+
+def _variants(base: Scenario, options: dict[str, Any]) -> list[Scenario]:
+    """Return a run for every combination of the options that may be repeated."""
+    ways = [Publishing(way) for way in options["publishing"]] or [Publishing.NONE, best_publishing(base.loader)]
+    return [
+        replace(
+            base, title=f"{policy}, {share:.0%}, publishing: {way}", publishing=way, policy=policy,
+            tiers=replace(base.tiers, capacity=share),
+        )
+        for policy, share, way in product(options["policies"], options["capacities"], ways)
+    ]  # fmt: skip
+
+
+def _measure_ceiling(work: Path, server: OriginServer, runs: list[Scenario]) -> dict[str, float]:
+    """Measure the proxy without limits. Warns if the runs need nearly as much."""
+    shape = runs[0].shape
+    paths = [f"{BUCKET}/{sample_name(number)}" for number in range(min(CEILING_FILES, shape.files))]
+    with run_throttle(server.endpoint, LinkLimits(), work / "ceiling.log") as throttle:
+        found = proxy_ceiling.measure_ceiling(throttle, server.credentials, paths)
+    _say(
+        f"without limits the proxy passes {found.bytes_per_s / 1e6:.0f} MB/s, {found.requests_per_s:.0f} requests/s, "
+        "with its client and the server on this machine; "
+        f"its own processor time would allow {found.cpu_bytes_per_s / 1e6:.0f} MB/s"
+    )
+    most = max(max(one.limits.bandwidth, len(one.jobs) * shape.demand_bytes) for one in runs)
+    if found.bytes_per_s < MIN_HEADROOM * most:
+        _say(
+            f"warning: this is less than {MIN_HEADROOM:g} times the {most / 1e6:.0f} MB/s that the runs may need; "
+            "lower --demand"
+        )
+    return asdict(found)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
