@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,8 +14,9 @@ from cachefs_cluster.peers.client import PeerClient
 from cachefs_cluster.peers.peer_requests import BlockRequest, PeerResponse, RequestOptions
 from cachefs_cluster.peers.server_process import PeerServers, ServerSettings
 from cachefs_cluster.peers.tls import Certificates, TlsFiles
-from cachefs_daemon.api.fetch_channel import FetchChannelServer, PeerOutcome
+from cachefs_daemon.api.fetch_channel import FetchChannelServer
 from cachefs_daemon.api.identity import CallerRights
+from cachefs_daemon.fetch.fetcher import PeerOutcome, PeerResultCallback
 from cachefs_daemon.runtime.error_log import ErrorLog
 
 from cachefs.block import TIER_NAMES
@@ -108,11 +110,10 @@ class ServingNode:
     async def __aenter__(self) -> "ServingNode":
         admission = CallerRights(0)
         self.channel = FetchChannelServer(self._root / "s.ch", admission, cast(Any, None), self.errors)
-        self.channel.fetch_for_peer = self._ask
         tiers = {TIER_NAMES[number]: self._root / TIER_NAMES[number] for number in (0, 1)}
         places = ServerSettings(("127.0.0.1", 0), self.store.index_path, tiers, self._tls, 1, self._secret)
         self.membership = KnownMembership(ClusterView())
-        self.servers = PeerServers(CLUSTER, self.membership, places, self.channel.adopt_connection, self.errors)
+        self.servers = PeerServers(CLUSTER, self.membership, places, self._adopt, self.errors)
         self.record = record(self.number, self.servers.port, name=self.name)
         asker = record(int(ME, 16), 1, name="asker")
         self.membership.set(view_of(self.record.id, [self.record, asker]))
@@ -132,7 +133,10 @@ class ServingNode:
     def complaints(self) -> str:
         return "\n".join(f"{one.subject}: {one.message}" for one in self.errors.views())
 
-    def _ask(self, fetch: FetchRequest, patience: float, answer: Callable[[list[PeerOutcome]], None]) -> None:
+    async def _adopt(self, link: socket.socket) -> None:
+        await self.channel.adopt_connection(link, self._ask)
+
+    def _ask(self, fetch: FetchRequest, patience: float, answer: PeerResultCallback) -> None:
         self.asked.append(fetch)
         outcome = self.bring(fetch)
         if outcome is not None:

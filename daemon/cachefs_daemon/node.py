@@ -2,9 +2,10 @@
 
 import asyncio
 import functools
+import socket
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,10 +13,7 @@ import msgspec
 from cachefs_cluster.membership.open_membership import open_membership
 from cachefs_cluster.membership.secret import load_secret
 from cachefs_cluster.membership.status import Traffic, no_traffic
-from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
-from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
-from cachefs_cluster.search.peer_source import PeerSource
 
 from cachefs.block import MEMORY, SSD
 from cachefs.cluster_messages import NodeCounters, TierUse
@@ -35,8 +33,10 @@ from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.records import SnapshotRecord
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_counts import FetchCounts
+from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetch_processes import FetchProcesses
-from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.fetcher import Fetcher, FetchForPeer
 from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
 from cachefs_daemon.fetch.readahead import ReadaheadFetcher
@@ -52,6 +52,7 @@ from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.pushers import Pushers, TierFacts
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.ports import NO_PEERS
 from cachefs_daemon.report_dispatcher import JobConsumersByMount, ReportDispatcher, ReportHandlers
 from cachefs_daemon.reporting.residency import Residency
 from cachefs_daemon.runtime.error_log import ErrorLog
@@ -64,10 +65,14 @@ from cachefs_daemon.troubles import NOTICE_SECONDS, AwayNode, CachedValue, Serve
 if TYPE_CHECKING:
     from cachefs_cluster.directory.used_snapshots import LocalRead
     from cachefs_cluster.node_sharing import NodeSharing
-    from cachefs_cluster.peers.plane import AdoptConnection, DataPlane
+    from cachefs_cluster.peers.fetches_for_peers import FetchesForPeers
+    from cachefs_cluster.peers.plane import DataPlane
+    from cachefs_cluster.placement.cluster_routes import ClusterRoutes
     from cachefs_cluster.placement.cooperation import Cooperation
     from cachefs_cluster.placement.draining import DrainController
     from cachefs_cluster.placement.rebalance import Rebalance
+    from cachefs_cluster.search.home_routes import HomeRoutes
+    from cachefs_cluster.search.peer_source import PeerSource
 
 BackgroundWork = Callable[[], Coroutine[Any, Any, None]]  # runs as long as the daemon
 
@@ -101,26 +106,29 @@ class Node:
         snapshots = OpenSnapshots(state_dir / "snapshots", config.daemon.block_size)
         self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
         slots = ConcurrencyLimiter(origin.max_connections, origin.max_bytes_in_flight)
-        self.fetcher = Fetcher(
-            storage.blocks, snapshots.block_source, threads, slots, self.errors, config.daemon.read_deadline
-        )
-        processes = config.fetch_processes if config.prefetch.enabled else 0
+        counts, deadline = FetchCounts(), config.daemon.read_deadline
         self._home_routes: HomeRoutes | None = None
+        self._cluster_routes: ClusterRoutes | None = None
         self._missing_snapshots = MissingSnapshots()
-        self.process_fetches = FetchProcesses(
-            storage.reservations, threads, self.errors, processes, config.daemon.read_deadline
-        )
-        self.fetcher.in_flight_fetches.fetch_in_process = self.process_fetches.try_fetch
-        self.fetcher.in_flight_fetches.renew_source = snapshots.renew_source
-        self.fetcher.in_flight_fetches.is_replaced = self.catalog.is_replaced
-        self.process_fetches.discard = self.fetcher.in_flight_fetches.counts.count_discarded
-        if self.data_plane is not None:
-            self.fetcher.in_flight_fetches.peer_source = self._make_peer_source(self.data_plane, slots)
-            self.fetcher.awaited_snapshots = AwaitedSnapshots(
-                lambda one: snapshots.get(one) is not None,
-                lambda one: self.sharing is not None and self.sharing.is_coming(one),
+        self.peer_source = self._make_peer_source(self.data_plane, slots) if self.data_plane is not None else None
+        processes = config.fetch_processes if config.prefetch.enabled else 0
+        self.process_fetches = FetchProcesses(storage.reservations, threads, self.errors, counts, processes, deadline)
+        self.fetcher = Fetcher(
+            FetchParts(
+                store=storage.blocks,
+                sources=SourceLookups(snapshots.block_source, snapshots.renew_source, self.catalog.is_replaced),
+                threads=threads,
+                limiter=slots,
+                errors=self.errors,
+                read_deadline=deadline,
+                peers=self.peer_source or NO_PEERS,
+                fetch_in_process=self.process_fetches.try_fetch,
+                counts=counts,
+                reads_parts=config.prefetch.enabled and config.prefetch.guess,
             )
-            snapshots.on_open = self.fetcher.awaited_snapshots.resume_requests
+        )
+        if self.data_plane is not None:
+            self.fetches_for_peers = self._make_fetches_for_peers(snapshots)
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
@@ -173,8 +181,7 @@ class Node:
         if config.prefetch.enabled:
             self._background_work += self._fetching_ahead(pace, fetches)
         if config.prefetch.enabled and config.prefetch.guess:
-            self.fetcher.on_demand = self.readahead.note_demand
-            self.fetcher.enable_random_reads()
+            self.fetcher.add_demand_listener(self.readahead.note_demand)
             self._background_work.append(self.readahead.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
@@ -215,7 +222,7 @@ class Node:
 
     def _away_nodes(self, now: float) -> Iterator[AwayNode]:
         """Yield the nodes of the cluster that are not asked, or send no heartbeat. now: loop time."""
-        elsewhere, plane = self.fetcher.in_flight_fetches.peer_source, self.data_plane
+        elsewhere, plane = self.peer_source, self.data_plane
         if plane is None:
             return
         silent = elsewhere.silent_nodes() if elsewhere is not None else {}
@@ -263,7 +270,7 @@ class Node:
         )
         self.membership.add_listener(lambda view: filling.set_ring(placement_ring_of(view)))
         if self._home_routes is not None:
-            self._home_routes.is_rebalancing = filling.is_searching
+            self._home_routes.follow_rebalance(filling.is_searching)
         draining = DrainController(self.membership, self.sharing.shared, lambda: bool(self.jobs.consumers))
         self._background_work += [filling.run, draining.run]
         return draining
@@ -311,7 +318,6 @@ class Node:
         foresight, sharing = self.storage.planning, self.sharing
         if foresight.standing is None or sharing is None or not self.config.prefetch.enabled:
             return None
-        from cachefs_cluster.placement.cluster_routes import ClusterRoutes
         from cachefs_cluster.placement.cooperation import Cooperation, CooperationParts
 
         cooperation = Cooperation(
@@ -333,11 +339,8 @@ class Node:
         self._background_work.append(cooperation.run)
         if self.data_plane is not None:
             self.data_plane.on_served = cooperation.note_served_blocks
-        elsewhere = self.fetcher.in_flight_fetches.peer_source
-        if elsewhere is not None:
-            elsewhere.find_route = ClusterRoutes(
-                self.membership, elsewhere.find_route, cooperation.shared_snapshot, self._missing_snapshots
-            ).find_route
+        if self._cluster_routes is not None:
+            self._cluster_routes.follow_snapshots(cooperation.shared_snapshot)
         return cooperation
 
     def _margins(self) -> dict[str, float]:
@@ -412,19 +415,36 @@ class Node:
         section = self.config.cluster
         return msgspec.structs.replace(counters, replicas=section.replicas, grace=section.grace)
 
-    def _make_peer_source(self, plane: "DataPlane", slots: ConcurrencyLimiter) -> PeerSource:
+    def _make_peer_source(self, plane: "DataPlane", slots: ConcurrencyLimiter) -> "PeerSource":
         """Create the source of blocks that consists of the other nodes. slots: limits the reads from origins."""
-        membership, steal = self.membership, self.config.cluster.steal
-        self._home_routes = HomeRoutes(membership, self._missing_snapshots, self.config.cluster.replicas)
-        route = self._home_routes.find_route
-        found = PeerSource(plane.client, route, membership, slots, self._missing_snapshots, steal=steal)
+        from cachefs_cluster.placement.cluster_routes import ClusterRoutes
+        from cachefs_cluster.search.home_routes import HomeRoutes
+        from cachefs_cluster.search.peer_source import PeerSource
+
+        membership, missing, steal = self.membership, self._missing_snapshots, self.config.cluster.steal
+        self._home_routes = HomeRoutes(membership, missing, self.config.cluster.replicas)
+        self._cluster_routes = ClusterRoutes(membership, self._home_routes.find_route, missing)
+        route = self._cluster_routes.find_route
+        found = PeerSource(plane.client, route, membership, slots, missing, steal=steal)
         membership.add_listener(found.on_view)
         return found
+
+    def _make_fetches_for_peers(self, snapshots: OpenSnapshots) -> "FetchesForPeers":
+        """Create the part that serves the blocks that other nodes request."""
+        from cachefs_cluster.peers.fetches_for_peers import FetchesForPeers
+        from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
+
+        awaited = AwaitedSnapshots(
+            lambda one: snapshots.get(one) is not None,
+            lambda one: self.sharing is not None and self.sharing.is_coming(one),
+        )
+        snapshots.add_open_listener(awaited.resume_requests)
+        return FetchesForPeers(self.fetcher, awaited, self._missing_snapshots)
 
     def peer_counts(self) -> PeerCounts:
         """Return counters of the blocks exchanged with other nodes."""
         bringing, plane = self.fetcher.in_flight_fetches, self.data_plane
-        if bringing.peer_source is None or plane is None:
+        if self.peer_source is None or plane is None:
             return PeerCounts()
         served = list(plane.servers.served_totals().values()) if plane.servers is not None else []
         return PeerCounts(
@@ -434,7 +454,7 @@ class Node:
             served_bytes=sum(one.bytes for one in served),
             served_fetched=sum(one.fetched for one in served),
             filled=self._rebalance.fetched_blocks if self._rebalance is not None else 0,
-            **asdict(bringing.peer_source.counts),
+            **asdict(self.peer_source.counts),
         )
 
     def _fetching_ahead(self, pace: StepTimer, fetches: FetchPlan) -> list[BackgroundWork]:
@@ -448,12 +468,13 @@ class Node:
             Promoter(promotions, pace, storage.blocks, storage.tiering, threads, readers).run,
         ]
 
-    def open_data_plane(self, adopt: "AdoptConnection") -> None:
+    def open_data_plane(self, adopt: Callable[[socket.socket, FetchForPeer], Awaitable[None]]) -> None:
         """Listen for other nodes, where the node is in a cluster. Call before `start`. adopt: serves a connection of
         the fetch channel. Raises ConfigError."""
         if self.data_plane is not None:
             tiers = {usage.name: usage.directory for usage in self.storage.usage()}
-            self.data_plane.open_servers(self.storage.index.path, tiers, adopt)
+            answer = self.fetches_for_peers.request
+            self.data_plane.open_servers(self.storage.index.path, tiers, lambda link: adopt(link, answer))
 
     async def start(self) -> None:
         """Restore the state of the previous daemon, and begin to work."""

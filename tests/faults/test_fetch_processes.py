@@ -18,6 +18,8 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetch_processes
 from cachefs_daemon.fetch.block_fetch import BlockFetchOutcome
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_counts import FetchCounts
+from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetch_processes import FetchProcesses
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.origin import s3_get
@@ -78,9 +80,20 @@ class Bench:
         self.origin = origin
         self.errors = ErrorLog()
         self.listed: dict[int, ObjectRange] = {}
-        self.fetcher = Fetcher(store.blocks, self.source, threads, ConcurrencyLimiter(32, 1 << 30), self.errors, 20)
-        self.carrying = FetchProcesses(store.storage.reservations, threads, self.errors, count, 20)
-        self.fetcher.in_flight_fetches.fetch_in_process = self.carrying.try_fetch
+        counts, limiter = FetchCounts(), ConcurrencyLimiter(32, 1 << 30)
+        self.carrying = FetchProcesses(store.storage.reservations, threads, self.errors, counts, count, 20)
+        self.fetcher = Fetcher(
+            FetchParts(
+                store.blocks,
+                SourceLookups(self.source),
+                threads,
+                limiter,
+                self.errors,
+                20,
+                fetch_in_process=self.carrying.try_fetch,
+                counts=counts,
+            )
+        )
 
     async def prepare(self, *, ready: bool = True) -> None:
         """List the bucket, learn the way to it, and wait until a process is *ready*."""

@@ -4,13 +4,13 @@ The daemon's parts are the product's, connected as `cachefs_daemon.node` connect
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from cachefs_cluster.membership.identity import NodeIdentity, make_own_record
 from cachefs_cluster.membership.shared import SharedMembership
+from cachefs_cluster.peers.fetches_for_peers import FetchesForPeers
 from cachefs_cluster.peers.plane import DataPlane
 from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
 from cachefs_cluster.search.home_routes import HomeRoutes
@@ -21,6 +21,7 @@ from cachefs_daemon.api.fetch_channel import FetchChannelServer
 from cachefs_daemon.api.identity import CallerRights
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.runtime.error_log import ErrorLog
@@ -167,15 +168,22 @@ class SimulatedNode:
         def source(ref: BlockRef) -> BlockSource:
             return self.source(ref, origin)
 
-        fetcher = Fetcher(any_store(self.disk), source, threads, slots, errors, READ_DEADLINE)
         lacks = MissingSnapshots()
         routes = HomeRoutes(membership, lacks, limits.replicas)
         elsewhere = PeerSource(plane.client, routes.find_route, membership, slots, lacks)
         membership.add_listener(elsewhere.on_view)
-        fetcher.in_flight_fetches.peer_source = elsewhere
-        awaited = fetcher.awaited_snapshots = AwaitedSnapshots(lambda one: one in self.snapshots, lambda _: False)
+        parts = FetchParts(
+            any_store(self.disk), SourceLookups(source), threads, slots, errors, READ_DEADLINE, peers=elsewhere
+        )
+        fetcher = Fetcher(parts)
+        awaited = AwaitedSnapshots(lambda one: one in self.snapshots, lambda _: False)
+        serving = FetchesForPeers(fetcher, awaited, lacks)
         channel = FetchChannelServer(Path(f"/simulated/{self.number}.ch"), CallerRights(0), fetcher, errors)
-        plane.open_servers(Path("index"), {}, cast(Callable[[Any], Any], channel.adopt_connection))
+
+        async def adopt(link: Any) -> None:
+            await channel.adopt_connection(link, serving.request)
+
+        plane.open_servers(Path("index"), {}, adopt)
         return Daemon(process, membership, plane, slots, fetcher, elsewhere, routes, channel, awaited, threads, errors)
 
     def source(self, ref: BlockRef, origin: SimulatedOrigin) -> BlockSource:

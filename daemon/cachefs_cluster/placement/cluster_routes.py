@@ -21,14 +21,16 @@ class ClusterRoutes:
         self,
         membership: Membership,
         at_home: Callable[[BlockSource], BlockRoute | None],
-        shared: Callable[[str], SharedSnapshot | None],
         missing_snapshots: MissingSnapshots,
     ) -> None:
-        """at_home: returns the route of a block that stays at home. shared: returns a shared snapshot, if jobs read it.
-        missing_snapshots: nodes that *at_home* skips."""
+        """at_home: returns the route of a block that stays at home. missing_snapshots: nodes that *at_home* skips."""
         self._missing_snapshots = missing_snapshots
         self._membership = membership
         self._at_home = at_home
+        self._shared: Callable[[str], SharedSnapshot | None] = _no_shared_snapshot
+
+    def follow_snapshots(self, shared: Callable[[str], SharedSnapshot | None]) -> None:
+        """Compute routes from shared snapshots too, from now on. shared: returns a shared snapshot, if jobs read it."""
         self._shared = shared
 
     def find_route(self, source: BlockSource) -> BlockRoute | None:
@@ -61,3 +63,7 @@ class ClusterRoutes:
         if any(ids[number] == view.me for number in second):
             route = replace(route, is_kept_here=True)
         return route if route.has_other_nodes else None
+
+
+def _no_shared_snapshot(_: str) -> None:
+    return None

@@ -89,14 +89,17 @@ class HomeRoutes:
     def __init__(self, membership: Membership, missing_snapshots: MissingSnapshots, replicas: int = 1) -> None:
         """missing_snapshots: nodes to skip, by snapshot. replicas: copies of each block in the cluster."""
         self._missing_snapshots = missing_snapshots
-        # Returns whether this node still fetches its share of a snapshot from other nodes, having just joined or come
-        # back.
-        self.is_rebalancing: Callable[[str], bool] = lambda snapshot: False
+        self._is_rebalancing: Callable[[str], bool] = _is_never_rebalancing
         self._replicas = replicas
         self._view = membership.view
         self._ring = self._former = _Ring.from_view(self._view, replicas)
         self._changed = 0.0  # monotonic time of the last change of the ring
         membership.add_listener(self._on_view)
+
+    def follow_rebalance(self, is_rebalancing: Callable[[str], bool]) -> None:
+        """Allow for a rebalance from now on. is_rebalancing: returns whether this node still fetches its share of a
+        snapshot from other nodes, having just joined or come back."""
+        self._is_rebalancing = is_rebalancing
 
     def find_route(self, source: BlockSource) -> BlockRoute | None:
         """Return the route of a block that is not on this node; None if no other node is to be asked."""
@@ -107,7 +110,7 @@ class HomeRoutes:
         me, home, after = self._view.me, self._view.get(first), self._view.get(second)
         others, readers = list(self._former_homes(hashed)), self._missing_snapshots.nodes_reading(source.snapshot)
         # While this node was away, or lacked the snapshot, the next node in order stood in for it.
-        if self._replicas > 1 or (first == me and (readers or self.is_rebalancing(source.snapshot))):
+        if self._replicas > 1 or (first == me and (readers or self._is_rebalancing(source.snapshot))):
             others.insert(0, second)
         records = [self._view.get(one) for one in others if one != first]
         before = [one for one in records if one is not None and one.state != "away"]
@@ -136,3 +139,7 @@ class HomeRoutes:
         ring = _Ring.from_view(view, self._replicas)
         if not ring.has_same_homes(self._ring):
             self._former, self._ring, self._changed = self._ring, ring, time.monotonic()
+
+
+def _is_never_rebalancing(_: str) -> bool:
+    return False

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from cachefs_daemon.fetch.concurrency_limiter import Permit
+from cachefs_daemon.ports import FoundBlock, FoundCallback
 
 from cachefs.planning.requests.hedging import HedgeBudget
 from cachefs.planning.requests.recent_times import TimesBySize
@@ -100,16 +101,6 @@ class PeerBlockClient(Protocol):
 
     def probe_silent(self, node_id: str, /) -> None:
         """Probe the node: it gives no heartbeat."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FoundBlock:
-    """A block that a peer gave."""
-
-    node: NodeRecord
-    block: PeerBlock
-    # Loop time of the request.
-    requested_at: float
 
 
 @dataclass(slots=True)
@@ -250,9 +241,7 @@ class PeerSearch:
     deadline: float
     # Returns whether this node would fetch the block from the origin in place of an overloaded peer.
     can_take_over: Callable[[], bool]
-    # Called with the block; or, at most once and before that, with None: ask the origin too. A peer may still give the
-    # block afterwards.
-    on_result: Callable[[FoundBlock | None], None]
+    on_result: FoundCallback
     state: PeerSearchState
     # Ask all nodes until one gives the block, as this node cannot get it from the origin.
     asks_all_nodes: bool = False
@@ -397,7 +386,8 @@ class PeerSearch:
             self._note_block_time(question)
         if isinstance(answer, PeerBlock):
             self.cancel()
-            self.on_result(FoundBlock(question.node, answer, question.sent_at))
+            node = question.node
+            self.on_result(FoundBlock(answer.data, answer.checksums, node.id, node.name, question.sent_at))
             return
         counts = self.state.counts
         if isinstance(answer, BlockNotFound | SnapshotNotFound):

@@ -3,27 +3,28 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.ports import FoundBlock, FoundCallback
 
 from cachefs.messages import BlockRef
 from cachefs_cluster.membership.membership import Membership
-from cachefs_cluster.membership.view import ClusterView, NodeRecord
+from cachefs_cluster.membership.view import ClusterView
 from cachefs_cluster.peers.peer_requests import BlockRequest
 from cachefs_cluster.search.block_route import BlockRoute
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_search import (
-    FoundBlock,
     PeerBlockClient,
     PeerSearch,
     PeerSearchState,
     SearchCounts,
     SearchSteps,
-)
+)  # fmt: skip
 
 # Concurrent reads from peers, as a multiple of those from origins: most of them wait for an origin too, and several
 # nodes have one each.
@@ -39,7 +40,9 @@ MAX_GIVERS: Final = 1024
 
 
 class PeerSource:
-    """All other nodes, as one source of blocks. Used on the event loop."""
+    """All other nodes, as one source of blocks: the port `BlockPeers`. Used on the event loop."""
+
+    has_nodes: Final = True
 
     def __init__(
         self,
@@ -54,7 +57,8 @@ class PeerSource:
         """find_route: returns the route of a block that is not on this node; None if only the origin is left.
         origin_limiter: slots of reads from origins. missing_snapshots: nodes that *find_route* skips. steal: whether
         nodes may fetch blocks for an overloaded one."""
-        self.find_route = find_route
+        self._find_route = find_route
+        self._origin_limiter = origin_limiter
         # Reads from peers have lanes of their own: peers respond while an origin hangs, and their receive windows limit
         # the bytes in flight.
         self.limiter = ConcurrencyLimiter(PEER_READS_PER_ORIGIN_READ * origin_limiter.count, origin_limiter.capacity)
@@ -73,18 +77,28 @@ class PeerSource:
         """Return nodes without a heartbeat since the last request: loop time of noticing, by id."""
         return self._search_state.silent_nodes()
 
-    def search(
-        self,
-        fetch: BlockFetch,
-        route: BlockRoute,
-        can_take_over: Callable[[], bool],
-        on_result: Callable[[FoundBlock | None], None],
-    ) -> PeerSearch | None:
-        """Return a search for a block, not started yet; None if no peer can be asked. can_take_over, on_result: see
-        `PeerSearch`."""
-        return self._make_search(fetch, _steps_of_route(route), can_take_over, on_result)
+    @property
+    def queued_ahead(self) -> int:
+        """Searches without a waiting reader that wait for their turn."""
+        return self.limiter.queued_ahead
 
-    def search_all(self, fetch: BlockFetch, on_result: Callable[[FoundBlock | None], None]) -> PeerSearch | None:
+    def find_route(self, fetch: BlockFetch) -> "SearchRoute | None":
+        """Return the route of a block that is not on this node; None if only the origin is left. No other node is asked
+        to fetch a block for a peer."""
+        route = self._find_route(fetch.source)
+        if route is None:
+            return None
+        if fetch.is_for_peer:
+            asked = BlockRoute(route.possible_holders, is_kept_here=True, asked_before_origin=route.asked_before_origin)
+            return SearchRoute(self, fetch, asked) if asked.has_other_nodes else None
+        return SearchRoute(self, fetch, route)
+
+    def search(self, fetch: BlockFetch, route: BlockRoute, on_result: FoundCallback) -> PeerSearch | None:
+        """Return a search for a block, not started yet; None if no peer can be asked. on_result: see `PeerSearch`."""
+        may_take = partial(self._origin_limiter.is_idle, fetch.source.origin.endpoint)
+        return self._make_search(fetch, _steps_of_route(route), may_take, on_result)
+
+    def search_all(self, fetch: BlockFetch, on_result: FoundCallback) -> PeerSearch | None:
         """Return a search among all nodes, for a block that this node cannot get from its origin: for example a
         directory that only some nodes have."""
         usable = self._search_state.peers.is_usable
@@ -101,12 +115,10 @@ class PeerSource:
             search.asks_all_nodes = True
         return search
 
-    def _remember_giver(
-        self, snapshot: str, on_result: Callable[[FoundBlock | None], None], one: FoundBlock | None
-    ) -> None:
+    def _remember_giver(self, snapshot: str, on_result: FoundCallback, one: FoundBlock | None) -> None:
         if one is not None:
             self._givers.pop(snapshot, None)
-            self._givers[snapshot] = one.node.id
+            self._givers[snapshot] = one.node_id
             if len(self._givers) > MAX_GIVERS:
                 del self._givers[next(iter(self._givers))]
         on_result(one)
@@ -116,7 +128,7 @@ class PeerSource:
         fetch: BlockFetch,
         steps: SearchSteps,
         can_take_over: Callable[[], bool],
-        on_result: Callable[[FoundBlock | None], None],
+        on_result: FoundCallback,
     ) -> PeerSearch | None:
         source, usable = fetch.source, self._search_state.peers.is_usable
         first = next((node for node, _ in steps if usable(node.id)), None)
@@ -138,25 +150,47 @@ class PeerSource:
         )
 
     def _recompute_steps(self, source: BlockSource) -> SearchSteps:
-        route = self.find_route(source)
+        route = self._find_route(source)
         return _steps_of_route(route) if route is not None else []
 
-    def note_reader(self, snapshot: str, node_id: str) -> None:
-        """Record that this node has just told another that it lacks the snapshot."""
-        self._search_state.missing_snapshots.note_reading_node(snapshot, node_id)
-
-    def delegate_candidate(self, node_id: str, seconds: float, *, ahead: bool) -> NodeRecord | None:
-        """Return the requesting node, if it may fetch a block for this one, whose reads from the origin wait *seconds*
+    def can_delegate(self, node_id: str, seconds: float, *, ahead: bool) -> bool:
+        """Return whether the requesting node may fetch a block for this one, whose reads from the origin wait *seconds*
         for their turn. ahead: no reader waits for the block yet."""
         if not self._can_delegate or seconds < (DELEGATE_AHEAD_AFTER_SECONDS if ahead else DELEGATE_AFTER_SECONDS):
-            return None
+            return False
+        return self._membership.view.get(node_id) is not None and self._search_state.peers.is_usable(node_id)
+
+    def search_delegated(self, fetch: BlockFetch, node_id: str, on_result: FoundCallback) -> PeerSearch | None:
+        """Return a search, not started yet, for a block that a requesting node is to fetch, and count it; None if the
+        node cannot be asked any more."""
         node = self._membership.view.get(node_id)
-        return node if node is not None and self._search_state.peers.is_usable(node_id) else None
+        search = self.search(fetch, BlockRoute(fetching_node=node), on_result) if node is not None else None
+        if search is not None:
+            self.counts.given += 1
+        return search
 
     def on_view(self, view: ClusterView) -> None:
         """Forget nodes that left the cluster."""
         self._servers = {node: lane for node, lane in self._servers.items() if view.get(node) is not None}
         self._search_state.keep_known_nodes(lambda node: view.get(node) is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchRoute:
+    """A route, with the block for which it was computed."""
+
+    _peer_source: PeerSource
+    _fetch: BlockFetch
+    _route: BlockRoute
+
+    @property
+    def is_kept_here(self) -> bool:
+        """Whether this node keeps the block; otherwise it holds a mere copy."""
+        return self._route.is_kept_here
+
+    def search(self, on_result: FoundCallback) -> PeerSearch | None:
+        """Return a search, not started yet; None if no node of the route can be asked."""
+        return self._peer_source.search(self._fetch, self._route, on_result)
 
 
 class _PeerServer:

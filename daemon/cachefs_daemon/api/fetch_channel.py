@@ -10,13 +10,11 @@ frame, responses that are not read. A client that exceeds a bound loses the conn
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-
-from cachefs_cluster.peers.peer_requests import BlockNotFound, FetchYourself, SnapshotNotFound
 
 from cachefs.block import PIECE_SIZE
 from cachefs.errors import Busy, CachefsError, ConfigError, StoreFull
@@ -33,13 +31,13 @@ from cachefs.fetch_frames import (
     body_decoder,
     encode_frame,
 )  # fmt: skip
-from cachefs.messages import BlockRef, FetchedBlock, FetchRequest, Message
+from cachefs.messages import BlockRef, FetchedBlock, Message
 from cachefs_daemon.api.identity import CallerRights, peer_credentials
 from cachefs_daemon.api.socket_path import ACCEPT_BACKLOG, BACKLOG, SocketPath
 from cachefs_daemon.fetch.block_fetch import BlockResult
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import REQUESTER
-from cachefs_daemon.fetch.fetcher import MAX_EARLY_BYTES, Fetcher
+from cachefs_daemon.fetch.fetcher import MAX_EARLY_BYTES, Fetcher, FetchForPeer, PeerOutcome
 from cachefs_daemon.runtime.error_log import ErrorLog
 
 # Bounds of one user, which may be one mount: connections (a mount has one for each worker, 64 at most), and blocks that
@@ -63,8 +61,6 @@ _SEND_BUFFER: Final = MAX_EARLY_BYTES
 # Bytes of requests that are read in one turn of the loop: 150 requests, which take 5 ms.
 _RECEIVE_BYTES: Final = 16 << 10
 
-# The result of a peer's request.
-PeerOutcome = BlockResult | FetchYourself | BlockNotFound | SnapshotNotFound
 # The "user" of the connections of the daemon's peer servers.
 _PEERS_UID: Final = -1
 
@@ -102,11 +98,6 @@ class FetchChannelServer:
         self.path = path
         self.socket_path = SocketPath(path)
         self.fetcher = fetcher
-        # Fetches the blocks that a peer requests, within its deadline in seconds, and passes on the results. It must
-        # not fetch them from another peer.
-        self.fetch_for_peer: Callable[[FetchRequest, float, Callable[[Sequence[PeerOutcome]], None]], None] = (
-            self._fetch_for_peer
-        )
         self.receive_buffer = memoryview(
             bytearray(_RECEIVE_BYTES)
         )  # the buffer in which each connection reads, one after the other
@@ -127,14 +118,9 @@ class FetchChannelServer:
         if former is not None:
             former.close()
 
-    async def adopt_connection(self, link: socket.socket) -> None:
+    async def adopt_connection(self, link: socket.socket, fetch_for_peer: FetchForPeer) -> None:
         """Serve one end of a socket pair, whose other end a peer server of this daemon has."""
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: _Connection(self, for_peers=True), link)
-
-    def _fetch_for_peer(
-        self, fetch: FetchRequest, seconds: float, on_outcomes: Callable[[Sequence[PeerOutcome]], None]
-    ) -> None:
-        self.fetcher.request_for_peer(fetch, seconds, on_outcomes)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: _Connection(self, fetch_for_peer), link)
 
     async def stop(self, grace: float) -> None:
         """Take no more requests, and answer those in progress within *grace* seconds."""
@@ -157,7 +143,7 @@ class FetchChannelServer:
     def add_connection(self, connection: "_Connection", client: socket.socket) -> _User:
         """Register a new connection, and return its user. Raises CachefsError where it is refused."""
         self._connections.add(connection)
-        if connection.for_peers:
+        if connection.fetch_for_peer is not None:
             user = self._users.setdefault(_PEERS_UID, _User(_PEERS_UID))
             user.connections += 1
             return user
@@ -208,9 +194,9 @@ class FetchChannelServer:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    def __init__(self, channel: FetchChannelServer, *, for_peers: bool = False) -> None:
-        """for_peers: a peer server of this daemon is at the other end."""
-        self.for_peers = for_peers
+    def __init__(self, channel: FetchChannelServer, fetch_for_peer: FetchForPeer | None = None) -> None:
+        """fetch_for_peer: serves the requests if a peer server of this daemon is at the other end."""
+        self.fetch_for_peer = fetch_for_peer
         self._channel = channel
         self._transport: Any = None  # asyncio.Transport, once it is connected
         self._user: _User | None = None  # None: the client is refused
@@ -323,10 +309,8 @@ class _Connection(asyncio.BufferedProtocol):
         seconds = min(max(0.0, fetch.deadline), MAX_DEADLINE)
         REQUESTER.set(self._number)
         try:
-            if self.for_peers:
-                self._channel.fetch_for_peer(
-                    fetch, seconds - min(1.0, seconds / 20), partial(self.send_outcomes, request)
-                )
+            if self.fetch_for_peer is not None:
+                self.fetch_for_peer(fetch, seconds - min(1.0, seconds / 20), partial(self.send_outcomes, request))
                 return
             self._channel.fetcher.request_on_demand(
                 fetch.blocks, seconds - min(1.0, seconds / 20), partial(self.send_outcomes, request),
@@ -421,12 +405,8 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 def _fetched_block(ref: BlockRef, answer: PeerOutcome, source: str) -> FetchedBlock:
-    if isinstance(answer, FetchYourself):
-        return FetchedBlock(location=b"", must_fetch_itself=True)
-    if isinstance(answer, BlockNotFound):
-        return FetchedBlock(location=b"", is_missing=True)
-    if isinstance(answer, SnapshotNotFound):
-        return FetchedBlock(location=b"", lacks_snapshot=True)
+    if isinstance(answer, FetchedBlock):
+        return answer
     if isinstance(answer, BypassBlock) and ref.size <= 0:
         answer = StoreFull("no tier can hold the block, and who asks takes no bytes; see `cachectl status`")
     if isinstance(answer, BypassBlock):

@@ -56,8 +56,7 @@ class OpenSnapshots:
         self.block_size = block_size  # bytes of the blocks of new snapshots, and the largest that this node accepts
         # by id of a snapshot that was dropped: the reason; replaced, as `_open_snapshots` is
         self._damaged: dict[str, str] = {}
-        # Called with the id of each newly opened snapshot.
-        self.on_open: Callable[[str], None] = lambda snapshot_id: None
+        self._open_listeners: list[Callable[[str], None]] = []
         self._incoming: set[Path] = set()  # files that are being received from other nodes
         self._open_snapshots: dict[
             str, _OpenSnapshot
@@ -66,6 +65,10 @@ class OpenSnapshots:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise CachefsError(f"{directory} cannot be used: {error.strerror}; move it away") from None
+
+    def add_open_listener(self, listener: Callable[[str], None]) -> None:
+        """Call *listener* with the id of each newly opened snapshot from now on."""
+        self._open_listeners.append(listener)
 
     def path(self, snapshot_id: str) -> Path:
         """Return the path of a snapshot's file."""
@@ -96,7 +99,8 @@ class OpenSnapshots:
             held = self._open_snapshots[snapshot_id] = _OpenSnapshot.from_origins(
                 self._open_file(snapshot_id), [origin]
             )
-            self.on_open(snapshot_id)
+            for listener in self._open_listeners:
+                listener(snapshot_id)
         elif held.snapshot.is_replaced():
             self._reopen(snapshot_id, held)
         held = self._open_snapshots[snapshot_id]

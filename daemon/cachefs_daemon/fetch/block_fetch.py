@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs_cluster.search.peer_search import PeerSearch
-
 from cachefs.block import BlockLocation
 from cachefs.errors import CachefsError
 from cachefs_daemon.datasets.block_source import BlockSource
@@ -16,6 +14,7 @@ from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import Permit
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.ports import BlockSearch
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class BlockFetch:
     # Whether a fetch process was to fetch it. A task then runs only if the process is late, or cannot.
     is_in_process: bool = False
     # The search among the nodes of the cluster.
-    peer_search: PeerSearch | None = None
+    peer_search: BlockSearch | None = None
     # Whether this node keeps the block, as far as is known; otherwise it is a mere copy.
     is_kept_here: bool = True
     # Whether only another node has asked for the block. Then no third node is searched.

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from cachefs.messages import FetchProcessStatus
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.fetch_counts import FetchCounts
 from cachefs_daemon.fetch.process import FetchProcess, start_fetch_process
 from cachefs_daemon.fetch.process_fetch import ProcessFetch, ProcessResultCallback
 from cachefs_daemon.fetch_process.channel import ChannelClosed
@@ -60,13 +61,20 @@ class FetchProcesses:
     """All fetch processes, with the blocks on their way through them. Used on the event loop."""
 
     def __init__(
-        self, rooms: SpaceReservations, threads: Threads, errors: ErrorLog, count: int, deadline: float
+        self,
+        rooms: SpaceReservations,
+        threads: Threads,
+        errors: ErrorLog,
+        counts: FetchCounts,
+        count: int,
+        deadline: float,
     ) -> None:
-        """count: number of processes, or 0 for none. deadline: longest time in seconds that a reader waits for an
-        origin."""
+        """counts: counts the bytes that were fetched in vain. count: number of processes, or 0 for none. deadline:
+        longest time in seconds that a reader waits for an origin."""
         self._reservations = rooms
         self._threads = threads
         self._errors = errors
+        self._counts = counts
         self._count = count
         self._deadline = deadline
         self._processes: list[FetchProcess] = []
@@ -84,7 +92,6 @@ class FetchProcesses:
         self._next_start_at = 0.0  # earliest loop time of the next start
         self._restart_pause = _MIN_RESTART_PAUSE
         self._is_end_logged = False  # a warning about ended processes is in the log
-        self.discard: Callable[[int], None] = lambda size: None  # called with the size of bytes fetched in vain
 
     def try_fetch(self, source: BlockSource, on_result: ProcessResultCallback, on_arrival: Callable[[], None]) -> bool:
         """Let a process fetch the block. Returns False if none can now; then nothing is called.
@@ -197,14 +204,14 @@ class FetchProcesses:
         except Exception as error:
             self._note_bug(error)
             for process_fetch, _, _ in written:
-                self.discard(process_fetch.source.length)
+                self._counts.count_discarded(process_fetch.source.length)
             for process_fetch in (*(load for load, _, _ in written), *batch):
                 process_fetch.give_up()
             return
         for (process_fetch, _, _), place in zip(written, places, strict=True):
             process_fetch.is_given_up = True  # no fetch by the daemon is needed
             if place is None:
-                self.discard(process_fetch.source.length)
+                self._counts.count_discarded(process_fetch.source.length)
             process_fetch.on_result(place)
         self._send_batch(batch, rooms, segments)
 

@@ -10,24 +10,18 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
-from cachefs_cluster.peers.peer_requests import FETCH_YOURSELF, SNAPSHOT_NOT_FOUND, FetchYourself, SnapshotNotFound
-from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
-
 from cachefs.errors import CachefsError, OriginUnavailable
-from cachefs.messages import BlockRef, FetchRequest
+from cachefs.messages import BlockRef, FetchedBlock, FetchRequest
 from cachefs.planning.prefetch.latency import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import block_fetch
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome, BlockResult, FetchWaiter
 from cachefs_daemon.fetch.block_lookups import BlockLookups
 from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
-from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_parts import FetchParts
 from cachefs_daemon.fetch.in_flight import InFlightFetches
 from cachefs_daemon.fetch.random_reads import RandomReads
 from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
-from cachefs_daemon.runtime.error_log import ErrorLog
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore
 
 # Reads ahead that may wait for slots. Hints beyond that are dropped: they would come too late to help.
 MAX_AHEAD: Final = 8192
@@ -42,35 +36,42 @@ MAX_EARLY_BYTES: Final = 256 << 10
 
 # Called with the outcomes, and the source of a block that has just arrived: see `BlockFetch.source_peer`.
 ResultCallback = Callable[[list[BlockResult], str], None]
+# Result for another node; a FetchedBlock tells it to get the block elsewhere.
+PeerOutcome = BlockResult | FetchedBlock
 # Called with the response to another node, one entry per block.
-PeerResultCallback = Callable[[Sequence[BlockResult | FetchYourself | SnapshotNotFound]], None]
+PeerResultCallback = Callable[[Sequence[PeerOutcome]], None]
+# Fetches the blocks that another node requests, within its deadline in seconds, and passes on the results. It must not
+# fetch them from another node.
+FetchForPeer = Callable[[FetchRequest, float, PeerResultCallback], None]
+# Called for each block that a reader waits for, with its bytes and key; 0 and empty if it is on the node.
+DemandListener = Callable[[BlockRef, int, bytes], None]
+
+# Response to another node that is to fetch the block itself, for both nodes.
+FETCH_YOURSELF: Final = FetchedBlock(location=b"", must_fetch_itself=True)
 
 
 class Fetcher:
     """Fetches blocks on demand and ahead of demand. Used on the event loop."""
 
-    def __init__(
-        self,
-        store: BlockStore,
-        resolve: Callable[[BlockRef], BlockSource],
-        threads: Threads,
-        slots: ConcurrencyLimiter,
-        errors: ErrorLog,
-        read_deadline: float,
-    ) -> None:
-        """resolve: returns the source of a block, or raises CachefsError; called in any thread. read_deadline: longest
-        time in seconds that a reader waits for an origin."""
-        self._lookups = BlockLookups(store, resolve)
-        self._threads = threads
-        self._limiter = slots
-        self._errors = errors
-        self.in_flight_fetches = InFlightFetches(store, threads, slots, errors, read_deadline)
+    def __init__(self, parts: FetchParts) -> None:
+        self._lookups = BlockLookups(parts.store, parts.sources.resolve)
+        self._threads = parts.threads
+        self._limiter = parts.limiter
+        self._errors = parts.errors
+        self._peers = parts.peers
+        self.in_flight_fetches = InFlightFetches(parts)
         self._request_tasks: set[asyncio.Task[None]] = set()  # running tasks of `request_on_demand`
-        # Called for each block that a reader waits for, with its bytes and key; 0 and empty if it is on the node.
-        self.on_demand: Callable[[BlockRef, int, bytes], None] = _ignore
-        self.awaited_snapshots: AwaitedSnapshots | None = None  # None: there are no other nodes
+        self._demand_listeners: list[DemandListener] = []
         # Reads parts of blocks for random readers. None: every block is fetched as a whole.
-        self.random_reads: RandomReads | None = None
+        self._random_reads = (
+            RandomReads(self.in_flight_fetches, parts.limiter, parts.sources.renew)
+            if parts.reads_parts and not parts.peers.has_nodes
+            else None
+        )
+
+    def add_demand_listener(self, listener: DemandListener) -> None:
+        """Call *listener* for each block that a reader waits for, from now on."""
+        self._demand_listeners.append(listener)
 
     @property
     def in_flight(self) -> tuple[int, int]:
@@ -119,7 +120,7 @@ class Fetcher:
 
     def waiting_reads(self, since: float) -> list[WaitingRead]:
         """Return the blocks, and parts of blocks, that reads have waited for since *since* (loop time) or longer."""
-        parts = self.random_reads.waiting_reads(since) if self.random_reads is not None else []
+        parts = self._random_reads.waiting_reads(since) if self._random_reads is not None else []
         return self.in_flight_fetches.waiting_reads(since) + parts
 
     def request_on_demand(
@@ -134,16 +135,18 @@ class Fetcher:
         until = asyncio.get_running_loop().time() + seconds
         found = self._result_or_source(refs, until, on_result, for_peer=False)
         if isinstance(found, BlockSource):
-            if may_be_early and self.random_reads is not None and self.random_reads.can_read_part(refs[0], found):
-                self.random_reads.read_part(
+            if may_be_early and self._random_reads is not None and self._random_reads.can_read_part(refs[0], found):
+                self._random_reads.read_part(
                     refs[0], found, until, partial(self._return_part, refs, found, until, on_result)
                 )
             else:
                 self._wait_for_fetch(refs, found, until, on_result, early=may_be_early)
             # Guessing takes 20 to 45 us, so it runs after the answer, and after the task that sends the request.
-            asyncio.get_running_loop().call_soon(self.on_demand, refs[0], found.length, found.key)
+            for listener in self._demand_listeners:
+                asyncio.get_running_loop().call_soon(listener, refs[0], found.length, found.key)
         elif found is not None and not isinstance(found, CachefsError):
-            self.on_demand(refs[0], 0, b"")
+            for listener in self._demand_listeners:
+                listener(refs[0], 0, b"")
 
     def _wait_for_fetch(
         self, refs: Sequence[BlockRef], source: BlockSource, until: float, answer: ResultCallback, *, early: bool
@@ -166,27 +169,11 @@ class Fetcher:
         else:
             self._wait_for_fetch(refs, source, until, answer, early=False)
 
-    def enable_random_reads(self) -> None:
-        """Serve random reads in large blocks before the rest of the block, from now on."""
-        self.random_reads = RandomReads(self.in_flight_fetches, self._limiter)
-
-    def request_for_peer(self, fetch: FetchRequest, seconds: float, on_result: PeerResultCallback) -> None:
-        """Fetch blocks for another node, from the origin and not from a third node. The response may instead hand the
-        fetch back to the other node, if this one is overloaded (see `InFlightFetches.delegate_fetch`), or tell it to
-        ask the next node, if this one lacks the snapshot."""
-        until = asyncio.get_running_loop().time() + seconds
-        snapshots = self.awaited_snapshots if fetch.await_snapshot else None
-        ask = partial(self._fetch_for_peer, fetch, until, on_result)
-        if snapshots is None or not snapshots.delay_request(fetch.blocks[0].snapshot, until, ask):
-            ask()
-
-    def _fetch_for_peer(self, fetch: FetchRequest, until: float, answer: PeerResultCallback) -> None:
+    def request_for_peer(self, fetch: FetchRequest, until: float, answer: PeerResultCallback) -> None:
+        """Fetch blocks for another node until *until* (loop time), from the origin and not from a third node. The
+        response may instead hand the fetch back to the other node, if this one is overloaded (see
+        `InFlightFetches.delegate_fetch`)."""
         refs = fetch.blocks
-        if self.awaited_snapshots is not None and not self.awaited_snapshots.is_here(refs[0].snapshot):
-            if self.in_flight_fetches.peer_source is not None:
-                self.in_flight_fetches.peer_source.note_reader(refs[0].snapshot, fetch.peer)
-            answer([SNAPSHOT_NOT_FOUND] * len(refs))
-            return
 
         def tell(answers: list[BlockResult], _: str) -> None:
             answer(answers)
@@ -319,13 +306,12 @@ class Fetcher:
 
     @property
     def _ahead_queued(self) -> int:
-        elsewhere = self.in_flight_fetches.peer_source
-        return self._limiter.queued_ahead + (elsewhere.limiter.queued_ahead if elsewhere is not None else 0)
+        return self._limiter.queued_ahead + self._peers.queued_ahead
 
     async def close(self) -> None:
         """Cancel all fetches."""
-        if self.random_reads is not None:
-            await self.random_reads.close()
+        if self._random_reads is not None:
+            await self._random_reads.close()
         for task in self._request_tasks:
             task.cancel()
         await asyncio.gather(*self._request_tasks, return_exceptions=True)
@@ -377,7 +363,3 @@ class Fetcher:
 
 def _evicted_before_read() -> CachefsError:
     return OriginUnavailable("the block came and went; read again")
-
-
-def _ignore(_: BlockRef, __: int, ___: bytes) -> None:
-    pass

@@ -13,29 +13,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from cachefs_cluster.peers.peer_requests import PeerBlock
-from cachefs_cluster.search.block_route import BlockRoute
-from cachefs_cluster.search.peer_search import FoundBlock
-from cachefs_cluster.search.peer_source import PeerSource
-
 from cachefs.block import BlockLocation
 from cachefs.errors import CachefsError, ObjectChanged, OriginError, OriginUnavailable, StoreFull
 from cachefs.planning.prefetch.latency import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome
 from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
-from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter, Permit
-from cachefs_daemon.fetch.fetch_counts import ORIGIN, PEER, FetchCounts, FetchResult
+from cachefs_daemon.fetch.concurrency_limiter import Permit
+from cachefs_daemon.fetch.fetch_counts import ORIGIN, PEER, FetchResult
+from cachefs_daemon.fetch.fetch_parts import FetchParts
 from cachefs_daemon.fetch.merged_reads import MergedReads
 from cachefs_daemon.fetch.partial_blocks import BlockPart, PartialBlocks, read_with_parts
-from cachefs_daemon.fetch.process_fetch import ProcessResultCallback
 from cachefs_daemon.fetch.tier_writes import TierWrites
 from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.deadline import Deadline
-from cachefs_daemon.runtime.error_log import ErrorLog
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore, BlockToStore
+from cachefs_daemon.ports import BlockSearch, FoundBlock
+from cachefs_daemon.store.block_store import BlockToStore
 
 # Seconds for which a permanent failure is remembered, such as that of a changed object.
 FAILURE_MEMORY_SECONDS: Final = 2.0
@@ -63,6 +57,10 @@ MIN_PROCESS_WAIT: Final = 0.1
 MIN_SECONDS_FOR_PEERS: Final = 1.0
 
 
+# Called for each fetched block with its snapshot, ORIGIN or PEER, and its bytes.
+BlockListener = Callable[[str, str, int], None]
+
+
 @dataclass(frozen=True, slots=True)
 class _RecentOutcome:
     # Loop time of the end.
@@ -76,44 +74,36 @@ class _RecentOutcome:
 class InFlightFetches:
     """All fetches in flight, and the outcomes of recent ones. Used on the event loop."""
 
-    def __init__(
-        self, store: BlockStore, threads: Threads, slots: ConcurrencyLimiter, errors: ErrorLog, read_deadline: float
-    ) -> None:
-        """read_deadline: longest time in seconds that a reader waits for an origin."""
-        self._threads = threads
+    def __init__(self, parts: FetchParts) -> None:
+        slots, self._threads, self._errors = parts.limiter, parts.threads, parts.errors
         self._limiter = slots
-        self._errors = errors
-        self._read_deadline = read_deadline
+        self._read_deadline = parts.read_deadline
+        self._sources = parts.sources
+        self._peers = parts.peers
+        self._fetch_in_process = parts.fetch_in_process
         self._fetches: dict[bytes, BlockFetch] = {}  # by block key
         self._recent: OrderedDict[bytes, _RecentOutcome] = OrderedDict()  # by block key, oldest first
         self.failures = ReadFailures()
         self.bypass_blocks = BypassBlocks(slots.capacity // BYPASS_DIVISOR)
-        self.counts = FetchCounts()
+        self.counts = parts.counts
         self.partial_blocks = PartialBlocks(
             slots.capacity // PARTIAL_DIVISOR, partial(self.counts.count_block, ORIGIN, FetchResult.BYPASSED)
         )
-        # Called for each fetched block with its snapshot, ORIGIN or PEER, and its bytes.
-        self.on_block: Callable[[str, str, int], None] = lambda snapshot, source, size: None
-        self._merged_reads = MergedReads(slots, read_deadline, self.counts.count_discarded)
-        self._tier_writes = TierWrites(store, threads.run)  # for blocks with a waiting reader
-        self._tier_writes_ahead = TierWrites(store, threads.ahead, batches_at_once=1)
+        self._block_listeners: list[BlockListener] = []
+        self._merged_reads = MergedReads(slots, parts.read_deadline, self.counts.count_discarded)
+        self._tier_writes = TierWrites(parts.store, parts.threads.run)  # for blocks with a waiting reader
+        self._tier_writes_ahead = TierWrites(parts.store, parts.threads.ahead, batches_at_once=1)
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last refused block, loop time
-        # Lets a fetch process fetch a block without a waiting reader, if one can: see `FetchProcesses.try_fetch`.
-        self.fetch_in_process: Callable[[BlockSource, ProcessResultCallback, Callable[[], None]], bool] = (
-            _no_fetch_process
-        )
-        # Returns the current source of a block: its origin may have got another endpoint since the fetch began.
-        self.renew_source: Callable[[BlockSource], BlockSource] = lambda source: source
-        # Returns whether a refresh has replaced the snapshot with this id. Another refresh then does not help its
-        # readers.
-        self.is_replaced: Callable[[str], bool] = lambda snapshot: False
-        self.peer_source: PeerSource | None = None  # None: there are no other nodes
         self.fetched_blocks = self.fetched_bytes = 0  # from origins, since the daemon started
         self.peer_blocks = self.peer_bytes = 0  # from peers, since the daemon started
         self.latency = FetchLatency(FIRST_LATENCY)  # of a fetch, from its slot until its block is in a tier
         self._read_latency = FetchLatency(
             FIRST_LATENCY
         )  # of a read from an origin, from its slot until its bytes have arrived
+
+    def add_block_listener(self, listener: BlockListener) -> None:
+        """Call *listener* for each fetched block from now on."""
+        self._block_listeners.append(listener)
 
     async def close(self) -> None:
         """Cancel all fetches."""
@@ -218,7 +208,7 @@ class InFlightFetches:
             if not ahead:
                 fetch.waited_since = until - self._read_deadline
             fetch.has_local_reader = not ahead and not for_peer
-            if self.peer_source is None or not self._try_peers_first(fetch, self.peer_source):
+            if not self._try_peers_first(fetch):
                 self._queue_for_permit(fetch)
             return fetch
         fetch.has_local_reader = fetch.has_local_reader or not (ahead or for_peer)
@@ -250,24 +240,22 @@ class InFlightFetches:
         node_id: the requesting node; ahead: no reader waits there yet.
         """
         fetch = self._fetches.get(source.key)
-        if self.peer_source is None or (fetch is not None and fetch.is_running):
+        if fetch is not None and fetch.is_running:
             return False
         endpoint = source.origin.endpoint
         waiting, running = self._limiter.waiting_and_running(endpoint)
-        node = self.peer_source.delegate_candidate(
-            node_id, waiting * self._read_latency.mean / max(1, running), ahead=ahead
-        )
-        if node is None:
+        if not self._peers.can_delegate(node_id, waiting * self._read_latency.mean / max(1, running), ahead=ahead):
             return False
         if fetch is None:
             until = asyncio.get_running_loop().time() + self._read_deadline
             fetch = self._add_fetch(source, True, Deadline(until), math.inf)
         fetch.is_delegated = True
-        if not self._start_peer_search(fetch, self.peer_source, BlockRoute(fetching_node=node)):
+        search = self._peers.search_delegated(fetch, node_id, partial(self._handle_search_result, fetch))
+        if search is None:
             fetch.is_delegated = False
             self._queue_for_permit(fetch)  # the node has just become unusable
             return False
-        self.peer_source.counts.given += 1
+        self._start_peer_search(fetch, search)
         return True
 
     def _add_fetch(self, source: BlockSource, ahead: bool, deadline: Deadline, needed_at: float) -> BlockFetch:
@@ -292,9 +280,20 @@ class InFlightFetches:
 
     # --- from other nodes ---------------------------------------------------------------------------------------------
 
-    def _try_peers_first(self, fetch: BlockFetch, elsewhere: PeerSource) -> bool:
+    def _try_peers_first(self, fetch: BlockFetch) -> bool:
+        """Search other nodes for the block. Returns False if none is to be asked."""
         try:
-            return self._search_peers(fetch, elsewhere)
+            route = self._peers.find_route(fetch)
+            if route is None:
+                return False
+            fetch.is_kept_here = route.is_kept_here
+            if not fetch.has_reader and self._is_likely_refused(fetch):
+                return False
+            search = route.search(partial(self._handle_search_result, fetch))
+            if search is None:
+                return False
+            self._start_peer_search(fetch, search)
+            return True
         # A bug: otherwise the flight would never land, and all readers would wait for their deadlines.
         except Exception as error:
             self._errors.add(fetch.source.subject, f"internal error ({error!r}); its origin is asked", bug=error)
@@ -303,23 +302,7 @@ class InFlightFetches:
                 fetch.peer_search = None
             return False
 
-    def _search_peers(self, fetch: BlockFetch, elsewhere: PeerSource) -> bool:
-        """Search other nodes for the block. Returns False if none is to be asked."""
-        route = elsewhere.find_route(fetch.source)
-        if route is None:
-            return False
-        if fetch.is_for_peer:
-            asked = BlockRoute(route.possible_holders, asked_before_origin=route.asked_before_origin)
-            return asked.has_other_nodes and self._start_peer_search(fetch, elsewhere, asked)
-        fetch.is_kept_here = route.is_kept_here
-        futile = not fetch.has_reader and self._is_likely_refused(fetch)
-        return not futile and self._start_peer_search(fetch, elsewhere, route)
-
-    def _start_peer_search(self, fetch: BlockFetch, elsewhere: PeerSource, route: BlockRoute) -> bool:
-        may_take = partial(self._limiter.is_idle, fetch.source.origin.endpoint)
-        search = elsewhere.search(fetch, route, may_take, partial(self._handle_search_result, fetch))
-        if search is None:
-            return False
+    def _start_peer_search(self, fetch: BlockFetch, search: BlockSearch) -> None:
         fetch.permit.cancel_or_release()  # it may be queued for the origin
         if not fetch.source.is_whole:
             self._merged_reads.remove_block(fetch.source)
@@ -327,18 +310,17 @@ class InFlightFetches:
         if fetch.is_for_peer and not fetch.is_delegated:
             search.forbid_delegation()
         search.start()
-        return True
 
     def _search_all_nodes(self, fetch: BlockFetch, error: CachefsError) -> bool:
         """Ask all other nodes after the origin refused this one: they may have other credentials or disks. Returns
         False if that is useless."""
-        if self.peer_source is None or fetch.is_for_peer or fetch.origin_refusal is not None:
+        if fetch.is_for_peer or fetch.origin_refusal is not None:
             return False
         if isinstance(error, ObjectChanged) or fetch.deadline.seconds_left < MIN_SECONDS_FOR_PEERS:
             return False
         if fetch.peer_search is not None:
             fetch.peer_search.cancel()
-        search = self.peer_source.search_all(fetch, partial(self._handle_search_result, fetch))
+        search = self._peers.search_all(fetch, partial(self._handle_search_result, fetch))
         if search is None:
             return False
         fetch.permit.cancel_or_release()
@@ -360,8 +342,8 @@ class InFlightFetches:
         if fetch.task is not None:
             fetch.task.cancel()
         fetch.permit.cancel_or_release()
-        fetch.started_at, fetch.source_peer = found.requested_at, f"peer {found.node.name}"
-        fetch.task = asyncio.create_task(self._run_fetch(fetch, found.block))
+        fetch.started_at, fetch.source_peer = found.requested_at, f"peer {found.node_name}"
+        fetch.task = asyncio.create_task(self._run_fetch(fetch, found))
 
     def outcome_of(self, fetch: BlockFetch) -> BlockFetchOutcome:
         if fetch.is_done:
@@ -372,7 +354,7 @@ class InFlightFetches:
     def _start_fetch(self, fetch: BlockFetch) -> None:
         if fetch.is_kept_here and not (fetch.has_reader or fetch.may_be_transient or self._is_likely_refused(fetch)):
             fetch.started_at = asyncio.get_running_loop().time()
-            fetch.is_in_process = self.fetch_in_process(
+            fetch.is_in_process = self._fetch_in_process(
                 fetch.source,
                 partial(self._handle_process_result, fetch),
                 partial(self._release_permit_on_arrival, fetch),
@@ -416,9 +398,10 @@ class InFlightFetches:
         else:
             self.fetched_blocks += 1
             self.fetched_bytes += fetch.source.length
-        self.on_block(fetch.source.snapshot, PEER if fetch.source_peer else ORIGIN, fetch.source.length)
+        for listener in self._block_listeners:
+            listener(fetch.source.snapshot, PEER if fetch.source_peer else ORIGIN, fetch.source.length)
 
-    async def _run_fetch(self, fetch: BlockFetch, block: PeerBlock | None = None) -> None:
+    async def _run_fetch(self, fetch: BlockFetch, block: FoundBlock | None = None) -> None:
         """Run the flight. block: as a peer gave it; None: ask the origin."""
         outcome: BlockFetchOutcome = _daemon_stopping()
         try:
@@ -431,7 +414,7 @@ class InFlightFetches:
                     await fetch.permit.acquire(ahead=not fetch.has_reader, needed_at=fetch.needed_at)
                 outcome = await self._read_and_store(fetch)
         except CachefsError as error:
-            if isinstance(error, ObjectChanged) and self.is_replaced(fetch.source.snapshot):
+            if isinstance(error, ObjectChanged) and self._sources.is_replaced(fetch.source.snapshot):
                 error = error.for_older_snapshot()
             outcome = error
             if block is None and self._search_all_nodes(fetch, error):
@@ -509,7 +492,7 @@ class InFlightFetches:
                 return await source.origin.read(source.range, patience)
             except CachefsError:
                 parts = ()
-                fetch.source = self.renew_source(source)
+                fetch.source = self._sources.renew(source)
                 if fetch.source.origin is source.origin or patience.seconds_left <= 0:
                     raise
 
@@ -539,7 +522,7 @@ class InFlightFetches:
         await fetch.permit.acquire(ahead=not fetch.has_reader, needed_at=fetch.needed_at)
         fetch.started_at = asyncio.get_running_loop().time()
         trouble = fetch.deadline.last_error
-        if trouble is not None and self.renew_source(fetch.source).origin is not fetch.source.origin:
+        if trouble is not None and self._sources.renew(fetch.source).origin is not fetch.source.origin:
             raise trouble
 
     async def _store_and_count(self, fetch: BlockFetch, came_from: str) -> BlockLocation | BypassBlock | None:
@@ -612,7 +595,3 @@ def _daemon_stopping() -> CachefsError:
 
 def _do_nothing() -> None:
     pass
-
-
-def _no_fetch_process(_: BlockSource, __: ProcessResultCallback, ___: Callable[[], None]) -> bool:
-    return False

@@ -61,8 +61,12 @@ class _PartRead:
 class RandomReads:
     """Part reads in flight, and queued rests of blocks. Used on the event loop."""
 
-    def __init__(self, fetches: InFlightFetches, limiter: ConcurrencyLimiter) -> None:
+    def __init__(
+        self, fetches: InFlightFetches, limiter: ConcurrencyLimiter, renew_source: Callable[[BlockSource], BlockSource]
+    ) -> None:
+        """renew_source: see `SourceLookups.renew`."""
         self._fetches = fetches
+        self._renew_source = renew_source
         self._limiter = limiter
         # Part reads in flight, by key of the block, then by offset and length.
         self._reading: dict[bytes, dict[tuple[int, int], _PartRead]] = {}
@@ -80,7 +84,7 @@ class RandomReads:
         block_size = source.range.offset // source.number if source.number else source.length
         if source.range.size < MIN_FILE_BLOCKS * block_size:
             return False
-        if self._fetches.peer_source is not None or self._fetches.is_fetching(source.key):
+        if self._fetches.is_fetching(source.key):
             return False
         held, wanted = self._fetches.partial_blocks.parts_of(source.key), _range_of_pieces(ref, source)
         if wanted.length * MIN_BLOCK_TO_PART_RATIO > source.length:
@@ -172,9 +176,7 @@ class RandomReads:
             key, source = self._rests.popitem(last=False)
             if not self._fetches.partial_blocks.parts_of(key):
                 continue  # the whole block has arrived, or its parts were dropped
-            fetch = self._fetches.join_or_start_fetch(
-                self._fetches.renew_source(source), ahead=True, may_be_transient=True
-            )
+            fetch = self._fetches.join_or_start_fetch(self._renew_source(source), ahead=True, may_be_transient=True)
             self._in_flight += source.length
             fetch.add_done_callback(partial(self._on_rest_fetched, source.length))
         if self._rests:

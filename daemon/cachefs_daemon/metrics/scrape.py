@@ -15,7 +15,7 @@ class ScrapeHandler:
         self._node = node
         self._busiest = BusiestDatasets(node.config.metrics.datasets)
         self._exposition = Exposition()
-        node.fetcher.in_flight_fetches.on_block = self._count_block
+        node.fetcher.in_flight_fetches.add_block_listener(self._count_block)
 
     async def handle(self, request: web.Request) -> web.Response:
         """Handle `/metrics`."""

@@ -14,10 +14,7 @@ from cachefs_bench.lab.ports import free_port
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers import client as client_module
 from cachefs_cluster.peers import protocol
-from cachefs_cluster.peers.peer_requests import BLOCK_NOT_FOUND as NONE_HERE
 from cachefs_cluster.peers.peer_requests import (
-    FETCH_YOURSELF,
-    SNAPSHOT_NOT_FOUND,
     BlockNotFound,
     FailureKind,
     FetchYourself,
@@ -32,6 +29,7 @@ from cachefs_daemon.fetch.bypass import BypassBlock
 
 from cachefs import errors
 from cachefs.block import BlockLocation, piece_checksums
+from cachefs.messages import FetchedBlock
 from cachefs.segment import segment_path
 from tests.blockstore import data_of, key_of
 from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, view_of, wanted
@@ -203,7 +201,7 @@ def test_damaged_copy_is_noticed_and_its_daemon_told(root: Path) -> None:
             with segment_path(root / "memory", location.segment).open("r+b") as segment:
                 segment.seek(location.offset + 500)
                 segment.write(b"damage")
-            node.bring = lambda _: NONE_HERE
+            node.bring = lambda _: FetchedBlock(location=b"", is_missing=True)
             assert isinstance(await one.ask(node.record, wanted(1)), BlockNotFound)
             [asked] = node.asked
             assert BlockLocation.unpack(asked.blocks[0].failed_location) == location
@@ -291,11 +289,11 @@ def test_fetch_brings_what_is_not_there_and_beats_while_it_takes(root: Path, mon
             node.store.claim([key_of(2)], "")
             outcomes = {
                 10: BypassBlock.of(key_of(10), data_of(10)),
-                11: FETCH_YOURSELF,
-                12: NONE_HERE,
+                11: FetchedBlock(location=b"", must_fetch_itself=True),
+                12: FetchedBlock(location=b"", is_missing=True),
                 13: errors.Busy("too many"),
                 14: errors.OriginUnavailable("the origin is on fire"),
-                15: SNAPSHOT_NOT_FOUND,
+                15: FetchedBlock(location=b"", lacks_snapshot=True),
             }
             node.bring = lambda fetch: outcomes[fetch.blocks[0].entry]
             node.delay = 2.5

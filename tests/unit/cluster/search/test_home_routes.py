@@ -210,7 +210,7 @@ def test_while_this_node_fills_up_the_one_that_stood_in_for_it_is_asked() -> Non
     routes = HomeRoutes(KnownMembership(view_of(nodes[0].id, nodes)), MissingSnapshots())
     mine = [(number, after) for number, (home, after, _) in enumerate(homes(nodes)) if home == nodes[0].id]
     assert all(routes.find_route(source(number)) is None for number, _ in mine)
-    routes.is_rebalancing = lambda snapshot: True
+    routes.follow_rebalance(lambda snapshot: True)
     for number, after in mine:
         route = routes.find_route(source(number))
         assert route is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_cluster.membership.view import NodeRecord
+from cachefs_cluster.peers.fetches_for_peers import FetchesForPeers
 from cachefs_cluster.peers.peer_requests import (
     BLOCK_NOT_FOUND,
     FETCH_YOURSELF,
@@ -16,7 +17,6 @@ from cachefs_cluster.peers.peer_requests import (
     SNAPSHOT_NOT_FOUND,
     BlockRequest,
     FailureKind,
-    FetchYourself,
     PeerBlock,
     PeerRequestFailed,
     PeerResponse,
@@ -39,8 +39,10 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
+from cachefs_daemon.fetch.fetcher import Fetcher, PeerOutcome
 from cachefs_daemon.origin.base import ObjectRange
+from cachefs_daemon.ports import NO_PEERS
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import StoreConfig
@@ -48,7 +50,7 @@ from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import MEMORY, BlockLocation, block_key, piece_checksums
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied
-from cachefs.messages import BlockRef, FetchRequest
+from cachefs.messages import BlockRef, FetchedBlock, FetchRequest
 from tests import virtual_time
 from tests.blockstore import OpenStore
 from tests.peering import KnownMembership, record, view_of
@@ -56,6 +58,8 @@ from tests.unit.daemon.fetch.test_fetcher import ObedientOrigin
 from tests.waiting import until_async
 
 SIZE = 100_000
+NO_SNAPSHOT = FetchedBlock(location=b"", lacks_snapshot=True)
+TAKE_IT = FetchedBlock(location=b"", must_fetch_itself=True)
 ONE, TWO, THREE = (record(number, 1000 + number) for number in (1, 2, 3))
 
 
@@ -135,7 +139,7 @@ def ref(entry: int, size: int = 0) -> BlockRef:
 class Bench:
     """Node 1, on a bench: others are asked as its route says."""
 
-    def __init__(self, store: OpenStore, slots: int = 8, read_deadline: float = 20) -> None:
+    def __init__(self, store: OpenStore, slots: int = 8, read_deadline: float = 20, alone: bool = False) -> None:
         self.store = store
         self.origin = ObedientOrigin()
         self.peers = ScriptedPeers()
@@ -144,19 +148,36 @@ class Bench:
         self.route: BlockRoute | None = BlockRoute(fetching_node=TWO)
         self.slots = ConcurrencyLimiter(slots, 1 << 30)
         self.known = self.resolve
-        self.fetcher = Fetcher(
-            store.blocks, lambda one: self.known(one), self.threads, self.slots, self.errors, read_deadline
-        )
+        self.find_route: Callable[[BlockSource], BlockRoute | None] = lambda _: self.route
+        self.fetch_in_process: Callable[..., bool] = lambda *_: False
         membership = KnownMembership(view_of(ONE.id, [ONE, TWO, THREE]))
         self.lacks = MissingSnapshots()
-        self.elsewhere = PeerSource(self.peers, lambda _: self.route, membership, self.slots, self.lacks)
-        self.fetcher.in_flight_fetches.peer_source = self.elsewhere
+        self.elsewhere = PeerSource(
+            self.peers, lambda source: self.find_route(source), membership, self.slots, self.lacks
+        )
+        self.fetcher = Fetcher(
+            FetchParts(
+                store.blocks,
+                SourceLookups(lambda one: self.known(one)),
+                self.threads,
+                self.slots,
+                self.errors,
+                read_deadline,
+                NO_PEERS if alone else self.elsewhere,
+                lambda *asked: self.fetch_in_process(*asked),
+            )
+        )
+        self.await_snapshots(AwaitedSnapshots(lambda _: True, lambda _: False))
         self.told: list[tuple[BlockResult, str]] = []
 
     def resolve(self, wanted: BlockRef) -> BlockSource:
         name = b"object-%d" % wanted.entry
         where = ObjectRange(name, b"v1", SIZE, 0, SIZE)
         return BlockSource(key_of(wanted.entry), self.origin, where, wanted.snapshot, wanted.entry, 0)
+
+    def await_snapshots(self, awaited: AwaitedSnapshots) -> None:
+        """Have *awaited* say which snapshots are here, or on their way."""
+        self.serving = FetchesForPeers(self.fetcher, awaited, self.lacks)
 
     def ask(self, entry: int, patience: float = 20.0) -> "asyncio.Future[BlockResult]":
         """As a reader does that waits."""
@@ -169,11 +190,11 @@ class Bench:
         self.fetcher.request_on_demand([ref(entry, SIZE)], patience, tell)
         return answered
 
-    def ask_for_peer(self, entry: int, **fields: bool) -> "asyncio.Future[BlockResult | FetchYourself]":
+    def ask_for_peer(self, entry: int, **fields: bool) -> "asyncio.Future[PeerOutcome]":
         """As node 2 does."""
-        answered: asyncio.Future[BlockResult | FetchYourself] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[PeerOutcome] = asyncio.get_running_loop().create_future()
         fetch = FetchRequest(blocks=[ref(entry, SIZE)], peer=TWO.id, **fields)
-        self.fetcher.request_for_peer(fetch, 20, lambda answers: answered.set_result(answers[0]))
+        self.serving.request(fetch, 20, lambda answers: answered.set_result(answers[0]))
         return answered
 
     async def ahead(self, entry: int, needed: float = math.inf) -> BlockFetch:
@@ -235,7 +256,7 @@ def test_a_block_comes_from_the_node_that_brings_it_for_all(store: OpenStore) ->
 
 def test_a_bug_in_the_way_to_other_nodes_costs_a_read_of_the_origin_and_nobody_waits(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
-        bench.elsewhere.find_route = lambda _: [][1]  # type: ignore[assignment]
+        bench.find_route = lambda _: [][1]  # type: ignore[assignment]
         assert bench.holds(1, await bench.ask(1))
         assert (bench.origin.requests, bench.peers.asked) == (1, [])
         assert "internal error" in "".join(one.message for one in bench.errors.views())
@@ -246,7 +267,8 @@ def test_a_bug_in_the_way_to_other_nodes_costs_a_read_of_the_origin_and_nobody_w
 def test_a_home_waits_for_a_snapshot_that_is_on_its_way(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         here: set[str] = set()
-        bench.fetcher.awaited_snapshots = awaited = AwaitedSnapshots(here.__contains__, lambda _: True)
+        awaited = AwaitedSnapshots(here.__contains__, lambda _: True)
+        bench.await_snapshots(awaited)
         resolve = bench.resolve
 
         def known(wanted: BlockRef) -> BlockSource:
@@ -273,8 +295,9 @@ def test_a_snapshot_that_does_not_come_is_waited_for_once(store: OpenStore, monk
 
     async def scene(bench: Bench) -> None:
         bench.known = _nothing_known
-        bench.fetcher.awaited_snapshots = awaited = AwaitedSnapshots(lambda _: False, lambda _: True)
-        assert await bench.ask_for_peer(1) is SNAPSHOT_NOT_FOUND
+        awaited = AwaitedSnapshots(lambda _: False, lambda _: True)
+        bench.await_snapshots(awaited)
+        assert await bench.ask_for_peer(1) == NO_SNAPSHOT
         asked: list[int] = []
         assert not awaited.delay_request("snapshot", math.inf, lambda: asked.append(1)), "its time is over"
         for name in ("b", "c"):  # so many that it is forgotten
@@ -297,8 +320,9 @@ def test_a_snapshot_of_which_nothing_was_heard_is_waited_for_as_long_as_news_tak
     async def scene(bench: Bench) -> None:
         bench.known = _nothing_known
         coming: set[str] = set()
-        bench.fetcher.awaited_snapshots = awaited = AwaitedSnapshots(lambda _: False, coming.__contains__)
-        assert await bench.ask_for_peer(1) is SNAPSHOT_NOT_FOUND
+        awaited = AwaitedSnapshots(lambda _: False, coming.__contains__)
+        bench.await_snapshots(awaited)
+        assert await bench.ask_for_peer(1) == NO_SNAPSHOT
         assert not awaited.delay_request("snapshot", math.inf, lambda: None)
         coming.add("snapshot")  # the news has come
         told: list[int] = []
@@ -325,7 +349,7 @@ def test_a_node_that_lacks_the_snapshot_is_passed_over(store: OpenStore) -> None
             left = [one for one in (TWO, THREE) if one.id not in lacking]
             return BlockRoute(possible_holders=(THREE,), fetching_node=left[0] if left else None)
 
-        bench.elsewhere.find_route = routed
+        bench.find_route = routed
         first = asyncio.ensure_future(bench.ask(1))
         await until_async(lambda: bench.peers.asked == [("node-3", False)])
         bench.peers.questions[-1].give(BLOCK_NOT_FOUND)
@@ -353,7 +377,7 @@ def _pass_over(bench: Bench, *nodes: NodeRecord) -> None:
         lacking = bench.lacks.nodes_without(source.snapshot)
         return next((BlockRoute(fetching_node=one) for one in nodes if one.id not in lacking), None)
 
-    bench.elsewhere.find_route = routed
+    bench.find_route = routed
 
 
 def test_only_the_first_home_waits_for_a_snapshot_however_many_nodes_lack_it(
@@ -438,10 +462,11 @@ def test_a_stand_in_has_time_to_bring_a_block_however_long_its_home_has_waited(
 def test_a_request_that_is_not_to_wait_is_told_at_once_that_a_snapshot_is_on_its_way(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.known = _nothing_known
-        bench.fetcher.awaited_snapshots = awaited = AwaitedSnapshots(lambda _: False, lambda _: True)
+        awaited = AwaitedSnapshots(lambda _: False, lambda _: True)
+        bench.await_snapshots(awaited)
         answered = bench.ask_for_peer(1, await_snapshot=False)
         assert answered.done()
-        assert await answered is SNAPSHOT_NOT_FOUND
+        assert await answered == NO_SNAPSHOT
         assert awaited.delay_request("snapshot", math.inf, lambda: None), "nobody has waited for it yet"
         awaited.resume_requests("snapshot")
 
@@ -457,10 +482,10 @@ def test_what_others_brought_while_this_node_lacked_the_snapshot_does_not_leave_
     async def scene(bench: Bench) -> None:
         homes = replace(ONE if of_this_node else THREE, weight=1e6)
         nodes = [homes if one.id == homes.id else one for one in (ONE, TWO, THREE)]
-        bench.elsewhere.find_route = HomeRoutes(KnownMembership(view_of(ONE.id, nodes)), bench.lacks).find_route
+        bench.find_route = HomeRoutes(KnownMembership(view_of(ONE.id, nodes)), bench.lacks).find_route
         here: set[str] = set()
-        bench.fetcher.awaited_snapshots = AwaitedSnapshots(here.__contains__, lambda _: False)
-        assert await bench.ask_for_peer(1, await_snapshot=False) is SNAPSHOT_NOT_FOUND
+        bench.await_snapshots(AwaitedSnapshots(here.__contains__, lambda _: False))
+        assert await bench.ask_for_peer(1, await_snapshot=False) == NO_SNAPSHOT
         here.add("snapshot")
         bench.lacks.note_missing("snapshot", THREE.id)
         answer = bench.ask_for_peer(1)
@@ -479,7 +504,7 @@ def test_a_node_that_stands_in_for_all_asks_those_that_read_before_its_origin(st
             lacking = bench.lacks.nodes_without(source.snapshot)
             return BlockRoute(fetching_node=None if TWO.id in lacking else TWO, asked_before_origin=(THREE,))
 
-        bench.elsewhere.find_route = routed
+        bench.find_route = routed
         answer = bench.ask(1)
         (await bench.question()).give(SNAPSHOT_NOT_FOUND)
         question = await bench.question(2)
@@ -840,7 +865,7 @@ def test_two_nodes_that_take_each_other_for_the_home_do_not_wait_for_each_other(
         mine = bench.ask(1)
         question = await bench.question()  # to node 2, which asks here
         theirs = await bench.ask_for_peer(1)
-        assert not isinstance(theirs, CachefsError | FetchYourself)
+        assert not isinstance(theirs, CachefsError | FetchedBlock)
         assert bench.holds(1, await mine)
         assert question.is_cancelled
         assert bench.origin.requests == 1
@@ -854,7 +879,7 @@ def test_another_node_waits_for_a_look_at_who_may_have_it_but_for_nothing_else(s
         bench.ask(1)
         theirs = bench.ask_for_peer(1)
         (await bench.question()).give(BLOCK_NOT_FOUND)
-        assert not isinstance(await theirs, CachefsError | FetchYourself)
+        assert not isinstance(await theirs, CachefsError | FetchedBlock)
         assert (bench.peers.asked, bench.origin.requests) == ([("node-2", False)], 1)
 
     on_bench(store, scene)
@@ -866,7 +891,7 @@ def test_what_another_node_asks_for_is_brought_by_no_third_one_where_nodes_do_no
         theirs = bench.ask_for_peer(1)
         (await bench.question()).give(PeerRequestFailed("our epoch is old", FailureKind.OTHER_EPOCH))
         (await bench.question(2)).give(BLOCK_NOT_FOUND)
-        assert not isinstance(await theirs, CachefsError | FetchYourself)
+        assert not isinstance(await theirs, CachefsError | FetchedBlock)
         assert (bench.peers.asked, bench.origin.requests) == ([("node-2", False)] * 2, 1)
 
     on_bench(store, scene)
@@ -940,7 +965,7 @@ def test_a_home_that_is_behind_has_others_bring_blocks_and_gets_them_from_there(
         reader = bench.ask(1)  # has the only slot
         waiting = bench.ask(2)
         await until_async(lambda: bench.slots.waiting_and_running(bench.origin.endpoint) == (1, 1))
-        assert await bench.ask_for_peer(2, may_take=True) is FETCH_YOURSELF
+        assert await bench.ask_for_peer(2, may_take=True) == TAKE_IT
         question = await bench.question()
         assert question.asked == ("node-2", True)
         assert not question.how.may_delegate
@@ -949,7 +974,7 @@ def test_a_home_that_is_behind_has_others_bring_blocks_and_gets_them_from_there(
         question.give_block()
         assert bench.holds(2, await waiting)
         others = await asyncio.gather(third, fourth)
-        assert not any(isinstance(one, CachefsError | FetchYourself) for one in others)
+        assert not any(isinstance(one, CachefsError | FetchedBlock) for one in others)
         assert (bench.elsewhere.counts.given, bench.origin.requests) == (1, 1)
         bench.origin.open.set()
         await reader
@@ -964,7 +989,7 @@ def test_what_was_given_away_in_vain_comes_from_the_origin(store: OpenStore) -> 
         bench.origin.open.clear()
         reader, waiting = bench.ask(1), bench.ask(2)
         await until_async(lambda: bench.slots.waiting_and_running(bench.origin.endpoint) == (1, 1))
-        assert await bench.ask_for_peer(2, may_take=True) is FETCH_YOURSELF
+        assert await bench.ask_for_peer(2, may_take=True) == TAKE_IT
         (await bench.question()).give(PeerRequestFailed("it was killed", FailureKind.UNREACHABLE))
         bench.origin.open.set()
         assert bench.holds(1, await reader)
@@ -985,7 +1010,7 @@ def test_only_nodes_that_are_there_and_idle_are_given_anything(store: OpenStore)
         bench.peers.away = {TWO.id}
         asked.append(bench.ask_for_peer(3, may_take=True))
         bench.origin.open.set()
-        assert not any(isinstance(one, FetchYourself) for one in await asyncio.gather(*asked, first, second))
+        assert not any(isinstance(one, FetchedBlock) for one in await asyncio.gather(*asked, first, second))
 
     on_bench(store, scene, slots=1)
 
@@ -1038,7 +1063,7 @@ def test_who_prefetches_asks_peers_and_no_fetch_process_brings_what_is_not_ours(
             carried.append(source.entry)
             return False
 
-        bench.fetcher.in_flight_fetches.fetch_in_process = carry
+        bench.fetch_in_process = carry
         now = asyncio.get_running_loop().time()
         flights = [await bench.ahead(entry, needed=now + 1) for entry in (1, 2)]
         questions = [await bench.question(1), await bench.question(2)]
@@ -1087,11 +1112,10 @@ def test_readers_overtake_what_is_fetched_ahead_from_peers(store: OpenStore) -> 
 
 def test_without_a_cluster_nobody_is_asked(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
-        bench.fetcher.in_flight_fetches.peer_source = None
         assert bench.holds(1, await bench.ask(1))
         assert not bench.peers.questions
 
-    on_bench(store, scene)
+    on_bench(store, scene, alone=True)
 
 
 def test_every_kind_of_route() -> None:

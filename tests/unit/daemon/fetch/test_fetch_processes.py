@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetch_processes
+from cachefs_daemon.fetch.fetch_counts import FetchCounts
 from cachefs_daemon.fetch.fetch_processes import FetchProcesses
 from cachefs_daemon.fetch.process_fetch import ProcessFetch
 from cachefs_daemon.fetch_process.frames import BlockWritten
@@ -82,7 +83,7 @@ def test_while_the_store_hangs_others_bring_what_processes_have_brought(monkeypa
 
     async def play(threads: HangingThreads) -> None:
         loop = asyncio.get_running_loop()
-        carrier = FetchProcesses(rooms, threads, ErrorLog(), 1, 20)
+        carrier = FetchProcesses(rooms, threads, ErrorLog(), FetchCounts(), 1, 20)
         loads = [
             ProcessFetch(source, origin, origin, teller(name), lambda: None, loop.time()) for name in ("one", "two")
         ]

@@ -16,6 +16,7 @@ from cachefs_daemon.fetch import block_fetch, bypass, fetcher, in_flight
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.process_fetch import ProcessResultCallback
 from cachefs_daemon.fetch.tier_writes import StoreOutcome
@@ -95,8 +96,17 @@ class Bench:
         self.origin = ObedientOrigin()
         self.errors = ErrorLog()
         self.threads = Threads()
+        self.fetch_in_process: Callable[..., bool] = lambda *_: False
         self.fetcher = Fetcher(
-            store.blocks, self.resolve, self.threads, ConcurrencyLimiter(slots, 1 << 30), self.errors, read_deadline
+            FetchParts(
+                store.blocks,
+                SourceLookups(self.resolve),
+                self.threads,
+                ConcurrencyLimiter(slots, 1 << 30),
+                self.errors,
+                read_deadline,
+                fetch_in_process=lambda *asked: self.fetch_in_process(*asked),
+            )
         )
 
     async def demand(self, refs: list[BlockRef], patience: float) -> list[BlockResult]:
@@ -606,7 +616,7 @@ def test_what_a_process_has_brought_and_no_tier_has_is_fetched_with_a_slot(
             await asyncio.sleep(0)
             return await ObedientOrigin.read(bench.origin, asked, patience)
 
-        bench.fetcher.in_flight_fetches.fetch_in_process = carry
+        bench.fetch_in_process = carry
         monkeypatch.setattr(bench.origin, "read", read)
         assert bench.origin.endpoint.late_after(SIZE) == math.inf
         ahead = asyncio.ensure_future(bench.fetcher.fetch_ahead(wanted))
@@ -628,9 +638,7 @@ def test_a_block_that_is_fetched_beside_a_process_keeps_its_slot_when_that_has_i
     arrivals: list[Callable[[], None]] = []
 
     async def scene(bench: Bench) -> None:
-        bench.fetcher.in_flight_fetches.fetch_in_process = lambda source, tell, arrived: (
-            arrivals.append(arrived) is None
-        )
+        bench.fetch_in_process = lambda source, tell, arrived: arrivals.append(arrived) is None
         bench.origin.open.clear()
         ahead = asyncio.ensure_future(bench.fetcher.fetch_ahead([ref(1)]))
         await until_async(lambda: bool(arrivals))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.origin.base import Data, ObjectRange
 from cachefs_daemon.origin.deadline import Deadline
@@ -66,7 +67,9 @@ class Bench:
         self.origin = RangedOrigin(width, largest)
         self.threads = Threads()
         self.slots = ConcurrencyLimiter(16, capacity)
-        self.fetcher = Fetcher(store.blocks, self.resolve, self.threads, self.slots, ErrorLog(), 20)
+        self.fetcher = Fetcher(
+            FetchParts(store.blocks, SourceLookups(self.resolve), self.threads, self.slots, ErrorLog(), 20)
+        )
 
     def resolve(self, ref: BlockRef) -> BlockSource:
         part = ObjectRange(b"shard", b"v", len(CONTENT), ref.number * BLOCK, BLOCK)

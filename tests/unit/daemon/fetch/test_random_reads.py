@@ -10,6 +10,7 @@ from cachefs_daemon.fetch.block_fetch import BlockResult
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_counts import ORIGIN, FetchResult
+from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.random_reads import MIN_FILE_BLOCKS
 from cachefs_daemon.origin.base import ObjectRange, ReportProblem
@@ -81,10 +82,12 @@ class Bench:
         self.origin = LargeFile()
         self.threads = Threads()
         self.errors = ErrorLog()
+        limiter = ConcurrencyLimiter(8, 1 << 30)
         self.fetcher = Fetcher(
-            store.blocks, self.resolve, self.threads, ConcurrencyLimiter(8, 1 << 30), self.errors, read_deadline=20
+            FetchParts(
+                store.blocks, SourceLookups(self.resolve), self.threads, limiter, self.errors, 20, reads_parts=True
+            )
         )
-        self.fetcher.enable_random_reads()
 
     def resolve(self, ref: BlockRef) -> BlockSource:
         place = ObjectRange(b"file", b"v1", self.origin.size, ref.number * BLOCK, BLOCK)
@@ -165,7 +168,7 @@ def test_a_third_read_of_a_block_waits_for_all_of_it(store: OpenStore) -> None:
         bench.origin.held[9 * BLOCK] = hold = asyncio.Event()
         await bench.read(9, PIECE_SIZE)
         await until_async(lambda: (9 * BLOCK, PIECE_SIZE) in bench.origin.reads)
-        bench.fetcher.random_reads._background.max_in_flight = lambda *, is_waited_for: 1  # type: ignore[union-attr,method-assign]
+        bench.fetcher._random_reads._background.max_in_flight = lambda *, is_waited_for: 1  # type: ignore[union-attr,method-assign]
         answers = [await bench.read(3, piece * PIECE_SIZE) for piece in (2, 9, 13)]
         assert [type(one) for one in answers] == [BypassBlock, BypassBlock, BlockLocation]
         assert sum(length for offset, length in bench.origin.reads if offset // BLOCK == 3) == BLOCK

@@ -10,6 +10,7 @@ import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.area_index import AreaIndex
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.readahead import ReadaheadFetcher
 from cachefs_daemon.fetch.reader_callbacks import PageCacheCallbacks
@@ -67,12 +68,13 @@ class Scene:
         self.origin = Origin()
         self.pushed: list[tuple[str, FileBlocks, int]] = []
         self._threads = Threads()
+        limiter = ConcurrencyLimiter(8, 1 << 30)
         self._fetcher = Fetcher(
-            store.blocks, self._resolve, self._threads, ConcurrencyLimiter(8, 1 << 30), ErrorLog(), read_deadline=20
+            FetchParts(store.blocks, SourceLookups(self._resolve), self._threads, limiter, ErrorLog(), 20)
         )
         pages = PageCacheCallbacks(lambda mount: mount == "pushing", lambda *pushed: self.pushed.append(pushed))
         self.guesser = ReadaheadFetcher(self._fetcher, store.storage, self._threads, self._held, pages)
-        self._fetcher.on_demand = self.guesser.note_demand
+        self._fetcher.add_demand_listener(self.guesser.note_demand)
 
     def _resolve(self, ref: BlockRef) -> BlockSource:
         entry = self.snapshot.entry(ref.entry)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.plan_memory import PlanMemory
@@ -58,7 +59,16 @@ class Scene:
 
         async def run() -> int:
             threads = Threads()
-            fetcher = Fetcher(self.store.blocks, self.source, threads, ConcurrencyLimiter(4, 1 << 30), ErrorLog(), 20)
+            fetcher = Fetcher(
+                FetchParts(
+                    self.store.blocks,
+                    SourceLookups(self.source),
+                    threads,
+                    ConcurrencyLimiter(4, 1 << 30),
+                    ErrorLog(),
+                    20,
+                )
+            )
             watch = self.store.storage.presence_watch
             loader = EpochLoader(self.store.plan, watch, self.store.blocks, fetcher, threads, PlanMemory(1 << 30))
             try:

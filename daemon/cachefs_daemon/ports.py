@@ -1,0 +1,113 @@
+"""The ports of a node: what a node asks of the other nodes of its cluster, and the null implementation of each port for
+a node that is in no cluster.
+
+`cachefs_cluster` implements the ports, and the command line plugs the implementations in.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from cachefs_daemon.fetch.block_fetch import BlockFetch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundBlock:
+    """A whole, verified block that another node gave."""
+
+    # Release the view soon: its memory belongs to a connection, which reuses it once no view is left.
+    data: memoryview
+    # Checksums of all pieces, 8 bytes each.
+    checksums: bytes
+    # Id and name of the node that gave it.
+    node_id: str
+    node_name: str
+    # Loop time of the request.
+    requested_at: float
+
+
+# Called with the block; or, at most once and before that, with None: ask the origin too. A node may still give the
+# block afterwards.
+FoundCallback = Callable[[FoundBlock | None], None]
+
+
+class BlockSearch(Protocol):
+    """The search for one block among other nodes, until its deadline."""
+
+    @property
+    def requested_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes with requests in flight."""
+
+    def start(self) -> None:
+        """Start the search. It may call its callback at once."""
+
+    def raise_priority(self) -> None:
+        """Raise the priority: a reader waits from now on."""
+
+    def forbid_delegation(self) -> None:
+        """Stop other nodes from fetching the block: one of them may be waiting for this node to fetch it."""
+
+    def cancel(self) -> None:
+        """End the search: the block has arrived, or is no longer wanted."""
+
+
+class PeerRoute(Protocol):
+    """The other nodes that may have a block, or can fetch it."""
+
+    @property
+    def is_kept_here(self) -> bool:
+        """Whether this node keeps the block; otherwise it holds a mere copy."""
+
+    def search(self, on_result: FoundCallback, /) -> BlockSearch | None:
+        """Return a search, not started yet; None if none of the nodes can be asked."""
+
+
+class BlockPeers(Protocol):
+    """Port: the other nodes as a source of blocks. Used on the event loop."""
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether this node is in a cluster."""
+
+    @property
+    def queued_ahead(self) -> int:
+        """Searches without a waiting reader that wait for their turn."""
+
+    def find_route(self, fetch: "BlockFetch", /) -> PeerRoute | None:
+        """Return the route of a block that is not on this node; None if only the origin is left."""
+
+    def search_all(self, fetch: "BlockFetch", on_result: FoundCallback, /) -> BlockSearch | None:
+        """Return a search among all nodes, not started yet, for a block that this node cannot get from its origin. None
+        if no node can be asked."""
+
+    def can_delegate(self, node_id: str, seconds: float, /, *, ahead: bool) -> bool:
+        """Return whether a requesting node may fetch a block for this one, whose reads from the origin wait *seconds*
+        for their turn. ahead: no reader waits for the block yet."""
+
+    def search_delegated(self, fetch: "BlockFetch", node_id: str, on_result: FoundCallback, /) -> BlockSearch | None:
+        """Return a search, not started yet, for a block that this node hands to a requesting node to fetch. None if the
+        node cannot be asked any more."""
+
+
+class NoPeers:
+    """A node in no cluster: only origins have blocks."""
+
+    has_nodes: Final = False
+    queued_ahead: Final = 0
+
+    def find_route(self, _: "BlockFetch") -> None:
+        """Return None: no other node may have the block."""
+
+    def search_all(self, _: "BlockFetch", __: FoundCallback) -> None:
+        """Return None: no other node can be asked."""
+
+    def can_delegate(self, _: str, __: float, *, ahead: bool) -> bool:
+        """Return False: no other node requests blocks."""
+        return False
+
+    def search_delegated(self, _: "BlockFetch", __: str, ___: FoundCallback) -> None:
+        """Return None: no other node requests blocks."""
+
+
+NO_PEERS: Final = NoPeers()
