@@ -120,7 +120,7 @@ def _decode_counters(answer: bytes | PeerFailed) -> NodeCounters:
     try:
         return msgspec.msgpack.decode(answer, type=NodeCounters)
     except msgspec.MsgspecError as error:
-        return NodeCounters(problem=f"what it says cannot be understood: {error}")
+        return NodeCounters(problem=f"its response is invalid: {error}")
 
 
 def security_of(certificates: Certificates | None, secret: ClusterSecret | None = None) -> ConnectionSecurity:

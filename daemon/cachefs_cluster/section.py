@@ -239,8 +239,8 @@ def remarks(section: ClusterSection) -> Iterator[str]:
         )
     if section.insecure_peers and not section.has_certificates:
         yield (
-            "cluster.insecure_peers = true: all who reach this node over the network can read what it caches and "
-            "what its jobs read; set cluster.tls_ca, tls_cert and tls_key where that must not be"
+            "cluster.insecure_peers = true: any host that reaches this node over the network can read its cached data "
+            "and what its jobs read; to prevent that, set cluster.tls_ca, tls_cert and tls_key"
         )
     if section.secret_file is not None and not section.needs_secret:
         yield "cluster.secret_file: has no effect with tls_ca, tls_cert and tls_key, or with insecure_peers"
@@ -270,12 +270,14 @@ def _address_problems(section: ClusterSection) -> Iterator[str]:
     host, _ = section.listen_address
     if host in ("0.0.0.0", "::") and not section.advertise and section.membership != "static":
         yield (
-            f"cluster.listen = {section.listen!r}: says not how others reach this node; set cluster.advertise to its "
-            'address, or to "$VARIABLE" of the environment'
+            f"cluster.listen = {section.listen!r}: does not tell other nodes how to reach this node; set "
+            'cluster.advertise to its address, or to "$VARIABLE" of the environment'
         )
     if section.has_certificates or section.insecure_peers:
         return
-    way_out = "set cluster.tls_ca, tls_cert and tls_key, or insecure_peers = true in a network of which you trust all"
+    way_out = (
+        "set cluster.tls_ca, tls_cert and tls_key, or insecure_peers = true in a network where you trust every host"
+    )
     if not is_loopback(host):
         yield f"cluster.listen = {section.listen!r}: without certificates only loopback is safe; {way_out}"
     elif section.membership == "static":
@@ -329,8 +331,8 @@ def _list_problems(section: ClusterSection) -> Iterator[str]:
         yield f"cluster.nodes: this node, {own}, is not in the list; add it, or set cluster.name to its name there"
     elif mine[0].port != section.listen_address[1]:
         yield (
-            f"cluster.listen = {section.listen!r}: others look for this node ({own}) at port {mine[0].port}, "
-            "as cluster.nodes says"
+            f"cluster.listen = {section.listen!r}: other nodes expect this node ({own}) at port {mine[0].port}, "
+            "according to cluster.nodes"
         )
 
 
@@ -344,6 +346,6 @@ def _etcd_problems(section: ClusterSection) -> Iterator[str]:
     if (section.etcd_cert is None) != (section.etcd_key is None):
         yield "cluster.etcd_cert, etcd_key: one is missing; they belong together"
     if section.etcd_ca is not None and any(url.startswith("http://") for url in section.etcd):
-        yield "cluster.etcd_ca: is of no use with http:// URLs; write https:// in cluster.etcd"
+        yield "cluster.etcd_ca: has no effect with http:// URLs; write https:// in cluster.etcd"
     for key in ("etcd_password_file", "etcd_ca", "etcd_cert", "etcd_key"):
         yield from _file_problems(f"cluster.{key}", getattr(section, key))

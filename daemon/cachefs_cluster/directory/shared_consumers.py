@@ -72,7 +72,7 @@ class SharedConsumers:
                     placed = time.monotonic()
                     self._publish_positions()
             except Exception:
-                log.exception("other nodes do not learn what jobs read here; it is tried again")
+                log.exception("the consumers of this node could not be published to other nodes; trying again")
             await asyncio.sleep(CHECK_SECONDS)
 
     async def _publish_changes(self) -> None:
@@ -104,9 +104,10 @@ class SharedConsumers:
         if facts == told.facts and not is_due:
             return
         if facts.map_size > MAX_BLOB:
-            refusal = f"its sample map has {format_size(facts.map_size)}, and they take {format_size(MAX_BLOB)}"
+            size, most = format_size(facts.map_size), format_size(MAX_BLOB)
+            refusal = f"its sample map has {size}, and other nodes accept at most {most}"
             if told.facts is None:
-                log.warning("consumer %s: other nodes do not learn of it: %s", name, refusal)
+                log.warning("consumer %s is not published to other nodes: %s", name, refusal)
         else:
             refusal = self._shared.publish(CONSUMERS, name, facts)
         told.facts, told.retry_at = facts, now + RETRY_SECONDS if refusal else 0.0

@@ -271,11 +271,11 @@ class SharedDatasets:
                 f"{format_size(block_size)} here, so it cannot be used; set the same on all nodes"
             )
         if name in self._fetch_problems:
-            return f"its snapshot is not here: {self._fetch_problems[name]}; it is tried again"
+            return f"its snapshot is not on this node: {self._fetch_problems[name]}; trying again"
         if wanted.url.startswith("file://") and not self._is_directory_here(wanted.url, wanted.listed):
             return (
-                f"{wanted.url} is not on this node: its files are read from nodes that have it, and not when these "
-                "are away"
+                f"{wanted.url} is not on this node: its files are read through nodes that have it, and cannot be read "
+                "while these are away"
             )
         return ""
 
@@ -367,7 +367,9 @@ class SharedDatasets:
                 most = partial(self._max_file_bytes, name)
                 meta = await self._files.fetch(wanted.snapshot, self._holders(name, wanted), path, most)
                 if meta.block_size != wanted.block_size:
-                    raise CachefsError(f"it has blocks of {format_size(meta.block_size)}, and others say otherwise")
+                    raise CachefsError(
+                        f"it has blocks of {format_size(meta.block_size)}, and other nodes report another block size"
+                    )
                 dataset = await catalog.adopt_dataset(record, path)
         await self._local.changes.follow_snapshot(dataset, before)
         log.info("dataset %s is at snapshot %s, as on node %s", name, wanted.snapshot, wanted.listed.node)

@@ -163,10 +163,10 @@ class UsedSnapshots:
             if snapshot_id in self._beyond_limit:
                 why = f"{MAX_KEPT} older snapshots are kept already; mount datasets anew where they are read"
             else:
-                why = f"{failure.reason}; it is tried again" if failure is not None else "it is on its way"
+                why = f"{failure.reason}; trying again" if failure is not None else "it is being fetched"
             lines.append(
                 f"dataset {wanted.value.dataset}: snapshot {snapshot_id[:12]}, which "
-                f"{self._readers_text(wanted.nodes)}, is not on this node, so other nodes bring its blocks: {why}"
+                f"{self._readers_text(wanted.nodes)}, is not on this node, so other nodes fetch its blocks: {why}"
             )
         return lines[:_MAX_PROBLEMS] + ([f"{len(lines) - _MAX_PROBLEMS} more"] if len(lines) > _MAX_PROBLEMS else [])
 
@@ -338,7 +338,7 @@ class UsedSnapshots:
         hours after another node has published it. Raises CachefsError."""
         is_there = self._local.held.get(snapshot_id) is not None or self._is_coming_as_current(snapshot_id)
         if is_there or snapshot_id not in self._used_elsewhere:
-            raise _NoLongerUsed(f"snapshot {snapshot_id} is not wanted any more")
+            raise _NoLongerUsed(f"snapshot {snapshot_id} is no longer wanted")
         self._local.catalog.check_idle(value.dataset)  # otherwise it could not be kept after its transfer
         room = MAX_BYTES - self._local.catalog.kept_bytes() - sum(self._reserved.values())
         if value.file_size > room:
@@ -353,7 +353,7 @@ class UsedSnapshots:
         failure = self._failures[snapshot_id] = _Failure(why) if before is None else replace(before, reason=why)
         failure.backoff.note_failure(time.monotonic())
         if before is None or before.reason != why:
-            text = f"snapshot {snapshot_id[:12]}, which {self._readers_text(wanted.nodes)}, cannot be had: {why}"
+            text = f"snapshot {snapshot_id[:12]}, which {self._readers_text(wanted.nodes)}, cannot be fetched: {why}"
             self._local.errors.add(f"dataset {wanted.value.dataset}", text)
 
     def _on_fetch_end(self, snapshot_id: str) -> None:

@@ -169,7 +169,7 @@ class EtcdStore:
     def _keep_lease(self) -> None:
         if self._lease and self._client.keep_alive(self._lease, self._call_seconds) <= 0:
             log.warning(
-                "etcd has given up the lease of this node (after %.0f s without a word); joining", self._seconds
+                "the lease of this node in etcd has expired (no keep-alive for %.0f s); joining again", self._seconds
             )
             self._lease = 0
         if not self._lease:
@@ -375,7 +375,7 @@ class _EtcdContents:
             elif change.key.startswith(self._nodes):
                 record = decode_record(change.value)
                 if self._nodes + record.id.encode() != change.key:
-                    raise ValueError("it is that of another node")
+                    raise ValueError("it is the record of another node")
                 self._records[record.id] = record
         except ValueError as error:
             if change not in self._invalid_keys and len(self._invalid_keys) < _MAX_LOGGED:

@@ -152,7 +152,7 @@ class EtcdClient:
                 why = _reason(error)
                 self.switch_endpoint(url)
             except codec.MalformedMessage as error:
-                raise EtcdRefused(f"{url} answers as no etcd does: {error}") from None
+                raise EtcdRefused(f"{url} sent an invalid response; is it an etcd server? {error}") from None
             if deadline - time.monotonic() < 0.05:
                 break
         self._reload_certificates()
@@ -224,7 +224,7 @@ class EtcdWatch:
         try:
             yield from map(codec.decode_watch_response, self._stream)
         except codec.MalformedMessage as error:
-            raise EtcdRefused(f"a watch says what no etcd does: {error}") from None
+            raise EtcdRefused(f"etcd sent an invalid message on a watch: {error}") from None
         except grpc.RpcError as error:
             if self._ended.is_set():
                 return
@@ -246,7 +246,7 @@ def _first_response(stream: Any) -> bytes:
         answer: bytes = next(stream)
         return answer
     except StopIteration:
-        raise codec.MalformedMessage("a stream without an answer") from None
+        raise codec.MalformedMessage("a stream that ended without a response") from None
     finally:
         stream.cancel()
 
@@ -258,7 +258,7 @@ def _close(channels: Sequence[grpc.Channel]) -> None:
 
 def _reason(error: grpc.RpcError) -> str:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "not in time"
+        return "no response in time"
     details = (error.details() or str(error.code())).strip().splitlines() or [""]
     return details[0].rpartition("last error: ")[2].removeprefix("UNKNOWN: ")[:200]
 

@@ -77,7 +77,7 @@ def decode_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (_FIXED64, _FIXED32):
             length = 8 if kind == _FIXED64 else 4
         else:
-            raise MalformedMessage(f"a field of type {kind}")
+            raise MalformedMessage(f"a field of unknown type {kind}")
         if length > len(data) - at:
             raise MalformedMessage("a field that is longer than its message")
         if kind == _BYTES:
@@ -95,13 +95,13 @@ class _Fields:
         """Return a signed number (int64); 0 for a missing field."""
         value = self._values.get(index, 0)
         if not isinstance(value, int):
-            raise MalformedMessage(f"field {index} is no number")
+            raise MalformedMessage(f"field {index} is not a number")
         return value - _WRAP if value >= _WRAP >> 1 else value
 
     def bytes(self, index: int) -> bytes:
         value = self._values.get(index, b"")
         if not isinstance(value, bytes):
-            raise MalformedMessage(f"field {index} is no text")
+            raise MalformedMessage(f"field {index} is not a text")
         return value
 
     def text(self, index: int) -> str:
@@ -113,7 +113,7 @@ def _nested_messages(data: bytes, index: int) -> Iterator[bytes]:
     for found, value in decode_fields(data):
         if found == index:
             if not isinstance(value, bytes):
-                raise MalformedMessage(f"field {index} is no message")
+                raise MalformedMessage(f"field {index} is not a message")
             yield value
 
 

@@ -108,7 +108,7 @@ def _judge_by_list(view: ClusterView, greeting: Greeting) -> Verdict:
 def explain_verdict(verdict: Verdict, view: ClusterView, cluster: str, greeting: Greeting) -> str:
     """Return a line for the logs of the sender and of this node; "" if the request is served."""
     mine = view.own_record
-    here = f"{mine.name} ({mine.id})" if mine is not None else "a node of no cluster"
+    here = f"{mine.name} ({mine.id})" if mine is not None else "a node that is in no cluster"
     match verdict:
         case Verdict.WELCOME | Verdict.NEWER_EPOCH:
             return ""

@@ -35,8 +35,8 @@ def load_identity(state_dir: Path) -> NodeIdentity:
         raise ConfigError(f"{path}, the id of this node in its cluster, cannot be used: {error.strerror}") from None
     if not is_id(node_id):
         raise ConfigError(
-            f"{path} is damaged: it holds no 16 hex digits. Remove it, and this node has a new id; its cluster then "
-            "takes it for another node"
+            f"{path} is damaged: it does not hold 16 hex digits. Remove it, and this node gets a new id; its cluster "
+            "then treats it as another node"
         )
     return NodeIdentity(node_id, secrets.token_hex(8))
 

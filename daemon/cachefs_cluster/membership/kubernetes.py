@@ -337,7 +337,7 @@ class KubernetesStore:
                 return
             record = decode_record(str(annotations.get(RECORD, "")).encode())
             if name != self._name_prefix + record.id:
-                raise ValueError("it is that of another node")
+                raise ValueError("it is the record of another node")
         except ValueError as error:
             self._leases.pop(name, None)
             if (name, version) not in self._invalid_leases and len(self._invalid_leases) < 100:

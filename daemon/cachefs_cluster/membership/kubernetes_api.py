@@ -70,8 +70,8 @@ def pod_settings(namespace: str, account: Path = ACCOUNT) -> LeaseApiSettings:
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise ConfigError(
-            'cluster.membership = "kubernetes": this is no pod of Kubernetes (the environment has no '
-            "KUBERNETES_SERVICE_HOST); run it as one, or use etcd or a static list"
+            'cluster.membership = "kubernetes": this daemon does not run in a Kubernetes pod (the environment has '
+            "no KUBERNETES_SERVICE_HOST); run it in one, or use etcd or a static list"
         )
     try:
         namespace = namespace or (account / "namespace").read_text().strip()
@@ -170,9 +170,13 @@ class LeaseApi:
                 f"the API server at {self._settings.url} does not answer ({_reason(error)})"
             ) from None
         except ValueError as error:
-            raise LeaseApiRefused(f"{self._settings.url} answers as no API server does: {error}") from None
+            raise LeaseApiRefused(
+                f"{self._settings.url} sent an invalid response; is it an API server? {error}"
+            ) from None
         if not isinstance(found, dict):
-            raise LeaseApiRefused(f"{self._settings.url} answers as no API server does: no object")
+            raise LeaseApiRefused(
+                f"{self._settings.url} sent an invalid response; is it an API server? It sent no JSON object"
+            )
         return found
 
     async def _check_status(self, answer: aiohttp.ClientResponse) -> None:
@@ -211,7 +215,7 @@ def _raise_status(code: int, text: str) -> None:
     if code == 410:
         raise LeaseWatchExpired(text)
     if code == 429 or code >= 500:
-        raise LeaseApiUnavailable(f"the API server has no time ({code}: {text[:200]})")
+        raise LeaseApiUnavailable(f"the API server is overloaded ({code}: {text[:200]})")
     way_out = ""
     if code == 403:
         way_out = "; its role needs get, list, watch, create, update and delete for leases of coordination.k8s.io"
@@ -224,7 +228,7 @@ async def _read_changes(content: aiohttp.StreamReader) -> AsyncIterator[tuple[st
     while chunk := await content.readany():
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _MAX_LINE:
-            raise LeaseApiRefused("the API server says of one change more than it may")
+            raise LeaseApiRefused("the API server sent a change of more than the allowed size")
         for line in lines:
             if not line.strip():
                 continue
@@ -232,8 +236,10 @@ async def _read_changes(content: aiohttp.StreamReader) -> AsyncIterator[tuple[st
                 change = json.loads(line)
                 yield str(change["type"]), dict(change["object"])
             except (ValueError, KeyError, TypeError):
-                raise LeaseApiRefused("a watch says what no API server does") from None
+                raise LeaseApiRefused("the API server sent an invalid message on a watch") from None
 
 
 def _reason(error: BaseException) -> str:
-    return "not in time" if isinstance(error, asyncio.TimeoutError) else str(error)[:200] or type(error).__name__
+    return (
+        "no response in time" if isinstance(error, asyncio.TimeoutError) else str(error)[:200] or type(error).__name__
+    )

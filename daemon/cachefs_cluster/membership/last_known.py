@@ -47,7 +47,7 @@ def load_last_known(state_dir: Path, me: str) -> tuple[Ring, dict[str, NodeRecor
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("%s is of no use (%s) and is ignored; other nodes are unknown for now", path, error)
+        log.warning("%s cannot be used (%s) and is ignored; other nodes are unknown for now", path, error)
         return None
     if known.me != me:
         return None

@@ -200,9 +200,9 @@ class SharedMembership:
             return ""
         shown = format_names(sorted(record.name for record in strangers), _MAX_SHOWN)
         return (
-            f"nodes of cluster {min(record.cluster for record in strangers)!r} ({shown}) are in the same place of "
-            f"{self._store.source} as this one of cluster {self._record.cluster!r}; give each cluster a prefix, or a "
-            "name, of its own" + "; until then this node shares nothing" * self._is_ring_foreign
+            f"nodes of cluster {min(record.cluster for record in strangers)!r} ({shown}) have their records in the "
+            f"same place of {self._store.source} as this one of cluster {self._record.cluster!r}; give each cluster a "
+            "prefix, or a name, of its own" + "; until then this node shares nothing" * self._is_ring_foreign
         )
 
     def on_claimed(self) -> None:
@@ -302,7 +302,7 @@ class SharedMembership:
             try:
                 callback(view)
             except Exception:  # a bug of one listener must not affect the others
-                log.exception("internal error of a part that was told of a change of the cluster")
+                log.exception("internal error of a listener to changes of the cluster")
 
     def _id_taken_text(self, other: NodeRecord) -> str:
         return (

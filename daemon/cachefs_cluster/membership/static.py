@@ -154,7 +154,7 @@ class StaticMembership:
             try:
                 callback(self.view)
             except Exception:  # a bug of one listener must not affect the others
-                log.exception("internal error of a part that was told of a change of the cluster")
+                log.exception("internal error of a listener to changes of the cluster")
 
     def _make_view(self) -> ClusterView:
         members = tuple(sorted(self._records.values(), key=lambda record: record.id))

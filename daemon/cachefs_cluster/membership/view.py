@@ -87,7 +87,7 @@ def check_record(record: NodeRecord) -> None:
         ("name", record.name), ("host", record.host), ("zone", record.zone), ("cluster", record.cluster),
     ):  # fmt: skip
         if len(text) > _MAX_TEXT or not _TEXT.fullmatch(text):
-            raise ValueError(f"its {what} has characters or a length that no {what} has")
+            raise ValueError(f"its {what} has invalid characters or an invalid length")
     if not record.name or not record.host:
         raise ValueError("it has no name or no host")
     if not (0 < record.data_port < 1 << 16 and 0 < record.control_port < 1 << 16):
@@ -95,7 +95,7 @@ def check_record(record: NodeRecord) -> None:
     if not (math.isfinite(record.weight) and 0 < record.weight <= 1e9):
         raise ValueError("its weight is not above 0 and up to 1e9")
     if not (0 <= record.memory <= _MAX_BYTES and 0 <= record.ssd <= _MAX_BYTES):
-        raise ValueError("its tiers have sizes that nothing has")
+        raise ValueError("its tiers have invalid sizes")
 
 
 def is_id(text: str) -> bool:
@@ -172,7 +172,7 @@ class ClusterView:
         for address, count in sorted(Counter(record.address for record in self.reachable).items()):
             if count > 1:
                 names = ", ".join(record.name for record in self.reachable if record.address == address)
-                yield f"{count} nodes say that they are at {address} ({names}); an old one goes in a few seconds"
+                yield f"{count} nodes publish the address {address} ({names}); a stale record expires within seconds"
         for protocol, count in sorted(Counter(record.protocol for record in self.members).items()):
             if protocol != PROTOCOL:
                 yield f"{count} nodes speak protocol {protocol}, this one {PROTOCOL}: they do not exchange blocks"

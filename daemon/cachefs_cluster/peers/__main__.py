@@ -40,7 +40,7 @@ def main() -> None:
             lambda: Certificates(files) if files is not None else None,
         )
     except (CachefsError, OSError) as error:
-        logging.getLogger("cachefs_cluster.peers").error("the peer server cannot serve: %s", error)
+        logging.getLogger("cachefs_cluster.peers").error("the peer server cannot start: %s", error)
         sys.exit(1)
     garbage_collector.freeze_present_objects()
     server.serve()

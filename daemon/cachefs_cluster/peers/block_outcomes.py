@@ -75,10 +75,10 @@ def _handle_wrong_bytes(block: PendingBlock, wrong: WrongBytes, now: float, erro
     name, key = peer.record.name, block.request.key.hex()
     if not block.is_check_needed:
         # The peer checks its own copy: if that is damaged, the peer repairs it and answers BLOCK_NOT_FOUND.
-        errors.add(f"node {name}", f"node {name} gave other bytes for block {key}; it is to look at its copy")
+        errors.add(f"node {name}", f"node {name} sent wrong bytes for block {key}; asking it to verify its copy")
         block.is_check_needed, block.batch = True, None
         return True
-    text = f"node {name} gave other bytes for block {key} twice; it is not asked for it for a minute"
+    text = f"node {name} sent wrong bytes for block {key} twice; it gets no request for this block for a minute"
     errors.add(f"node {name}", text)
     peer.note_wrong(block.request.key, now)
     block.finish(PeerRequestFailed(text, FailureKind.WRONG_BYTES))

@@ -88,5 +88,5 @@ class CircuitBreaker:
             else:
                 peer.note_heartbeat(self._loop.time(), fetch=lives)  # readers that found it silent ask it again
                 liveness.note_probe(alive=True, now=self._loop.time(), chance=random.random())
-                log.info("node %s answers again, and is asked for blocks", record.name)
+                log.info("node %s answers again and is used again", record.name)
                 self._connector.membership.note_answer(sender.node, sender.incarnation)

@@ -192,7 +192,7 @@ class PeerClient:
             return PEER_OVERLOADED
         if peer.has_wrong_bytes(wanted.key, now):
             return PeerRequestFailed(
-                f"node {peer.record.name} had other bytes for the block a moment ago", FailureKind.WRONG_BYTES
+                f"node {peer.record.name} sent wrong bytes for this block a moment ago", FailureKind.WRONG_BYTES
             )
         return None
 
@@ -341,7 +341,10 @@ class PeerClient:
             for ask in peer.queued_blocks():
                 if ask.options.deadline <= now and ask.is_open:
                     ask.finish(
-                        PeerRequestFailed(f"node {peer.record.name} could not be asked in time", FailureKind.LATE)
+                        PeerRequestFailed(
+                            f"the request to node {peer.record.name} could not be sent before its deadline",
+                            FailureKind.LATE,
+                        )
                     )
             for batch in list(peer.batches.values()):
                 self._check_batch(peer, batch, now)
@@ -355,7 +358,7 @@ class PeerClient:
         if batch.abort_reason:
             return
         if now - batch.exchange.last_byte_at > SILENT_SECONDS:
-            text = f"node {peer.record.name} at {peer.record.address} says nothing any more ({SILENT_SECONDS:.0f} s)"
+            text = f"node {peer.record.name} at {peer.record.address} has sent nothing for {SILENT_SECONDS:.0f} s"
             batch.abort(text)
             self._circuit_breaker.take_out_of_use(peer, text)
             return
@@ -363,7 +366,11 @@ class PeerClient:
             ask = batch.blocks[at]
             if ask.options.deadline <= now and ask.is_open:
                 peer.counters.failures += 1
-                ask.finish(PeerRequestFailed(f"node {peer.record.name} has not sent it in time", FailureKind.LATE))
+                ask.finish(
+                    PeerRequestFailed(
+                        f"node {peer.record.name} did not send the block before the deadline", FailureKind.LATE
+                    )
+                )
         batch.abort_if_unwanted()
 
 

@@ -105,7 +105,7 @@ def _exchange_handshake(
     connection.settimeout(left)
     data = connection.recv(_RECORD)
     if not data:
-        raise EOFError("the connection was closed within the handshake")
+        raise EOFError("the connection was closed during the handshake")
     incoming.write(data)
 
 
@@ -120,7 +120,7 @@ def probe(
         sender, refused = _send_probe(connection, tls, encode_probe(greeting), until, check)
     except (OSError, InvalidResponse, EOFError) as error:
         reason = str(error) or type(error).__name__
-        raise CannotConnect(f"{_node_description(record)} does not answer as it should: {reason}") from None
+        raise CannotConnect(f"{_node_description(record)} sent an invalid response: {reason}") from None
     finally:
         with contextlib.suppress(OSError):
             connection.close()
@@ -129,7 +129,7 @@ def probe(
             f"at {record.address} is node {sender.node}, and not {_node_description(record)}", is_stranger=True
         )
     if refused.status != 200 and refused.verdict not in ("old-epoch", "other-incarnation"):
-        raise CannotConnect(f"{_node_description(record)} refuses us: {refused.text}", is_stranger=True)
+        raise CannotConnect(f"{_node_description(record)} refuses this node: {refused.text}", is_stranger=True)
     return sender, refused.verdict != NO_DAEMON
 
 
@@ -147,7 +147,7 @@ def _send_probe(
         connection.settimeout(max(0.001, until - time.monotonic()))
         data = connection.recv(_MAX_PROBE_BYTES - filled)
         if not data:
-            raise EOFError("the connection was closed before an answer")
+            raise EOFError("the connection was closed before a response")
         if tls is not None:
             tls.incoming.write(data)
             try:
@@ -159,7 +159,7 @@ def _send_probe(
         for item in parser.parse(room[:filled]):
             if isinstance(item, PeerRefusal) and parser.sender is not None:
                 return parser.sender, item
-    raise InvalidResponse("it says too much")
+    raise InvalidResponse("the response to the probe is too long")
 
 
 def _node_description(record: NodeRecord) -> str:

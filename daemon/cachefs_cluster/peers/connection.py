@@ -128,7 +128,7 @@ class PeerConnection:
                     raise ConnectionError(str(error)) from None
                 request = self._tls.outgoing.read()
         if self._link.send(request) < len(request):
-            raise ConnectionError("it takes no more questions")
+            raise ConnectionError("the connection takes no more requests")
 
     def limit_receive_buffer(self, window: int) -> None:
         """Limit the kernel's receive buffer to *window* bytes."""
@@ -170,7 +170,7 @@ class PeerConnection:
         try:
             while not parser.is_done:
                 if self._filled == len(self._view):
-                    raise InvalidResponse("an answer has more bytes than it may have")
+                    raise InvalidResponse("a response has more bytes than its limit")
                 count = self._read(self._view[self._filled : self._filled + RECEIVE_BYTES])
                 if count == 0:
                     reason = "the connection was closed"
@@ -223,7 +223,7 @@ class PeerConnection:
     def _receive_idle(self) -> ReceiverReport | None:
         """Read while no request is in progress: only the end of the connection is valid then."""
         try:
-            reason = "" if not self._link.recv(1) else "bytes came that were not asked for"
+            reason = "" if not self._link.recv(1) else "unrequested bytes arrived"
         except BlockingIOError:
             return None
         except OSError as error:

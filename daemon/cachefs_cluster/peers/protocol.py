@@ -164,7 +164,7 @@ def parse_request_head(text: bytes) -> RequestHead:
         raise InvalidRequest("the head of a request has a CR or LF within a line")
     start = lines[0].split(b" ")
     if len(start) != 3 or start[2] != b"HTTP/1.1" or not lines[0].isascii():
-        raise InvalidRequest(f"a request begins with {lines[0][:40]!r}, which is no HTTP/1.1")
+        raise InvalidRequest(f"a request begins with {lines[0][:40]!r}, which is not HTTP/1.1")
     try:
         headers = parse_header_lines(lines[1:])
     except MalformedHead as error:
@@ -187,12 +187,12 @@ def _parse_greeting(headers: dict[bytes, bytes]) -> Greeting | None:
     )
     addressee, _, incarnation = said.partition(" ")
     if not (is_id(sender) and is_id(addressee) and (not incarnation or is_id(incarnation)) and len(cluster) <= 253):
-        raise InvalidRequest("the ids of the nodes that ask and are asked are no 16 hex digits")
+        raise InvalidRequest("the node ids of a request are not 16 hex digits each")
     epoch = _parse_number(headers, b"x-cachefs-epoch", 0, _MAX_EPOCH)
     protocol = _parse_number(headers, b"x-cachefs-protocol", PROTOCOL, 1 << 16)
     nonce, proof = (headers.get(name, b"").decode("ascii", "replace") for name in (b"x-cachefs-nonce", PROOF))
     if nonce and not is_nonce(nonce):
-        raise InvalidRequest("the nonce of a request is no 32 hex digits")
+        raise InvalidRequest("the nonce of a request is not 32 hex digits")
     return Greeting(cluster, sender, addressee, incarnation, epoch, protocol, nonce, proof)
 
 
@@ -201,7 +201,7 @@ def _parse_number(headers: dict[bytes, bytes], name: bytes, missing: int, most: 
     if said is None:
         return missing
     if not said.isdigit() or len(said) > 20 or int(said) > most:
-        raise InvalidRequest(f"{name.decode()}: {said[:20].decode('latin-1')!r} is no number up to {most}", status)
+        raise InvalidRequest(f"{name.decode()}: {said[:20].decode('latin-1')!r} is not a number up to {most}", status)
     return int(said)
 
 
@@ -210,9 +210,9 @@ def parse_blocks_request(body: bytes | bytearray | memoryview) -> BlocksRequest:
     try:
         question = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body of a request is no question ({error})") from None
+        raise InvalidRequest(f"the body of a request is invalid ({error})") from None
     if sum(block.length for block in question.blocks) > MAX_DATA:
-        raise InvalidRequest(f"a question for more than {MAX_DATA >> 20} MiB", 413)
+        raise InvalidRequest(f"a request for more than {MAX_DATA >> 20} MiB", 413)
     return question
 
 
@@ -324,7 +324,7 @@ class SenderCheck(NamedTuple):
         if self.secret is None:
             return ""
         if serves and sender.incarnation != asked.incarnation:
-            return "another start of its daemon gives blocks than the one that was asked"
+            return "the response is from another start of the node's daemon"
         scope = asked.scope(asked.addressee, self.port)
         if proofs_match(proof, self.secret.response_proof(scope, sender.incarnation, serves=serves)):
             return ""
@@ -387,18 +387,18 @@ class ResponseParser:
         end = text.find(HEAD_END)
         if end < 0:
             if len(view) >= MAX_HEAD_BYTES:
-                raise InvalidResponse(f"the head of an answer has more than {MAX_HEAD_BYTES} bytes")
+                raise InvalidResponse(f"the head of a response has more than {MAX_HEAD_BYTES} bytes")
             return False
         try:
             head = parse_head(text[:end])
         except MalformedHead as error:
-            raise InvalidResponse(f"the head of an answer: {error}") from None
+            raise InvalidResponse(f"the head of a response: {error}") from None
         self.position = self._last_block_end = end + len(HEAD_END)
         self.is_last = head.is_last
         node, _, incarnation = head.headers.get(b"x-cachefs-from", b"").decode("ascii", "replace").partition(" ")
         epoch = head.headers.get(b"x-cachefs-epoch", b"0")
         if not is_id(node) or not is_id(incarnation) or not epoch.isdigit() or len(epoch) > 20:
-            raise InvalidResponse(f"an answer with status {head.status} does not say which node it is from")
+            raise InvalidResponse(f"a response with status {head.status} does not name its node")
         sender = RespondingNode(node, incarnation, int(epoch))
         if self._sender_check is not None:
             proof = head.headers.get(PROOF, b"").decode("ascii", "replace")
@@ -406,11 +406,11 @@ class ResponseParser:
                 raise InvalidResponse(objection)
         if head.status != 200 or head.length is not None:
             if head.length is None or head.length > _MAX_REFUSAL:
-                raise InvalidResponse(f"an answer with status {head.status} has no length, or a large one")
+                raise InvalidResponse(f"a response with status {head.status} has no length, or a large one")
             self._body_end = self.position + head.length
             self._refused = head.status, head.headers.get(b"x-cachefs-verdict", b"")[:40].decode("ascii", "replace")
         elif head.headers.get(b"transfer-encoding", b"").lower() != b"chunked":
-            raise InvalidResponse("an answer does not come in chunks")
+            raise InvalidResponse("a response is not sent in chunks")
         self.sender = sender
         return True
 
@@ -421,7 +421,7 @@ class ResponseParser:
         end = line.find(_LINE_END)
         if end < 0:
             if len(line) > _MAX_DIGITS:
-                raise InvalidResponse("an answer has a chunk without a size")
+                raise InvalidResponse("a response has a chunk without a size")
             self.needed_until = 0
             return None
         try:
@@ -431,7 +431,7 @@ class ResponseParser:
         if size == 0:
             return self._parse_end(view, start + end + 2)
         if size < HEAD_SIZE:
-            raise InvalidResponse(f"an answer has a chunk of {line[:end]!r} bytes")
+            raise InvalidResponse(f"a response has a chunk of {line[:end]!r} bytes")
         begin = start + end + 2
         if len(view) < begin + HEAD_SIZE:
             self.needed_until = 0
@@ -443,7 +443,7 @@ class ResponseParser:
             self.needed_until = stop + 2
             return None
         if bytes(view[stop : stop + 2]) != _LINE_END:
-            raise InvalidResponse("a chunk of an answer does not end where it should")
+            raise InvalidResponse("a chunk of a response does not end where it should")
         self.position = stop + 2
         body = view[begin + HEAD_SIZE : stop]
         self.heartbeats += index != NO_BLOCK or tier == _ALIVE
@@ -466,31 +466,31 @@ class ResponseParser:
 
     def _check(self, index: int, status: int, length: int, size: int) -> None:
         if self._has_last_chunk:
-            raise InvalidResponse("an answer goes on behind its end")
+            raise InvalidResponse("bytes follow the last chunk of a response")
         if index == NO_BLOCK:
             if status not in (KEEPALIVE, LAST) or size != HEAD_SIZE:
-                raise InvalidResponse(f"an answer has a chunk of kind {status} for no block")
+                raise InvalidResponse(f"a response has a chunk of kind {status} for no block")
             return
         if index not in self._missing:
-            raise InvalidResponse(f"an answer has a block {index} that was not asked for, or has it twice")
+            raise InvalidResponse(f"a response has a block {index} that was not asked for, or has it twice")
         if status == BLOCK_FOLLOWS:
             if length != self._lengths[index] or size != HEAD_SIZE + 8 * piece_count(length) + length + 1:
                 raise InvalidResponse(f"a block of {self._lengths[index]} bytes comes with {length} bytes")
         elif not (BLOCK_NOT_FOUND <= status <= FETCH_FAILED and length <= MAX_TEXT and size == HEAD_SIZE + length):
-            raise InvalidResponse(f"an answer has a chunk of kind {status} with {size} bytes")
+            raise InvalidResponse(f"a response has a chunk of kind {status} with {size} bytes")
 
     def _parse_end(self, view: memoryview, begin: int) -> bool | None:
         if len(view) < begin + 2:
             self.needed_until = begin + 2
             return None
         if bytes(view[begin : begin + 2]) != _LINE_END or not self._has_last_chunk or self._missing:
-            raise InvalidResponse(f"an answer ends without {len(self._missing)} of the blocks")
+            raise InvalidResponse(f"a response ends without {len(self._missing)} of the blocks")
         self._finish(view, begin + 2)
         return True
 
     def _finish(self, view: memoryview, end: int) -> None:
         if len(view) > end:
-            raise InvalidResponse("there is more behind the end of an answer")
+            raise InvalidResponse("bytes follow the end of a response")
         self.position, self.is_done = end, True
 
 

@@ -79,6 +79,6 @@ class PeerReceiver:
             try:
                 self._on_report(self._reports[0])
             except Exception:  # a bug costs this item only: no other call would handle the items behind it
-                log.exception("internal error with what came from node %s", self._reports[0].connection.peer)
+                log.exception("internal error with a response of node %s", self._reports[0].connection.peer)
             finally:
                 self._reports.popleft()

@@ -141,7 +141,7 @@ class RequestServer:
         except ConnectionLost as gone:
             if str(gone) and not self.node:
                 self.services.report_fault(
-                    self.address, "strangers", f"a connection that has not said who it is: {gone}"
+                    self.address, "strangers", f"a connection that did not identify itself: {gone}"
                 )
         except InvalidRequest as error:
             self.services.report_fault(self.address, "requests", str(error))
@@ -162,7 +162,7 @@ class RequestServer:
             self._refuse(404, "there are only POST /blocks and GET /health")
             return False
         if head.greeting is None:
-            raise InvalidRequest("a request for blocks that does not say which node it is from")
+            raise InvalidRequest("a request for blocks without the id of its node")
         if not self._admit(head.greeting):
             return False
         question = parse_blocks_request(body)
@@ -183,24 +183,24 @@ class RequestServer:
             host.report_fault(
                 self.address,
                 "certificates",
-                f"its certificate is not that of {_node_description(view, greeting.sender)}, as which it asks for "
-                "blocks: refused",
+                f"request refused: it claims to be {_node_description(view, greeting.sender)}, but its certificate is "
+                "another node's",
             )
             self._refuse(403, f"your certificate is not that of node {greeting.sender}", Verdict.NOT_A_MEMBER)
             return False
         if not verdict.is_accepted:
             text = explain_verdict(verdict, view, host.cluster, greeting)
             if verdict not in (Verdict.OLD_EPOCH, Verdict.OTHER_INCARNATION):
-                host.report_fault(self.address, f"node {greeting.sender}", f"it asks for blocks and is refused: {text}")
+                host.report_fault(self.address, f"node {greeting.sender}", f"request for blocks refused: {text}")
             self._refuse(_STATUS.get(verdict, 409), text, verdict)
             return False
         if self.node != greeting.sender:
             if self.node:
-                raise InvalidRequest("a connection on which two nodes ask")
+                raise InvalidRequest("requests of two nodes on one connection")
             self.node = greeting.sender
             crowded = host.register_member(self.served_connection, self.node)
             if crowded:
-                host.report_fault(self.address, "connections", f"{crowded}: no more are taken")
+                host.report_fault(self.address, "connections", f"connection refused: {crowded}")
                 self._refuse(503, crowded)
                 return False
         return True
@@ -256,7 +256,7 @@ class RequestServer:
     def _receive_more(self, until: float) -> None:
         left = until - time.monotonic()
         if left <= 0:
-            raise ConnectionLost(f"a request took more than {REQUEST_SECONDS:.0f} s to come")
+            raise ConnectionLost(f"a request took more than {REQUEST_SECONDS:.0f} s to arrive")
         self._unparsed += self.wire.receive(_RECEIVE_BYTES, left)
 
     # --- responses ------------------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ class _FetchedBlocks:
                 self._send_outcome(at, block, outcome)
                 self._is_flushed = False
             for at in self._requested:
-                answering.send_without_block(at, FETCH_FAILED, self._counters, "it did not come in time")
+                answering.send_without_block(at, FETCH_FAILED, self._counters, "the block did not arrive in time")
         finally:
             host.heartbeats.remove_waiter(node, self._outcomes)
             host.reserve_fetches(-len(self._requested))
@@ -405,7 +405,7 @@ class _FetchedBlocks:
     def _send_bytes(self, at: int, block: RequestedBlock, outcome: FetchedBlock) -> None:
         answering, given = self._request_server, self._counters
         if not answering.services.block_sender.send_fetched(answering.wire, at, block, outcome):
-            answering.send_without_block(at, FETCH_FAILED, given, "the block has another length here")
+            answering.send_without_block(at, FETCH_FAILED, given, "the block has another length on this node")
             return
         given.fetched += 1
         answering.count_block(block, given)
@@ -417,7 +417,7 @@ class _FetchedBlocks:
         except ValueError:
             location = None
         if location is None or location.length != block.length:
-            answering.send_without_block(at, FETCH_FAILED, given, "the block has another length here")
+            answering.send_without_block(at, FETCH_FAILED, given, "the block has another length on this node")
             return
         given.fetched += 1
         answering.send_block(at, block, location, given)

@@ -136,13 +136,13 @@ class ResponseHandler:
         if not left:
             return
         if report.is_invalid:
-            text = f"node {peer.record.name} at {peer.record.address} has sent what is no answer: {report.reason}"
+            text = f"node {peer.record.name} at {peer.record.address} sent an invalid response: {report.reason}"
             self._errors.add(f"node {peer.record.name}", text)
             self._circuit_breaker.take_out_of_use(peer, text)
         elif batch.abort_reason or (connection.response_count and not batch.exchange.first_byte_at):
             text = batch.abort_reason or report.reason
         else:
-            text = f"node {peer.record.name} at {peer.record.address} has broken off: {report.reason}"
+            text = f"node {peer.record.name} at {peer.record.address} closed the connection: {report.reason}"
             self._circuit_breaker.take_out_of_use(peer, text)
         is_stale = bool(
             connection.response_count

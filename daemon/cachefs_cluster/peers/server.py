@@ -177,14 +177,14 @@ class PeerServer:
         leaves = self._limits.add(caller)
         if leaves is caller:
             connection.close()
-            text = f"there are {CONNECTION_BOUNDS.total} connections already, all of them in use: no more are taken"
+            text = f"there are {CONNECTION_BOUNDS.total} connections already, all of them in use: refusing new ones"
             self.report_fault(address, "connections", text)
             return
         if leaves is not None:
             leaves.shut_down()
-            text = "too many connections have not said who they are, most of them from there: the oldest one goes"
+            text = "too many unidentified connections, most of them from this address: closing the oldest"
             if was_full:
-                text = f"there are {CONNECTION_BOUNDS.total} connections: the one that has been idle for longest goes"
+                text = f"there are {CONNECTION_BOUNDS.total} connections: closing the one that has been idle longest"
             self.report_fault(leaves.address, "connections", text)
         try:
             threading.Thread(target=self._serve_connection, args=(caller,), daemon=True).start()

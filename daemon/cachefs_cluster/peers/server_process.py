@@ -176,7 +176,7 @@ class PeerServers:
             # If this daemon stood still, messages are unread: that time is no silence of the server.
             server.last_message += max(0.0, loop.time() - looked - 2 * _TICK)
             if loop.time() - server.last_message > _SILENT_SECONDS:
-                log.warning("a peer server has said nothing for %.0f s; it is replaced", _SILENT_SECONDS)
+                log.warning("a peer server has sent no report for %.0f s; restarting it", _SILENT_SECONDS)
                 return
             looked = loop.time()
             await asyncio.sleep(_TICK)
@@ -223,7 +223,7 @@ class PeerServers:
         except BlockingIOError:
             return
         except (OSError, InvalidFrame) as error:
-            self._errors.add("peers", f"a peer server is replaced, since it sent an invalid message: {error}")
+            self._errors.add("peers", f"restarting a peer server that sent an invalid message: {error}")
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(server.pipe)
@@ -245,7 +245,7 @@ class PeerServers:
         for one in said.complaints:
             self._errors.add(one.subject, one.text)
         if said.more:
-            self._errors.add("peers", f"{said.more} more complaints about other nodes within a second")
+            self._errors.add("peers", f"{said.more} more faults of other nodes within a second")
         if said.is_behind:
             task = asyncio.create_task(self._membership.refresh())
             self._tasks.add(task)

@@ -142,7 +142,7 @@ class Cooperation:
             try:
                 await self._step()
             except Exception:
-                log.exception("what other nodes read is not followed")
+                log.exception("the reads of other nodes could not be updated")
                 await asyncio.sleep(1.0)
 
     async def close(self) -> None:
@@ -255,7 +255,7 @@ class Cooperation:
     async def _published_order(self, member: GroupMember, epoch: int) -> EpochOrder:
         order = await self._consumer(member).fetch_order(epoch)
         if order is None:
-            raise NotFound(f"the order of epoch {epoch} is not known any more")
+            raise NotFound(f"the order of epoch {epoch} is no longer known")
         return order
 
     def _consumer(self, member: GroupMember) -> RemoteConsumer:
@@ -360,7 +360,7 @@ class Cooperation:
             raw = await self._parts.shared.request_from(node, f"{HOLDERS_PATH}/{space.snapshot}", seconds, most)
             return await self._parts.threads.planning(decode_state, raw, space.count, asyncio.get_running_loop().time())
         except (CachefsError, ValueError) as error:
-            log.warning("node %s does not say who holds what of %s: %s", node, space.snapshot, error)
+            log.warning("node %s does not send the holders of snapshot %s: %s", node, space.snapshot, error)
             return None
 
     def _store_holders_soon(self, snapshot: str, known: HolderState) -> None:
@@ -386,7 +386,7 @@ class Cooperation:
             await self._parts.threads.background(self._files.save, snapshot, known)
             await self._parts.threads.background(self._files.remove_unwanted, self._is_held)
         except OSError as error:
-            log.warning("who holds what of %s is not kept over a restart: %s", snapshot, error)
+            log.warning("the holders of snapshot %s cannot be saved: %s", snapshot, error)
 
     def _is_held(self, snapshot: str) -> bool:
         return snapshot in self._snapshots or self._parts.snapshots.get(snapshot) is not None
@@ -422,14 +422,14 @@ class Cooperation:
             return
         found = await self._request_holders(node, space)
         if found is not None and found.job == one.coordinator:
-            log.info("snapshot %s: who holds what is taken from node %s, as it differs here", one.snapshot, node)
+            log.info("snapshot %s: its holders differed here; using those of node %s", one.snapshot, node)
             one.adopt_holders(found)
 
     async def _handle_holders_request(self, request: web.Request) -> web.Response:
         one = self._snapshots.get(request.match_info["snapshot"])
         known = one.holder_state() if one is not None else None
         if known is None:
-            return web.Response(status=404, text="nothing is known of who holds what of it")
+            return web.Response(status=404, text="no holders are known for this snapshot")
         now = asyncio.get_running_loop().time()
         return web.Response(body=await self._parts.threads.planning(encode_state, known, now))
 

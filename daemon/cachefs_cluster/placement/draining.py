@@ -122,7 +122,7 @@ class DrainController:
 
     async def _cancel_drain_alone(self) -> None:
         log.warning(
-            "no other node stays in the cluster: %s; this node takes its drain back, and stays",
+            "no other node stays in the cluster: %s; this node cancels its drain and stays",
             self._no_successor_text(),
         )
         self._is_draining = False
@@ -141,10 +141,10 @@ class DrainController:
         if mine is None:
             raise ConfigError("this node is in no cluster")
         if self._has_left:
-            raise ConfigError(f"node {mine.name} has left the cluster; start its daemon anew, and it joins again")
+            raise ConfigError(f"node {mine.name} has left the cluster; restart its daemon to join again")
         if self._is_draining:
             self._is_draining = False
-            log.info("this node drains no more, and takes its part again")
+            log.info("the drain of this node is cancelled; it takes its share of blocks again")
             await self._membership.announce("active")
         return DrainStatus(mine.id, mine.name)
 
@@ -156,10 +156,11 @@ class DrainController:
         if not self._is_draining:
             if not self._active_others():
                 raise ConfigError(
-                    f"no other node can take over what this one holds ({self._no_successor_text()}); nothing is drained"
+                    f"no other node can take over the blocks of this node ({self._no_successor_text()}); nothing is "
+                    "drained"
                 )
             self._is_draining = True
-            log.info("this node drains: others take over what it holds")
+            log.info("this node drains: other nodes take over its blocks")
             await self._membership.announce("draining")
             self._changed.set()
         status = self._status(mine)

@@ -103,7 +103,7 @@ class GroupOrders:
         if group.job not in self._logged_jobs and len(self._logged_jobs) < _MAX_LOGGED_JOBS:
             self._logged_jobs.add(group.job)
             log.warning(
-                "job %s has an order of %d samples of snapshot %s, which has %d: nothing is planned by it",
+                "job %s has an order of %d samples of snapshot %s, which has %d: the order is ignored",
                 group.job, size, group.snapshot, len(samples),
             )  # fmt: skip
         return True

@@ -82,14 +82,14 @@ def decode_state(raw: bytes, blocks: int, now: float = 0.0) -> HolderState:
     invalid input."""
     form = msgspec.msgpack.decode(raw, type=_EncodedState)
     if not (0 <= form.count < _MAX_COUNT and 0 <= form.epoch < _MAX_COUNT):
-        raise ValueError("numbers that no node has")
+        raise ValueError("invalid numbers")
     if len(form.job) > MAX_JOB_NAME + _MAX_OWNER or not form.job.isprintable():
-        raise ValueError("a name that no job has")
+        raise ValueError("an invalid job name")
     for ids in (form.ids, form.former_ids):
         if len(ids) >= NO_NODE or ids != sorted(set(ids)) or not all(map(is_id, ids)):
-            raise ValueError("ids that no nodes have")
+            raise ValueError("invalid node ids")
     if len(form.former) > MAX_FORMER or not 0 <= form.former_seconds < math.inf:
-        raise ValueError("a past that no node has")
+        raise ValueError("invalid former holders")
     following = _unpack(form.following, blocks) if form.following else None
     holders = _unpack(form.holders, blocks)
     former: FormerHolders | None = None
@@ -136,7 +136,7 @@ class HolderFiles:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.warning("%s is not used: %s; blocks count as being at home", path, error)
+            log.warning("%s is ignored: %s; blocks count as being at home", path, error)
             return None
 
     def remove(self, snapshot: str) -> None:

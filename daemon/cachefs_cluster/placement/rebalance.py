@@ -121,7 +121,7 @@ class Rebalance:
                 if await self._rebalance_after(self._complete_ring, self._target_ring):
                     self._complete_ring = self._target_ring
             except Exception:
-                log.exception("filling up from other nodes has failed; what is missing comes when it is read")
+                log.exception("the rebalance failed; missing blocks are fetched when they are read")
                 self._done_snapshots = {one.id for one in self._parts.snapshots()}
             self.blocks = self.bytes = 0
             self._publish_status()
@@ -164,7 +164,7 @@ class Rebalance:
             self._publish_status()
             if self.blocks:
                 what = f"{self.blocks:,} blocks ({format_size(self.bytes)})"
-                log.info("filling up with %s that other nodes have kept until now", what)
+                log.info("rebalance: fetching %s that other nodes have kept until now", what)
             # Moved blocks come first: a draining node waits for them.
             if not (
                 await self._pull_all(moved, change, moved=True) and await self._pull_all(lost, change, moved=False)
@@ -196,7 +196,7 @@ class Rebalance:
                     lacks, self._note_moved if moved else partial(self._has_room, snapshot.id)
                 )
         if got:
-            log.info("filled up with %d blocks of other nodes", got)
+            log.info("rebalance: fetched %d blocks from other nodes", got)
         return not self._ring_changed.is_set()
 
     async def _find_missing(self, snapshot: Snapshot, change: RingChange, *, moved: bool) -> MissingBlocks | None:
@@ -205,7 +205,7 @@ class Rebalance:
                 snapshot, self._parts.shared_snapshot(snapshot.id), change, moved=moved
             )
         except CachefsError as error:
-            log.warning("nothing of snapshot %s is got ahead from other nodes: %s", snapshot.id, error)
+            log.warning("snapshot %s is left out of the rebalance: %s", snapshot.id, error)
             return None
 
     def _note_moved(self, blocks: int, size: int) -> bool:

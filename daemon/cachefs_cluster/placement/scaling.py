@@ -32,7 +32,7 @@ def scaled_nodes(view: ClusterView, counters: Mapping[str, NodeCounters]) -> lis
     """Return the nodes that count for placement, ordered by name. counters: by id, of the nodes that responded."""
     found = []
     for record in sorted(view.placed_members, key=lambda record: (record.name, record.id)):
-        said = counters.get(record.id, NodeCounters(problem="it was not asked"))
+        said = counters.get(record.id, NodeCounters(problem="it was not queried"))
         found.append(
             ScaleNode(
                 record.name,

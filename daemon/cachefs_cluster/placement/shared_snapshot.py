@@ -353,11 +353,11 @@ class SharedSnapshot:
                 if await self._recompute():
                     pause, self.problem = 0.0, ""
             except StoreFull as error:
-                self._note_problem(f"no plan of what other nodes read of it: {error}")
+                self._note_problem(f"the reads of other nodes are not planned: {error}")
             except CachefsError as error:
-                self._note_problem(f"what other nodes read of it is not known yet: {error}")
+                self._note_problem(f"the reads of other nodes are not known yet: {error}")
             except Exception as error:
-                log.exception("snapshot %s is not shared", self.snapshot)
+                log.exception("the shared snapshot %s could not be updated", self.snapshot)
                 self.problem = f"internal error ({error!r})"
             if pause:
                 await asyncio.sleep(pause)
@@ -509,7 +509,7 @@ class SharedSnapshot:
             if group.spec is not None:
                 raise
             self._is_order_missing = True
-            self._note_problem(f"what other nodes read of it in epoch {epoch} is not known yet: {error}")
+            self._note_problem(f"the reads of other nodes in epoch {epoch} are not known yet: {error}")
             return None
 
     async def _kept_in(self, group: ConsumerGroup, epoch: int) -> tuple[OwnedMarks, Orders] | None:

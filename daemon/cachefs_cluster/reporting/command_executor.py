@@ -48,15 +48,19 @@ class CommandExecutor:
     async def execute(self, command: NodeCommand, who: str) -> NodeCommandResult:
         """Execute a command. who: the name of the scheduler. Raises CachefsError."""
         if self._running >= MAX_CONCURRENT:
-            raise Busy(f"{self._running} orders of schedulers are being carried out; try again later")
+            raise Busy(f"{self._running} commands of schedulers are in progress; try again later")
         log.info(
-            "scheduler %s orders: %s %s%s", who, command.kind, command.dataset, f" ({command.id})" if command.id else ""
+            "scheduler %s commands %s %s%s",
+            who,
+            command.kind,
+            command.dataset,
+            f" ({command.id})" if command.id else "",
         )
         self._running += 1
         try:
             return await self._execute(command)
         except CachefsError as error:
-            log.warning("order of scheduler %s failed: %s %s: %s", who, command.kind, command.dataset, error)
+            log.warning("command of scheduler %s failed: %s %s: %s", who, command.kind, command.dataset, error)
             raise
         finally:
             self._running -= 1

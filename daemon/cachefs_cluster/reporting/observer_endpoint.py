@@ -82,11 +82,13 @@ class ObserverEndpoint:
     async def _execute_command(self, request: web.Request) -> web.Response:
         who = self._endpoint.observer_name(request)
         if not self._endpoint.may_command(who):
-            raise AccessDenied(f"{who} may look and not order; add it to cluster.schedulers of this node")
+            raise AccessDenied(
+                f"{who} may read reports but not send commands; add it to cluster.schedulers of this node"
+            )
         try:
             order = msgspec.msgpack.decode(await request.read(), type=NodeCommand)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"no order: {error}") from None
+            raise ConfigError(f"invalid command: {error}") from None
         return _encoded_response(await self._command_executor.execute(order, who))
 
 

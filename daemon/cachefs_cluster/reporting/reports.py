@@ -164,9 +164,9 @@ class NodeReports:
             try:
                 await self._make_report()
             except CachefsError as error:
-                log.warning("observers are told nothing new: %s", error)
+                log.warning("no new report for observers: %s", error)
             except Exception:
-                log.exception("observers are told nothing new")
+                log.exception("no new report for observers")
             await asyncio.sleep(max(MIN_PAUSE_SECONDS, 4 * (time.monotonic() - began)))
 
     async def _make_report(self) -> None:

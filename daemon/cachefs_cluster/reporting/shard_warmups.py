@@ -57,7 +57,7 @@ class ShardWarmups:
             )
         running = sum(1 for run in self._runs.values() if run is None or not run.task.done())
         if running >= MAX_RUNNING:
-            raise Busy(f"{running} warm-ups that schedulers have ordered run on this node already; try again later")
+            raise Busy(f"{running} warm-ups commanded by schedulers run on this node already; try again later")
         self._forget_old_runs()
         self._runs[command.id] = None
         try:

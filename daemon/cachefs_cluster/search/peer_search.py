@@ -70,7 +70,7 @@ AWAIT_SNAPSHOT_SECONDS: Final = AWAITED_SECONDS
 STAND_IN_SECONDS: Final = 0.5
 # Failures after which the origin is asked next: the peer is alive, and another peer would ask the origin too.
 _TRY_ORIGIN_NEXT: Final = (FailureKind.FAILED, FailureKind.LATE, FailureKind.WRONG_BYTES)
-_TIMED_OUT: Final = PeerRequestFailed("it has not answered in time", FailureKind.LATE)
+_TIMED_OUT: Final = PeerRequestFailed("it has not responded in time", FailureKind.LATE)
 
 SearchSteps = list[tuple[NodeRecord, bool]]
 

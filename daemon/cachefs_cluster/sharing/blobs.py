@@ -81,7 +81,7 @@ class SharedBlobs:
     async def _serve_blob(self, request: web.Request) -> web.Response:
         digest = request.match_info["digest"]
         if not is_digest(digest) or digest not in self._own:
-            return web.Response(status=404, text="this node does not have it, or not any more")
+            return web.Response(status=404, text="this node does not have it, or no longer has it")
         return web.Response(body=await self._pack_blob(digest), content_type="application/octet-stream")
 
     async def _pack_blob(self, digest: str) -> bytes:

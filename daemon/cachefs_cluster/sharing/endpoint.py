@@ -132,7 +132,7 @@ class ControlEndpoint:
         leaves = self.limits.add(connection)
         if leaves is not None:
             leaves.dismiss("there are too many connections, and this one has been idle for longest")
-        why = f"it has not said within {UNIDENTIFIED_SECONDS:.0f} s who it is"
+        why = f"it did not identify itself within {UNIDENTIFIED_SECONDS:.0f} s"
         self._timers[connection] = asyncio.get_running_loop().call_later(UNIDENTIFIED_SECONDS, connection.dismiss, why)
         server = self._runner.server
         assert server is not None
@@ -216,7 +216,10 @@ class ControlEndpoint:
         name, said = self.observer_name(request), request.headers.get(OBSERVER_HEADER, "")[:64]
         if not name or not request.path.startswith(OBSERVE_PREFIX):
             proven = "its certificate names it, and " if self._security.server is not None else ""
-            why = f"{said!r} is no observer here: it is one where {proven}cluster.observers or schedulers lists it"
+            why = (
+                f"{said!r} is not an observer of this node: it becomes one when {proven}cluster.observers or "
+                "schedulers lists it"
+            )
             self.log_refusal(f"a client at {request.remote}", why)
             return _refusal(403, why)
         doorstep = self._connections.get(request.protocol)
@@ -235,8 +238,8 @@ class ControlEndpoint:
             return refusal
         view = self._membership.view
         if view.source == "static" and request.headers.get(LIST, "") not in ("", str(view.epoch)):
-            return "its list of nodes is another one than that of this node; make cluster.nodes the same on all nodes"
-        return "" if sender is not None else "it is no member of the cluster, or not yet"
+            return "its list of nodes differs from that of this node; make cluster.nodes the same on all nodes"
+        return "" if sender is not None else "it is not a member of the cluster, or not yet"
 
     def _is_for_another_start(self, request: web.Request) -> bool:
         """Return whether the proof of a request is for another start of this node's daemon. The response names this
@@ -306,7 +309,7 @@ class _RequestLogger(logging.Logger):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             address = record.getMessage().rpartition(" ")[2][:64]
-            self._endpoint.log_refusal(f"a client at {address}", "what it sends is no request")
+            self._endpoint.log_refusal(f"a client at {address}", "it sent an invalid request")
         else:
             log.handle(record)
 
@@ -374,9 +377,9 @@ class _HandshakeConnection(asyncio.Protocol):
                 transport, self, context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
         except ssl.SSLError as error:
-            self._endpoint.log_refusal(who, f"no TLS with it: {error.reason or error}")
+            self._endpoint.log_refusal(who, f"TLS failed: {error.reason or error}")
         except (OSError, TimeoutError) as error:
-            self._endpoint.log_refusal(who, f"no TLS with it: {str(error) or type(error).__name__}")
+            self._endpoint.log_refusal(who, f"TLS failed: {str(error) or type(error).__name__}")
         else:
             if secure is not None and self._protocol is not None:
                 self._task = None

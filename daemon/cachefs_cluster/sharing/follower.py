@@ -148,9 +148,9 @@ class NodeFollower:
             answer = _RESPONSE_DECODER.decode(raw)
             check_record(answer.record)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise PeerFailed(f"what it says cannot be understood: {str(error)[:200]}") from None
+            raise PeerFailed(f"its response is invalid: {str(error)[:200]}") from None
         if answer.record.id != self.record.id:
-            raise PeerFailed(f"it says that it is {answer.record.id}, not {self.record.id}")
+            raise PeerFailed(f"it identifies itself as {answer.record.id}, not {self.record.id}")
         return answer
 
     def _apply_response(self, response: StateResponse, seconds: float) -> None:
@@ -159,7 +159,7 @@ class NodeFollower:
         if incarnation != self._incarnation:
             if not response.facts.full or (response.progress is not None and not response.progress.full):
                 self._drop_values("")
-                raise PeerFailed("it goes on with what another start of it has said")
+                raise PeerFailed("it continues the state of another start of its daemon")
             self._drop_progress()
             self._incarnation = incarnation
         before = self._facts.version, self._progress.version
@@ -181,9 +181,7 @@ class NodeFollower:
             self._wants_all = False
             self._caught_up.set()
         if self._empty_polls > MAX_EMPTY_POLLS:
-            raise PeerFailed(
-                "it answers at once, again and again, and has no news; is another node called as this one?"
-            )
+            raise PeerFailed("it answers every poll at once without changes; does another node have the same name?")
 
     def _clear_problem(self) -> bool:
         was_logged = self._backoff.failures >= FAILURES_TO_LOG
@@ -196,7 +194,7 @@ class NodeFollower:
         pause = self._backoff.note_failure(time.monotonic())
         if self._backoff.failures == FAILURES_TO_LOG:
             log.warning(
-                "node %s (%s) does not say what is new: %s; what it said before holds, and it is asked again",
+                "node %s (%s) does not answer polls: %s; its last known state stays in use, and polls go on",
                 self.record.name, self.record.address, why,
             )  # fmt: skip
         self.problem = why

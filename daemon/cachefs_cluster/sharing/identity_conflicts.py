@@ -53,7 +53,7 @@ class IdentityConflicts:
             return
         claim.noticed_at = now
         claim.remark = (
-            f"two daemons say that they are node {node.name}, at {claim.addresses[incarnation]} and at "
+            f"two daemons claim to be node {node.name}, at {claim.addresses[incarnation]} and at "
             f"{claim.addresses[newest]}; give each machine its own [cluster] name"
         )
         if now - claim.logged_at >= _LOG_SECONDS:

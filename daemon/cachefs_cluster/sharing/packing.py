@@ -23,7 +23,7 @@ def unpack(packed: bytes, size: int) -> bytes:
     """Unpack a blob of *size* bytes. Raises ValueError if it has another size; never allocates more."""
     width = packed[0] if packed else 0
     if width not in WIDTHS or size % width or size < 0:
-        raise ValueError("it is no blob")
+        raise ValueError("it is not a blob")
     inflating = zlib.decompressobj()
     try:
         planes = inflating.decompress(memoryview(packed)[1:], size + 1)

@@ -119,9 +119,9 @@ class PeerHttpClient:
             raise PeerFailed(f"no answer within {seconds:.3g} s") from None
         except aiohttp.ClientConnectorCertificateError as error:
             why = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
-            raise PeerFailed(f"its certificate is not believed: {_safe_text(why)}") from None
+            raise PeerFailed(f"its certificate is not trusted: {_safe_text(why)}") from None
         except aiohttp.ServerDisconnectedError:  # in TLS 1.3 a refused client learns no more
-            hint = "; its log may say why: perhaps it does not believe this node's certificate"
+            hint = "; its log may say why: perhaps it does not trust this node's certificate"
             raise PeerFailed("it has closed the connection" + hint * (self._scheme == "https")) from None
         except aiohttp.ClientConnectorError as error:  # its text repeats the address, twice
             raise PeerFailed(os.strerror(error.errno) if error.errno else _safe_text(str(error.os_error))) from None
@@ -197,7 +197,7 @@ class PeerHttpClient:
         if answer.status in (200, 206):
             return
         body = await answer.content.read(4 * _MAX_SHOWN)
-        said = f"it says {answer.status}: {_safe_text(body.decode(errors='replace'))}"
+        said = f"status {answer.status}: {_safe_text(body.decode(errors='replace'))}"
         if answer.status == 404:
             raise PeerNotFound(said)
         if answer.status in _RETRY_LATER:
@@ -214,13 +214,13 @@ def _safe_text(text: str) -> str:
 async def read_body(answer: aiohttp.ClientResponse, most: int) -> bytes:
     """Return the whole body. Raises PeerFailed if it has more than *most* bytes."""
     if (answer.content_length or 0) > most:
-        raise PeerFailed(f"an answer of {answer.content_length:,} bytes, at most {most:,} are taken")
+        raise PeerFailed(f"a response of {answer.content_length:,} bytes; at most {most:,} are accepted")
     # One piece of memory: thousands of small ones, freed together, are not returned to the system.
     body = bytearray(answer.content_length or 0)
     size = 0
     async for part in answer.content.iter_any():
         if size + len(part) > most:
-            raise PeerFailed(f"an answer of more than {most:,} bytes")
+            raise PeerFailed(f"a response of more than {most:,} bytes")
         body[size : size + len(part)] = part
         size += len(part)
     return bytes(memoryview(body)[:size])

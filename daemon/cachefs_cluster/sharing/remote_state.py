@@ -73,7 +73,7 @@ class RemoteState:
             self.rejected_count += 1
             if self.rejected_count & (self.rejected_count - 1) == 0:  # the 1st, 2nd, 4th, 8th
                 log.warning(
-                    "node %s says of %s %r what is not taken: %s (%d such values so far)",
+                    "node %s published an invalid value for %s %r: %s (%d invalid values so far)",
                     self._name, section.name, name[:_MAX_SHOWN], str(error)[:_MAX_SHOWN], self.rejected_count,
                 )  # fmt: skip
             return None

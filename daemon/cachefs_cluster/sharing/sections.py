@@ -166,7 +166,7 @@ class StateSection(Generic[Value]):
     def decode(self, name: str, raw: bytes) -> Value:
         """Decode and check a value. Raises ValueError, in words."""
         if len(raw) > self.max_bytes:
-            raise ValueError(f"{len(raw):,} bytes; at most {self.max_bytes:,} are taken")
+            raise ValueError(f"{len(raw):,} bytes; at most {self.max_bytes:,} are accepted")
         try:
             value = msgspec.msgpack.decode(raw, type=self.kind)
             self.check(name, value)
@@ -181,13 +181,13 @@ def is_digest(text: str) -> bool:
 
 
 def _check_stamps(stamps: list[ChangeStamp], most: int) -> None:
-    require(len(stamps) <= most and stamps == sorted(set(stamps)), "stamps that are in no order")
+    require(len(stamps) <= most and stamps == sorted(set(stamps)), "stamps out of order")
     for stamp in stamps:
         require(0 <= stamp.clock < MAX_CLOCK and (not stamp.node or is_id(stamp.node)), "an invalid stamp")
 
 
 def _check_dataset(name: str, value: SharedDataset) -> None:
-    require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
+    require(_DATASET.fullmatch(name) is not None, "an invalid dataset name")
     _check_stamps(value.gone, MAX_REMOVALS)
     _check_stamps(value.added, MAX_ADDS)
     _check_stamps([value.listed], 1)
@@ -197,58 +197,58 @@ def _check_dataset(name: str, value: SharedDataset) -> None:
         return
     require(bool(value.url), "a dataset without a URL")
     check_lengths(value.url, value.options)
-    require(is_digest(value.snapshot), "no id of a snapshot")
-    require(0 < value.file_size <= MAX_SIZE and 0 < value.block_size <= MAX_SIZE, "sizes that nothing has")
+    require(is_digest(value.snapshot), "an invalid snapshot id")
+    require(0 < value.file_size <= MAX_SIZE and 0 < value.block_size <= MAX_SIZE, "invalid sizes")
     require(0 < value.share <= 1 and 0 <= value.ttl < math.inf, "invalid limits")
     require(0 <= value.most <= MAX_SIZE, "invalid limits")
-    require(len(value.named) <= 2 * MAX_URL, "names that no object has")
+    require(len(value.named) <= 2 * MAX_URL, "invalid object names")
 
 
 def _check_used(name: str, value: UsedSnapshot) -> None:
-    require(is_digest(name), "no id of a snapshot")
-    require(_DATASET.fullmatch(value.dataset) is not None, "a name that no dataset has")
+    require(is_digest(name), "an invalid snapshot id")
+    require(_DATASET.fullmatch(value.dataset) is not None, "an invalid dataset name")
     require(bool(value.added), "a dataset that was never added")
     _check_stamps(value.added, MAX_ADDS)
-    require(0 < value.file_size <= MAX_SIZE and 0 < value.block_size <= MAX_SIZE, "sizes that nothing has")
-    require(value.mountpoint.isprintable(), "a path that cannot be shown")
+    require(0 < value.file_size <= MAX_SIZE and 0 < value.block_size <= MAX_SIZE, "invalid sizes")
+    require(value.mountpoint.isprintable(), "an unprintable path")
     check_lengths(value.url, value.options)
-    require(len(value.named) <= 2 * MAX_URL, "names that no object has")
+    require(len(value.named) <= 2 * MAX_URL, "invalid object names")
 
 
 def _check_mounted(name: str, value: MountedDataset) -> None:
-    require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
-    require(value.mountpoint.isprintable(), "a path that cannot be shown")
+    require(_DATASET.fullmatch(name) is not None, "an invalid dataset name")
+    require(value.mountpoint.isprintable(), "an unprintable path")
 
 
 def _check_consumer(name: str, value: ConsumerFacts) -> None:
-    require(name == consumer_name(value.job, value.consumer), "a name that no consumer has")
+    require(name == consumer_name(value.job, value.consumer), "an invalid consumer name")
     check_consumer(value)
     require(_DATASET.fullmatch(value.dataset) is not None, "an invalid dataset name")
-    require(is_digest(value.snapshot), "no id of a snapshot")
+    require(is_digest(value.snapshot), "an invalid snapshot id")
     epochs = [order.epoch for order in value.orders]
-    require(len(epochs) <= MAX_ORDERS and epochs == sorted(set(epochs)), "orders that are in no order")
+    require(len(epochs) <= MAX_ORDERS and epochs == sorted(set(epochs)), "orders that are not sorted by epoch")
     for order in value.orders:
         require(0 <= order.epoch < MAX_EPOCHS and 0 <= order.samples <= MAX_SAMPLES, "an invalid order")
-        require(is_digest(order.digest), "no digest of an order")
-    require(not value.map or (is_digest(value.map) and value.map_size > 0), "no digest of a map")
+        require(is_digest(order.digest), "an invalid digest of an order")
+    require(not value.map or (is_digest(value.map) and value.map_size > 0), "an invalid digest of a map")
     require(0 <= value.map_size < MAX_LOADER, f"a sample map of {value.map_size} bytes")
 
 
 def _check_progress(name: str, value: ConsumerProgress) -> None:
-    require(is_consumer_name(name), "a name that no consumer has")
+    require(is_consumer_name(name), "an invalid consumer name")
     require(0 <= value.epoch < MAX_EPOCHS and 0 <= value.position <= MAX_SAMPLES, "an invalid position")
     require(0 <= value.rate < math.inf, "an invalid rate")
 
 
 def _check_holders(name: str, value: HoldersFacts) -> None:
-    require(is_digest(name) and is_digest(value.digest), "no id of a snapshot, or no digest")
+    require(is_digest(name) and is_digest(value.digest), "an invalid snapshot id, or no digest")
     require(0 <= value.count <= MAX_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "invalid numbers")
-    require(len(value.job) <= MAX_JOB_NAME + MAX_OWNER and value.job.isprintable(), "a name that no job has")
+    require(len(value.job) <= MAX_JOB_NAME + MAX_OWNER and value.job.isprintable(), "an invalid job name")
     require(all(-1 <= epoch < MAX_EPOCHS for epoch in value.settled), "invalid epochs")
 
 
 def _check_rebalance(name: str, value: RebalanceFacts) -> None:
-    require(name == REBALANCE_NAME and is_digest(value.ring), "no digest of a ring")
+    require(name == REBALANCE_NAME and is_digest(value.ring), "an invalid digest of a ring")
     require(0 <= value.blocks <= MAX_CLOCK and 0 <= value.bytes <= MAX_CLOCK, "invalid numbers")
 
 

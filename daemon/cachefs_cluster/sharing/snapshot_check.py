@@ -85,7 +85,7 @@ class SnapshotChecker:
         child.stdin.write(msgspec.json.encode(str(path)) + b"\n")
         line = await child.stdout.readline()
         if not line:
-            raise ValueError(f"the process that reads it has ended with status {await child.wait()}")
+            raise ValueError(f"the process that checks it has ended with status {await child.wait()}")
         return msgspec.json.decode(line, type=_CheckResult)
 
     def _end_child(self) -> None:
@@ -113,7 +113,7 @@ def verify_snapshot(path: Path) -> SnapshotMeta:
         finally:
             env.close()
     except (lmdb.Error, struct.error, msgspec.MsgspecError, OSError) as error:
-        raise SnapshotDamaged(f"it is no snapshot: {error}") from None
+        raise SnapshotDamaged(f"it is not a snapshot: {error}") from None
 
 
 def _verify_entries(env: Any) -> SnapshotMeta:
@@ -121,7 +121,7 @@ def _verify_entries(env: Any) -> SnapshotMeta:
     with env.begin() as txn:
         payload = unseal(0, txn.get(META_KEY, b"", db=meta_db))
         if payload is None:
-            raise SnapshotDamaged("it has no valid facts")
+            raise SnapshotDamaged("its metadata is missing or damaged")
         meta = msgspec.msgpack.decode(payload, type=SnapshotMeta)
         digest = hashlib.blake2b(b"%d %b\0" % (meta.block_size, meta.url.encode()), digest_size=16)
         count = 0
@@ -137,9 +137,11 @@ def _verify_entries(env: Any) -> SnapshotMeta:
             for _, record in cursor:
                 digest.update(record)
     if digest.hexdigest() != meta.id:
-        raise SnapshotDamaged(f"it says that it is {meta.id}, and its content says {digest.hexdigest()}")
+        raise SnapshotDamaged(f"its id is {meta.id}, but its content has the digest {digest.hexdigest()}")
     if count != 1 + meta.files + meta.directories or meta.block_size <= 0:
-        raise SnapshotDamaged(f"it has {count} entries, and says {meta.files} files, {meta.directories} directories")
+        raise SnapshotDamaged(
+            f"it has {count} entries, but its metadata counts {meta.files} files and {meta.directories} directories"
+        )
     return meta
 
 
@@ -150,9 +152,9 @@ def _check_entry(number: int, record: bytes) -> None:
     name = record[start : start + length]
     fits = not name if number == 0 else 0 < len(name) == length <= MAX_NAME
     if not fits or b"/" in name or b"\0" in name or name in (b".", b".."):
-        raise SnapshotDamaged(f"entry {number} has a name that no file has")
+        raise SnapshotDamaged(f"entry {number} has an invalid name")
     if kind == _FILE and _SIZE.unpack_from(record, _SIZE_AT)[0] > MAX_SIZE:
-        raise SnapshotDamaged(f"entry {number} has a size that no file has")
+        raise SnapshotDamaged(f"entry {number} has an invalid size")
 
 
 def main() -> None:

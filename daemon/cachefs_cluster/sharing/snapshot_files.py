@@ -134,13 +134,13 @@ class SnapshotFiles:
                     return await self._fetch(snapshot_id, likely, partial)
             except TimeoutError:
                 raise PeerFailed(
-                    f"of snapshot {snapshot_id} there came {format_size(partial.size)}, and less than "
-                    f"{format_size(DEADLINE_BYTES)} more within {FILE_SECONDS:.0f} s"
+                    f"received {format_size(partial.size)} of snapshot {snapshot_id}, then less than "
+                    f"{format_size(DEADLINE_BYTES)} within {FILE_SECONDS:.0f} s"
                 ) from None
 
     async def _fetch(self, snapshot_id: str, likely: Sequence[str], partial: _PartialFile) -> SnapshotMeta:
         """Raises PeerFailed, StoreFull."""
-        backoff, last = Backoff(FIRST_PAUSE, MAX_PAUSE, _SPREAD), PeerFailed("no other node is there")
+        backoff, last = Backoff(FIRST_PAUSE, MAX_PAUSE, _SPREAD), PeerFailed("no other node is reachable")
         tries = 0
         while tries < ROUNDS:
             before = partial.next_size
@@ -152,10 +152,10 @@ class SnapshotFiles:
                     last = PeerFailed(f"node {record.name}: {error}")
                 except PeerFailed as error:
                     last = PeerFailed(f"node {record.name}: {error}")
-                    log.info("snapshot %s does not come from node %s: %s", snapshot_id, record.name, error)
+                    log.info("snapshot %s could not be fetched from node %s: %s", snapshot_id, record.name, error)
             tries = tries + 1 if partial.next_size == before else 0
             await asyncio.sleep(backoff.note_failure(time.monotonic()))
-        raise PeerFailed(f"snapshot {snapshot_id} is not to be had: {last}")
+        raise PeerFailed(f"no node could send snapshot {snapshot_id}: {last}")
 
     def _nodes_to_ask(self, likely: Iterable[str]) -> list[NodeRecord]:
         """Return the likely nodes, then the others, each group shuffled, so that not all nodes ask one."""
@@ -181,7 +181,9 @@ class SnapshotFiles:
                 partial.size, partial.tag, partial.names = 0, answer.headers.get("ETag", "")[:64], []
             length = answer.content_length
             if length is None or not FOOTER.size < partial.size + length <= partial.max_size:
-                raise PeerFailed(f"it offers {length} bytes, which no snapshot has, or more than is taken here")
+                raise PeerFailed(
+                    f"it offers {length} bytes, which is no valid size of a snapshot, or more than this node accepts"
+                )
             _check_free_space(partial.path, length)
             partial.names.append(node.name)
             began = time.monotonic()
@@ -201,11 +203,11 @@ class SnapshotFiles:
         try:
             meta = await partial.checker.check(partial.path, partial.size)
             if meta.id != snapshot_id:
-                raise SnapshotDamaged(f"it is snapshot {meta.id}")
+                raise SnapshotDamaged(f"it contains snapshot {meta.id}")
         except SnapshotDamaged as error:
             names, partial.size, partial.tag = ", ".join(partial.names), 0, ""
-            log.warning("the snapshot %s that came from node %s is not taken: %s", snapshot_id, names, error)
-            raise PeerFailed(f"what came is not taken: {error}") from None
+            log.warning("the file of snapshot %s from node %s is invalid: %s", snapshot_id, names, error)
+            raise PeerFailed(f"the received file is invalid: {error}") from None
         return meta
 
     async def _serve_file(self, request: web.Request) -> web.StreamResponse:
@@ -214,7 +216,9 @@ class SnapshotFiles:
         if path is None:
             return web.Response(status=404, text="this node does not have it")
         if self._served >= MAX_SERVED:
-            return web.Response(status=503, text=f"{self._served} are being sent", headers={"Retry-After": "1"})
+            return web.Response(
+                status=503, text=f"{self._served} snapshots are being sent; try again", headers={"Retry-After": "1"}
+            )
         self._served += 1
         try:
             return await self._send_file(request, path)
@@ -258,7 +262,7 @@ def _open_file(path: Path) -> tuple[BinaryIO, int, str]:
         size = os.fstat(file.fileno()).st_size
         magic, length, digest = FOOTER.unpack(os.pread(file.fileno(), FOOTER.size, max(0, size - FOOTER.size)))
         if magic != MAGIC or length + FOOTER.size != size:
-            raise SnapshotDamaged("it is not whole")
+            raise SnapshotDamaged("it is incomplete")
         return file, size, f'"{digest.hex()}"'
     except BaseException:
         file.close()

@@ -121,9 +121,9 @@ class SharedState:
         try:
             section.decode(name, raw)
             if before is None and part.count(section.name) >= section.max_values:
-                raise ValueError(f"this node says {section.max_values:,} of them already")
+                raise ValueError(f"this node publishes {section.max_values:,} of them already")
             if part.size - len(before or b"") + len(raw) > MAX_NODE_BYTES:
-                raise ValueError(f"this node says nearly {MAX_NODE_BYTES:,} bytes already")
+                raise ValueError(f"this node publishes nearly {MAX_NODE_BYTES:,} bytes already")
         except ValueError as error:
             self._log_refusal(section, name, raw, str(error))
             return str(error)
@@ -134,7 +134,7 @@ class SharedState:
     def _log_refusal(self, section: StateSection[Any], name: str, raw: bytes, why: str) -> None:
         key, mark = (section.name, name), hash((raw, why))
         if self._refused.pop(key, None) != mark:
-            log.error("%s %r cannot be told to other nodes: %s", section.name, name, why)
+            log.error("%s %r cannot be published to other nodes: %s", section.name, name, why)
         self._refused[key] = mark
         if len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
@@ -208,7 +208,7 @@ class SharedState:
         """Return the node's response to GET *path*, of at most *most* bytes. Raises PeerFailed."""
         record = self.node_record(node_id)
         if record is None:
-            raise PeerFailed(f"node {node_id} is not in the cluster any more")
+            raise PeerFailed(f"node {node_id} is no longer in the cluster")
         return await self.http.get(record, path, seconds, most)
 
     async def node_counters(self, seconds: float) -> dict[str, bytes | PeerFailed]:
@@ -287,7 +287,7 @@ class SharedState:
                 try:
                     callback(node, name, value)
                 except Exception:
-                    log.exception("what node %s says of %s %r is not followed", node, section, name)
+                    log.exception("failed to apply a change that node %s published: %s %r", node, section, name)
 
     def _choose_followed_soon(self) -> None:
         if self._choice_timer is None and not self._closing:

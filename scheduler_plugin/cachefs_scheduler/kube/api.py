@@ -263,7 +263,7 @@ def _raise_status(code: int, text: str) -> None:
     if code == 410:
         raise WatchExpired(text)
     if code == 429 or code >= 500:
-        raise KubeApiUnavailable(f"the API server has no time ({code}: {text})")
+        raise KubeApiUnavailable(f"the API server is overloaded ({code}: {text})")
     way_out = "; see the ClusterRole in scheduler_plugin/deploy" if code == 403 else ""
     raise KubeApiRefused(f"the API server refuses it ({code}: {text}){way_out}")
 
@@ -273,7 +273,7 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     while chunk := await content.readany():
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _MAX_LINE:
-            raise KubeApiRefused("the API server says of one change more than it may")
+            raise KubeApiRefused("the API server sent a change of more than the allowed size")
         for line in lines:
             if line.strip():
                 yield line
@@ -294,4 +294,6 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
 
 
 def _reason(error: BaseException) -> str:
-    return "not in time" if isinstance(error, asyncio.TimeoutError) else str(error)[:200] or type(error).__name__
+    return (
+        "no response in time" if isinstance(error, asyncio.TimeoutError) else str(error)[:200] or type(error).__name__
+    )

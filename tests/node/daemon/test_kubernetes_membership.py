@@ -145,7 +145,7 @@ async def test_what_the_service_account_may_not_do_is_said(server: ApiServer, ac
 
 def test_outside_of_a_pod(monkeypatch: pytest.MonkeyPatch, account: Path) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(ConfigError, match="this is no pod of Kubernetes"):
+    with pytest.raises(ConfigError, match="this daemon does not run in a Kubernetes pod"):
         pod_settings("")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")

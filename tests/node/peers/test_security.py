@@ -199,7 +199,7 @@ def test_flood_and_slow_requests_cost_only_who_sends_them(root: Path) -> None:
                 link = socket.create_connection(("127.0.0.1", node.servers.port), DEADLINE)
                 link.sendall(b"POST /blocks HTTP/1.1\r\nX-Slow: ")
                 links.append(link)
-            await until_async(lambda: "the oldest one goes" in node.complaints(), "a line")
+            await until_async(lambda: "closing the oldest" in node.complaints(), "a line")
             # Who is a member already goes on, and another connection of one comes in.
             for number in range(8):
                 assert isinstance(await one.ask(node.record, wanted(number)), PeerBlock)

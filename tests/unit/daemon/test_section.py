@@ -81,11 +81,11 @@ def test_what_is_no_node(text: str) -> None:
         ({"etcd": ["http://x", "https://y"]}, "give all the same"),
         ({"etcd_user": "u"}, "one is missing; they belong together"),
         ({"etcd_cert": "/dev/null"}, "one is missing; they belong together"),
-        ({"etcd_ca": "/dev/null"}, "is of no use with http:// URLs"),
+        ({"etcd_ca": "/dev/null"}, "has no effect with http:// URLs"),
         ({"etcd_user": "u", "etcd_password_file": "/missing"}, "cluster.etcd_password_file = '/missing': No such file"),
         ({"tls_ca": "/dev/null"}, "cluster.tls_cert: is missing"),
         ({"tls_ca": "/missing", "tls_cert": "/dev/null", "tls_key": "/dev/null"}, "'/missing': No such file"),
-        ({"listen": "0.0.0.0:7380", "insecure_peers": True}, "says not how others reach this node"),
+        ({"listen": "0.0.0.0:7380", "insecure_peers": True}, "does not tell other nodes how to reach this node"),
         ({"listen": "10.0.0.1:7380"}, "without certificates only loopback is safe; set cluster.tls_ca"),
         ({"prefix": "x"}, "expected a prefix of keys"),
         ({"name": "a b"}, "expected up to 63 letters"),
@@ -108,7 +108,7 @@ def test_problems(change: dict[str, Any], problem: str) -> None:
     [
         ({"nodes": []}, "cluster.nodes: is empty"),
         ({"name": "c"}, "this node, c, is not in the list"),
-        ({"listen": "127.0.0.1:7000"}, "others look for this node (a) at port 7380"),
+        ({"listen": "127.0.0.1:7000"}, "other nodes expect this node (a) at port 7380"),
         ({"nodes": [*STATIC["nodes"], "b=127.0.0.1:7580"]}, "2 nodes have the name b"),
         ({"nodes": [*STATIC["nodes"], "c=127.0.0.1:7480"]}, "2 nodes have the address 127.0.0.1:7480"),
         ({"nodes": [*STATIC["nodes"], "c=127.0.0.1:7381"]}, "c has port 7381 of 127.0.0.1, which a needs too"),
@@ -145,7 +145,7 @@ def test_certificates_or_trust_open_a_node_to_others(tmp_path: Path) -> None:
     assert found.cluster.has_certificates
     assert list(found.remarks()) == []
     (remark,) = parse({**ETCD, "listen": "10.0.0.1:7380", "insecure_peers": True}).remarks()
-    assert "all who reach this node over the network can read what it caches" in remark
+    assert "any host that reaches this node over the network can read its cached data" in remark
 
 
 def test_remarks(tmp_path: Path) -> None:

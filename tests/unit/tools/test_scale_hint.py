@@ -64,7 +64,7 @@ def test_nodes_are_those_that_place() -> None:
     said = {records[0].id: NodeCounters(tiers=[TierUse("memory", 5 * GIB, 4 * GIB), TierUse("ssd", GIB, 1)])}
     first, second = scaled_nodes(view, said)
     assert (first.name, first.capacity, first.used, first.problem) == ("node-0", 6 * GIB, 4 * GIB + 1, "")
-    assert (second.capacity, second.used, second.problem) == (2 * GIB, 0, "it was not asked")
+    assert (second.capacity, second.used, second.problem) == (2 * GIB, 0, "it was not queried")
 
 
 def test_a_node_alone_knows_what_its_own_consumers_read() -> None:

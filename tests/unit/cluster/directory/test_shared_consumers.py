@@ -83,8 +83,8 @@ def test_what_others_would_not_take_is_logged_once_and_said_at_the_job(
 
     with caplog.at_level(logging.WARNING):
         virtual_time.run(scenario())
-    assert [one.getMessage() for one in caplog.records if "cannot be told" in one.getMessage()] == [
-        "consumers 'train/0' cannot be told to other nodes: rank 0 of 8589934592: expected a rank below the "
+    assert [one.getMessage() for one in caplog.records if "cannot be published" in one.getMessage()] == [
+        "consumers 'train/0' cannot be published to other nodes: rank 0 of 8589934592: expected a rank below the "
         "world size, and a world size below 4,294,967,296"
     ]
 
@@ -106,4 +106,4 @@ def test_a_sample_map_that_is_too_large_is_said_once_and_at_the_job(
 
     with caplog.at_level(logging.WARNING):
         virtual_time.run(scenario())
-    assert sum("other nodes do not learn of it" in one.getMessage() for one in caplog.records) == 1
+    assert sum("is not published to other nodes" in one.getMessage() for one in caplog.records) == 1

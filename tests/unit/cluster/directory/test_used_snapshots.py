@@ -249,7 +249,7 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         other = await bench.node([current])
         await until_async(lambda: other.has(kept) and other.used.problems())
         assert other.used.problems() == [
-            f"dataset set: snapshot {beyond[:12]}, which node-1 reads, is not on this node, so other nodes bring its "
+            f"dataset set: snapshot {beyond[:12]}, which node-1 reads, is not on this node, so other nodes fetch its "
             "blocks: 1 older snapshots are kept already; mount datasets anew where they are read"
         ]
         assert not other.used.is_used(beyond)
@@ -260,7 +260,7 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         await until_async(lambda: small.errors.views())
         (error,) = small.errors.views()
         assert error.subject == "dataset set"
-        assert f"snapshot {kept[:12]}, which node-1 reads, cannot be had: its file has" in error.message
+        assert f"snapshot {kept[:12]}, which node-1 reads, cannot be fetched: its file has" in error.message
 
     on_bench(tmp_path, scene)
 

@@ -44,4 +44,4 @@ def test_lists_are_the_same_or_not() -> None:
 
 def test_a_node_of_no_cluster_serves_nobody() -> None:
     assert judge_greeting(ClusterView(), "c", GREETING) is Verdict.OTHER_CLUSTER
-    assert "a node of no cluster" in explain_verdict(Verdict.OTHER_CLUSTER, ClusterView(), "c", GREETING)
+    assert "a node that is in no cluster" in explain_verdict(Verdict.OTHER_CLUSTER, ClusterView(), "c", GREETING)

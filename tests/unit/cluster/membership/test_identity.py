@@ -19,7 +19,7 @@ def test_an_id_stays_and_an_incarnation_does_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "x", "0123456789abcdeg", "0" * 100])
 def test_a_damaged_id_is_said(tmp_path: Path, content: str) -> None:
     (tmp_path / "node").write_text(content)
-    with pytest.raises(ConfigError, match="is damaged: it holds no 16 hex digits"):
+    with pytest.raises(ConfigError, match="is damaged: it does not hold 16 hex digits"):
         load_identity(tmp_path)
 
 

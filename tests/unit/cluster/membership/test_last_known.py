@@ -26,4 +26,4 @@ def test_it_is_read_again(tmp_path: Path) -> None:
 def test_nonsense_is_ignored(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     assert load_last_known(tmp_path, member_id(1)) is None
-    assert "is of no use" in caplog.text
+    assert "cannot be used" in caplog.text

@@ -84,7 +84,7 @@ def test_what_is_hardly_meant() -> None:
     third = dataclasses.replace(member_record(3), data_port=twin.data_port)
     assert list(view(member_record(1), twin, third).remarks()) == [
         f"2 nodes are called node1 (ids {member_id(1)}, {member_id(2)}); give each its own [cluster] name",
-        "2 nodes say that they are at 127.0.0.1:7020 (node1, node3); an old one goes in a few seconds",
+        "2 nodes publish the address 127.0.0.1:7020 (node1, node3); a stale record expires within seconds",
         f"1 nodes speak protocol {PROTOCOL + 1}, this one {PROTOCOL}: they do not exchange blocks",
     ]
 

@@ -563,7 +563,9 @@ def test_what_the_node_that_brings_it_does_not_give_comes_from_the_origin(
     on_bench(store, scene)
 
 
-@pytest.mark.parametrize("failed", [PeerRequestFailed("it has broken off", FailureKind.UNREACHABLE), PEER_OVERLOADED])
+@pytest.mark.parametrize(
+    "failed", [PeerRequestFailed("it closed the connection", FailureKind.UNREACHABLE), PEER_OVERLOADED]
+)
 def test_another_node_stands_in_for_one_that_goes_away_in_the_midst_of_it(
     store: OpenStore, failed: PeerResponse
 ) -> None:

@@ -27,7 +27,7 @@ def test_a_start_after_another_is_no_claim_and_two_that_take_turns_are(caplog: p
         claims.note_request(NODE, FIRST, "10.0.0.1", now)
         claims.note_request(NODE, SECOND, "10.0.0.9", now)
     [remark] = claims.remarks(33.0)
-    assert remark.startswith("two daemons say that they are node node-5, at 10.0.0.1 and at 10.0.0.9;")
+    assert remark.startswith("two daemons claim to be node node-5, at 10.0.0.1 and at 10.0.0.9;")
     assert caplog.text.count("two daemons") == 1
     assert not list(claims.remarks(33.0 + REMARK_SECONDS)), "one of them is gone"
 

@@ -54,7 +54,9 @@ def section(name: str, files: TlsFiles | None = None) -> ObservedClusterSection:
     return ObservedClusterSection(name=name, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key)
 
 
-@pytest.mark.parametrize(("name", "said"), [("looks", "test"), ("orders", "test"), ("stranger", "is no observer here")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("looks", "test"), ("orders", "test"), ("stranger", "is not an observer of this node")]
+)
 def test_without_certificates_the_name_counts(name: str, said: str) -> None:
     assert said in virtual_time.run(members(INSECURE, section(name)))
 
@@ -63,8 +65,12 @@ def test_with_certificates_only_the_certificate_counts(tmp_path: Path) -> None:
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
     security = security_of(Certificates(ours.issue("node-1")))
     assert virtual_time.run(members(security, section("looks", ours.issue("looks")))) == "test"
-    assert "is no observer here" in virtual_time.run(members(security, section("looks", ours.issue("somebody"))))
-    assert "is no observer here" in virtual_time.run(members(security, section("node-1", ours.issue("node-1"))))
+    assert "is not an observer of this node" in virtual_time.run(
+        members(security, section("looks", ours.issue("somebody")))
+    )
+    assert "is not an observer of this node" in virtual_time.run(
+        members(security, section("node-1", ours.issue("node-1")))
+    )
     stranger = others.issue("looks")
     files = TlsFiles(ours.issue("looks").ca, stranger.cert, stranger.key)
     assert virtual_time.run(members(security, section("looks", files))) != "test"

@@ -146,11 +146,17 @@ def test_what_cannot_be_had_is_an_error_with_a_reason(tmp_path: Path) -> None:
             others = [f"{2:016x}", f"{3:016x}"]
             await until_async(lambda: all(map(found[0][0].shared.has_answered, others)))
             with patch.object(snapshot_files, "ROUNDS", 1), patch.object(snapshot_files, "FIRST_PAUSE", 0.0):
-                with pytest.raises(PeerFailed, match="is not to be had: node node-"):
+                with pytest.raises(PeerFailed, match=r"no node could send snapshot 0{32}: node node-"):
                     await found[0][1].fetch("0" * 32, [], received, most)
-                with patch.object(snapshot_files, "MAX_SERVED", 0), pytest.raises(PeerFailed, match="not to be had"):
+                with (
+                    patch.object(snapshot_files, "MAX_SERVED", 0),
+                    pytest.raises(PeerFailed, match="no node could send"),
+                ):
                     await found[0][1].fetch(path.stem, [], received, most)
-                with patch.object(snapshot_files, "MAX_FILE", 1000), pytest.raises(PeerFailed, match="not to be had"):
+                with (
+                    patch.object(snapshot_files, "MAX_FILE", 1000),
+                    pytest.raises(PeerFailed, match="no node could send"),
+                ):
                     await found[0][1].fetch(path.stem, [], received, most)
                 with patch.object(snapshot_files, "FREE_SHARE", 1.0), pytest.raises(StoreFull, match="no room in"):
                     await found[0][1].fetch(path.stem, [], received, most)
@@ -208,7 +214,7 @@ def test_who_reads_it_may_die_of_it(tmp_path: Path) -> None:
             await child.wait()
             assert (await checker.check(path, path.stat().st_size)).id == path.stem, "another child takes its place"
             with (
-                patch.object(checker, "_ask_child", side_effect=ValueError("the process that reads it has ended")),
+                patch.object(checker, "_ask_child", side_effect=ValueError("the process that checks it has ended")),
                 pytest.raises(SnapshotDamaged, match="has ended"),
             ):
                 await checker.check(path, path.stat().st_size)
