@@ -68,6 +68,17 @@ def _parse_processes(value: object) -> int:
 
 Processes = Annotated[int, BeforeValidator(_parse_processes)]
 
+# Policies that 0.3 removed: the policy that runs in place of each. Release 0.4 is to refuse their names.
+REMOVED_POLICIES: Final[Mapping[str, PolicyName]] = {
+    "refcount": PolicyName.CLAIRVOYANT, "lfu": PolicyName.LRU, "fifo": PolicyName.LRU,
+}  # fmt: skip
+
+
+def _parse_policy(value: object) -> str:
+    if not isinstance(value, str) or value not in (*PolicyName, *REMOVED_POLICIES):
+        raise ValueError(f"expected one of {', '.join(PolicyName)}")
+    return str(value)
+
 
 class DaemonSection(Section):
     """[daemon]: the daemon as a whole."""
@@ -76,10 +87,15 @@ class DaemonSection(Section):
     socket_group: str = ""
     state_dir: AbsolutePath = Path("/var/lib/cachefs")
     block_size: Size = 4 << 20
-    policy: PolicyName = PolicyName.CLAIRVOYANT
+    policy: Annotated[str, BeforeValidator(_parse_policy)] = PolicyName.CLAIRVOYANT.value
     read_deadline: Seconds = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: LogFormat = LogFormat.TEXT
+
+    @property
+    def eviction_policy(self) -> PolicyName:
+        """The policy of the tiers: `policy`, or the one in place of a removed policy."""
+        return REMOVED_POLICIES.get(self.policy) or PolicyName(self.policy)
 
 
 class MemorySection(Section):
@@ -192,7 +208,13 @@ class Config(Section):
         return min([int(psutil.virtual_memory().total), *limits]) // 4
 
     def remarks(self) -> Iterator[str]:
-        """Yield a warning for each setting that is allowed but probably a mistake."""
+        """Yield a warning for each setting that is allowed but probably a mistake, or goes with the next release."""
+        if self.daemon.policy in REMOVED_POLICIES:
+            yield (
+                f"daemon.policy = {self.daemon.policy!r}: this policy is gone, and {self.daemon.eviction_policy!s} is "
+                f'used in its place; set policy = "{self.daemon.eviction_policy!s}", since the next release refuses '
+                "the old name"
+            )
         memory = min([int(psutil.virtual_memory().total), *(limit for limit, _ in memory_limits())])
         rooms = [("memory", self.memory_budget, memory, "memory that the daemon may use")]
         if self.ssd is not None:
@@ -228,7 +250,7 @@ class Config(Section):
         """Return the configuration in one line."""
         ssd = f"{format_size(self.ssd_budget)} in {self.ssd.dir}" if self.ssd and self.ssd_budget else "none"
         return (
-            f"policy {self.daemon.policy}, blocks of {format_size(self.daemon.block_size)}, "
+            f"policy {self.daemon.eviction_policy}, blocks of {format_size(self.daemon.block_size)}, "
             f"memory tier {format_size(self.memory_budget)} in {self.memory.dir}, ssd tier {ssd}, "
             f"socket {self.daemon.socket}{cluster_section.summary(self.cluster)}"
         )

@@ -10,7 +10,11 @@ def store_config(config: Config) -> StoreConfig:
     system."""
     daemon = config.daemon
     memory = TierConfig(
-        config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy, config.memory_min_free
+        config.memory.dir,
+        config.memory_budget,
+        config.memory.segment_size,
+        daemon.eviction_policy,
+        config.memory_min_free,
     )
     ssd = None
     if config.ssd is not None and (budget := config.ssd_budget) > 0:
@@ -18,7 +22,7 @@ def store_config(config: Config) -> StoreConfig:
             config.ssd.dir,
             budget,
             config.ssd.segment_size,
-            daemon.policy,
+            daemon.eviction_policy,
             config.ssd_min_free,
             config.ssd.require_mount,
         )

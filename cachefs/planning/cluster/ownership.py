@@ -103,19 +103,17 @@ class Ownership:
             return end, None
         return end, [(snapshot, ids) for _, snapshot, ids in new if ids is not None]
 
-    def evictable_copies(
-        self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64], copy_window: float | None = None
-    ) -> npt.NDArray[np.bool_]:
+    def evictable_copies(self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
         """Return which blocks are copies, to be evicted before all blocks that are this node's: shape (n,), bool.
 
         ids: shape (n,); scores: of each block, the highest is evicted first: shape (n,), float64. Blocks with a score
-        of *copy_window* (default: `self.copy_window` seconds) or less are about to be read, and are not raised.
+        of `self.copy_window` seconds or less are about to be read, and are not raised.
         """
         mine = self.owned.get(snapshot)
         if mine is None:
             return np.zeros(len(ids), np.bool_)
         raised: npt.NDArray[np.bool_] = ~mine[ids.astype(np.intp, copy=False)]
-        raised &= scores > (self.copy_window if copy_window is None else copy_window)
+        raised &= scores > self.copy_window
         return raised
 
     def _note_lost(self, snapshot: str, ids: Ids | None) -> None:

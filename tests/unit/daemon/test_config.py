@@ -124,12 +124,26 @@ def test_all_problems_are_found_at_once() -> None:
         ({"origin": {"read_timeout": 61}}, "origin.read_timeout = 61: longer than daemon.read_deadline (60)"),
         ({"daemon": {"read_deadline": 3}, "origin": {"connect_timeout": 4}}, "origin.connect_timeout = 4: longer than"),
         ({"origin": {"attempts": 8}}, "origin.attempts: is not used any more: a read is tried until"),
+        ({"daemon": {"policy": "best"}}, "daemon.policy = 'best': expected one of clairvoyant, alsd, minio, lru"),
+        ({"daemon": {"policy": 1}}, "daemon.policy = 1: expected one of"),
         ({"security": {"file_roots": ["data"]}}, "security.file_roots.0 = 'data': expected an absolute path"),
     ],
 )
 def test_contradictions_and_limits(values: dict[str, Any], said: str) -> None:
     (problem,) = problems(values)
     assert said in problem
+
+
+@pytest.mark.parametrize(("removed", "used"), [("refcount", "clairvoyant"), ("lfu", "lru"), ("fifo", "lru")])
+def test_a_removed_policy_starts_with_another_and_a_warning(tmp_path: Path, removed: str, used: str) -> None:
+    parsed = config.parse({"daemon": {"policy": removed}})
+    assert store_config(parsed).memory.policy == used
+    assert parsed.summary().startswith(f"policy {used}, ")
+    status, lines = checked(tmp_path / "c.toml", daemon={"policy": removed}, memory={"dir": str(tmp_path)})
+    assert status == 0
+    (said,) = [line for line in lines if "daemon.policy" in line]
+    assert said.startswith(f"cachefsd: warning: daemon.policy = '{removed}': this policy is gone, and {used} is used")
+    assert f'set policy = "{used}"' in said
 
 
 def test_default_timeouts_leave_time_for_a_second_attempt() -> None:

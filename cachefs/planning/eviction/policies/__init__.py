@@ -12,11 +12,8 @@ from cachefs.errors import ConfigError
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.eviction.policies.alsd import Alsd
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
-from cachefs.planning.eviction.policies.fifo import Fifo
-from cachefs.planning.eviction.policies.lfu import Lfu
 from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.planning.eviction.policies.minio import Minio
-from cachefs.planning.eviction.policies.refcount import Refcount
 from cachefs.planning.eviction.policies.use_order import UseOrder
 from cachefs.planning.pagecache.coverage import MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
@@ -27,11 +24,8 @@ class PolicyName(StrEnum):
 
     CLAIRVOYANT = "clairvoyant"
     ALSD = "alsd"
-    REFCOUNT = "refcount"
     MINIO = "minio"
     LRU = "lru"
-    LFU = "lfu"
-    FIFO = "fifo"
 
 
 class EvictionPolicy(Protocol):
@@ -90,11 +84,8 @@ _PolicyFactory = Callable[[Plan, MemoryCoverage | None, UseOrder | None, Ownersh
 POLICIES: Final[Mapping[PolicyName, _PolicyFactory]] = {
     PolicyName.CLAIRVOYANT: lambda plan, cached, uses, standing: Clairvoyant(plan, cached, standing),
     PolicyName.ALSD: lambda plan, cached, uses, standing: Alsd(plan, cached, standing),
-    PolicyName.REFCOUNT: lambda plan, cached, uses, standing: Refcount(plan, cached, standing),
     PolicyName.MINIO: lambda plan, cached, uses, standing: Minio(),
     PolicyName.LRU: lambda plan, cached, uses, standing: Lru(uses),
-    PolicyName.LFU: lambda plan, cached, uses, standing: Lfu(),
-    PolicyName.FIFO: lambda plan, cached, uses, standing: Fifo(uses),
 }
 
 

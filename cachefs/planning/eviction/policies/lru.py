@@ -19,7 +19,7 @@ class _Block:
 
 
 class Lru:
-    """Least recently used first; first in, first out where `note_accessed` is never called.
+    """Least recently used first.
 
     Tiers that share their *uses* form one list of their total size: a block comes from another tier with its last use
     there, and no block that was used later is evicted for it.

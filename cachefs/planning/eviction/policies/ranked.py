@@ -22,7 +22,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -61,9 +61,6 @@ class RankedPolicy:
     infinite score: they are evicted first, the oldest first. A block is taken where there is room, or where others
     score higher. Without any publication, the blocks that came first stay, as with `minio`.
     """
-
-    # Score up to which a copy is about to be read and is not evicted first; None: `Ownership.copy_window` seconds.
-    _COPY_WINDOW: ClassVar[float | None] = None
 
     def __init__(self, plan: Plan, coverage: MemoryCoverage | None = None, ownership: Ownership | None = None) -> None:
         """coverage: blocks in page caches that the tier below keeps, evicted first; None to ignore page caches.
@@ -118,7 +115,7 @@ class RankedPolicy:
     ) -> npt.NDArray[np.bool_]:
         """Return which blocks are copies to be evicted first: shape (n,), bool. scores: of `_base_scores`, shape
         (n,)."""
-        raised = ownership.evictable_copies(snapshot, ids, scores, self._COPY_WINDOW)
+        raised = ownership.evictable_copies(snapshot, ids, scores)
         mine = ownership.owned.get(snapshot)
         if self._coverage is not None and mine is not None:
             # A reader that is about to read the block reads it from the page cache.

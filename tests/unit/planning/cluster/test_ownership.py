@@ -26,10 +26,6 @@ def test_copies_go_before_all_that_is_mine_unless_they_are_about_to_be_read() ->
     assert standing.evictable_copies("space", IDS, scores).tolist() == [False, False, False, True, True, False]
     standing.copy_window = 1.5
     assert standing.evictable_copies("space", IDS[2:4], scores[2:4]).tolist() == [True, True]
-    assert standing.evictable_copies("space", IDS[2:4], np.array([-1.0, 0.0]), copy_window=-1.0).tolist() == [
-        False,
-        True,
-    ]
     assert 1.5 < COPY_WINDOW_SECONDS < COPY_PENALTY
 
 

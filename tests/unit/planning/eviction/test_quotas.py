@@ -36,7 +36,7 @@ def key(number: int) -> bytes:
 class Accounting(RuleBasedStateMachine):
     """Whatever comes, moves and goes: each block counts once, for one dataset, where it is."""
 
-    @initialize(policy=st.sampled_from(["lru", "fifo", "minio", "clairvoyant"]))
+    @initialize(policy=st.sampled_from(["lru", "minio", "clairvoyant"]))
     def start(self, policy: str) -> None:
         plan = Plan()
         self.limits = Quotas([CAPACITY, CAPACITY], lambda: [make_policy(policy, plan) for _ in range(2)], plan)
@@ -168,7 +168,7 @@ def put(store: OpenStore, numbers: range, snapshot: str) -> None:
         store.put(key_of(number), data_of(number), transient=False, snapshot=snapshot)
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "minio", "clairvoyant"])
+@pytest.mark.parametrize("policy", ["lru", "minio", "clairvoyant"])
 def test_a_dataset_keeps_to_its_share_of_each_tier_and_leaves_the_rest_to_others(root: Path, policy: str) -> None:
     config = store_config(root, memory=4 << 20, ssd=8 << 20, policy=policy)
     with opened(config) as store:
@@ -264,9 +264,8 @@ def test_lowered_limits_are_kept_at_the_next_maintenance(root: Path) -> None:
         assert held(store, range(100, 110), MEMORY) == list(range(100, 110))
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo"])
-def test_what_is_claimed_after_a_restart_moves_down_before_it_goes(root: Path, policy: str) -> None:
-    config = store_config(root, memory=4 << 20, ssd=8 << 20, policy=policy)
+def test_what_is_claimed_after_a_restart_moves_down_before_it_goes(root: Path) -> None:
+    config = store_config(root, memory=4 << 20, ssd=8 << 20, policy="lru")
     with opened(config) as store:
         store.set_limit(limit("a", share=0.5))
         put(store, range(100), "a1")
@@ -278,13 +277,12 @@ def test_what_is_claimed_after_a_restart_moves_down_before_it_goes(root: Path, p
         assert held(store, range(100), SSD) == sorted([*in_ssd, *in_memory])[-len(in_ssd) :]
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo"])
-def test_a_limit_for_a_full_dataset_leaves_it_what_was_used_last(root: Path, policy: str) -> None:
-    with opened(store_config(root, memory=4 << 20, ssd=8 << 20, policy=policy)) as store:
+def test_a_limit_for_a_full_dataset_leaves_it_what_was_used_last(root: Path) -> None:
+    with opened(store_config(root, memory=4 << 20, ssd=8 << 20, policy="lru")) as store:
         put(store, range(200), "a1")
         here = [*held(store, range(200), SSD), *held(store, range(200), MEMORY)]
         store.accessed([key_of(here[0])])
-        order = [*here[1:], here[0]] if policy == "lru" else here
+        order = [*here[1:], here[0]]
         store.set_limit(limit("a", share=0.5))
         store.claim(store.keys(), "a1")
         store.maintain()

@@ -27,7 +27,7 @@ def fetched(name: str, capacity: int, jobs: list[SimulatedJob], sizes: list[int]
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("name", ["clairvoyant", "alsd", "minio", "refcount"])
+@pytest.mark.parametrize("name", ["clairvoyant", "alsd", "minio"])
 def test_one_job_fetches_no_more_than_it_must(name: str, share: float) -> None:
     """Of F bytes C are kept: F + (E - 1)(F - C) is the least anyone fetches in E epochs of fresh permutations."""
     jobs = [SimulatedJob("job", orders(FILES, EPOCHS, seed=1))]

@@ -1,8 +1,6 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.eviction.policies.fifo import Fifo
 from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.planning.eviction.policies.use_order import UseOrder
 from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
@@ -54,24 +52,22 @@ def test_pinned_blocks_are_passed_over_and_back_in_the_order_once_unpinned() -> 
     assert sorted(policy.choose_victims(30, ())) == [b"a", b"b", b"c"]
 
 
-@pytest.mark.parametrize("kind", [Lru, Fifo])
 @given(
     capacities=st.lists(st.integers(1, 4), min_size=1, max_size=2),
     reads=st.lists(
         st.tuples(st.sampled_from([b"%d" % number for number in range(16)]), st.integers(0, 9)), max_size=99
     ),
 )
-def test_tiers_together_are_one_list(kind: type[Lru], capacities: list[int], reads: list[tuple[bytes, int]]) -> None:
+def test_tiers_together_are_one_list(capacities: list[int], reads: list[tuple[bytes, int]]) -> None:
     uses = UseOrder()
-    tiers = SimulatedTiers([kind(uses) for _ in capacities], capacities, uses)
+    tiers = SimulatedTiers([Lru(uses) for _ in capacities], capacities, uses)
     order = list[bytes]()
     for key, evicted in reads:
         known = key in order
         assert tiers.read_block(key, 1) == known
-        if kind is Lru and known:
+        if known:
             order.remove(key)
-        if kind is Lru or not known:
-            order.append(key)
+        order.append(key)
         order = order[-sum(capacities) :]
         if evicted == 0:
             tiers.evict_block(key)

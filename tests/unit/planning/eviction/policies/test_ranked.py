@@ -10,7 +10,6 @@ from cachefs.planning.eviction.policies import make_policy
 from cachefs.planning.eviction.policies.alsd import Alsd
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.policies.minio import Minio
-from cachefs.planning.eviction.policies.refcount import Refcount
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
 
@@ -37,7 +36,7 @@ def filled(plan: Plan, keys: list[bytes]) -> Clairvoyant:
     return policy
 
 
-@pytest.mark.parametrize("name", ["clairvoyant", "alsd", "refcount"])
+@pytest.mark.parametrize("name", ["clairvoyant", "alsd"])
 def test_with_an_empty_plan_it_is_minio(name: str) -> None:
     plan, draw = Plan(), random.Random(1)
     plan.add_space(SPACE)
@@ -169,7 +168,7 @@ def test_victims_are_exactly_the_furthest_whatever_happened() -> None:
             inside.discard(key)
 
 
-def order_scores(policy: Alsd | Refcount, space: BlockSpace, numbers: list[int]) -> list[float]:
+def order_scores(policy: Alsd, space: BlockSpace, numbers: list[int]) -> list[float]:
     return [policy.incoming_score(space.key(number)) for number in numbers]
 
 
@@ -181,18 +180,6 @@ def test_alsd_knows_distances_for_a_moment_only() -> None:
     assert (certain, likely, visited) == (50, 100 + (800 - 100) / 2, 800 + 500)
     assert unknown > visited
     assert policy.incoming_score(FOREIGN[0]) == float("inf")
-
-
-def test_refcount_counts_those_who_still_come_this_epoch() -> None:
-    plan = plan_of([0, 1, 2], [0, 1, 2])
-    plan.set_epoch("other", "space", 0, np.array([2, 1]))
-    policy = Refcount(plan)
-    assert order_scores(policy, SPACE, [0, 1, 2, 3]) == [-1, -2, -2, 0]
-    plan.set_progress("job", 0, 2)
-    assert order_scores(policy, SPACE, [0, 1, 2, 3]) == [0, -1, -2, 0]
-    for number in range(4):
-        policy.note_added(KEYS[number], SIZE)
-    assert set(policy.choose_victims(2 * SIZE, (), [KEYS[2]])) == {KEYS[0], KEYS[3]}
 
 
 def test_after_a_publish_victims_are_found_among_all_that_nobody_plans() -> None:
