@@ -30,7 +30,7 @@ def main() -> None:
 def mount(arguments: tuple[str, ...]) -> None:
     """Mount a dataset, as mount.cachefs does.
 
-    It takes the same arguments: SPEC DIR [-o OPTIONS].
+    Arguments: SPEC DIR [-o OPTIONS], as for mount.cachefs.
     """
     script = _helper_script()
     os.execv(script, [str(script), *arguments])
@@ -39,7 +39,7 @@ def mount(arguments: tuple[str, ...]) -> None:
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--job", help="Name of the job (default: of the cluster's job, or the script and its process number).")
 @click.option("--socket", help="The daemon's socket (default: $CACHEFS_SOCKET, or the system-wide one).")
-@click.option("--quiet", is_flag=True, help="Say nothing but problems. So does CACHEFS_QUIET=1.")
+@click.option("--quiet", is_flag=True, help="Print only problems. CACHEFS_QUIET=1 has the same effect.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(job: str | None, socket: str | None, quiet: bool, command: tuple[str, ...]) -> None:
     """Run a training that publishes what it reads.
@@ -47,8 +47,8 @@ def run(job: str | None, socket: str | None, quiet: bool, command: tuple[str, ..
     The torch DataLoaders of COMMAND publish what they are going to read. The command is not changed: it gets an
     environment in which Python loads a hook.
 
-    On stderr, lines that begin with "cachefs:" say which datasets are mounted, what is known of each loader, and in the
-    end how long the job has waited for data, and what would help.
+    On stderr, lines that begin with "cachefs:" list the mounted datasets and the state of each loader. The last lines
+    tell how long the job has waited for data, and what would help.
     """
     from cachefs.run import run_command as become
 
@@ -56,11 +56,11 @@ def run(job: str | None, socket: str | None, quiet: bool, command: tuple[str, ..
 
 
 @main.command()
-@click.option("--force", is_flag=True, help="Replace whatever is at /sbin/mount.cachefs.")
+@click.option("--force", is_flag=True, help="Replace an existing file at /sbin/mount.cachefs.")
 def install_mount_helper(force: bool) -> None:
     """Let `mount -t cachefs` find this environment.
 
-    It links /sbin/mount.cachefs to it, which /etc/fstab needs too.
+    Links /sbin/mount.cachefs to this environment. Entries in /etc/fstab need the link too.
     """
     script = _helper_script()
     try:

@@ -11,5 +11,5 @@ def parse_duration(text: str) -> float:
     """Return the duration in seconds, more than 0. Raises ValueError with the expected format."""
     found = _DURATION.fullmatch(text)
     if found is None or not float(found[1]):
-        raise ValueError(f"{text[:60]!r} is no time such as 90s, 30min, 12h or 7d")
+        raise ValueError(f"{text[:60]!r} is not a duration such as 90s, 30min, 12h or 7d")
     return float(found[1]) * _UNITS[found[2]]

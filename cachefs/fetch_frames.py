@@ -83,7 +83,7 @@ def body_decoder(kind: type[Body]) -> Callable[[bytes | memoryview], Body]:
         try:
             return decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidFrame(f"no {kind.__name__} ({error})") from None
+            raise InvalidFrame(f"the body is not a valid {kind.__name__} ({error})") from None
 
     return read
 

@@ -67,4 +67,4 @@ def _scheduling_lines(process: int, proc: Path) -> list[str]:
 
 
 def _resume_hint(process: int) -> str:
-    return f"process {process} is stopped; let it go on with `kill -CONT {process}`"
+    return f"process {process} is stopped; resume it with `kill -CONT {process}`"

@@ -15,7 +15,7 @@ FileStamps = tuple[tuple[int, int, int] | None, ...]
 def describe_load_error(error: Exception) -> str:
     """Return a text for users about an error of loading the files into an SSLContext."""
     if isinstance(error, ssl.SSLError):
-        return f"not what PEM files of TLS have in them, or they do not belong together ({error.reason or error})"
+        return f"not valid PEM files, or the certificate and the key do not match ({error.reason or error})"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 

@@ -198,7 +198,7 @@ def encode(message: Message) -> bytes:
         return msgspec.msgpack.encode(message)
     except UnicodeEncodeError as error:
         shown = error.object.encode("utf-8", "backslashreplace").decode()
-        raise errors.ConfigError(f"{shown!r} is not UTF-8; only paths in a dataset may be anything else") from None
+        raise errors.ConfigError(f"{shown!r} is not UTF-8; only paths in a dataset may have other bytes") from None
     except OverflowError:
         raise errors.ConfigError(f"a number of more than 64 bits in {type(message).__name__}") from None
 
@@ -310,7 +310,9 @@ class DaemonClient:
             )
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             if is_forbidden(self.socket):
-                return errors.AccessDenied(f"you may not use the socket {self.socket} of the daemon; ask who runs it")
+                return errors.AccessDenied(
+                    f"you may not use the socket {self.socket} of the daemon; ask its administrator"
+                )
             return errors.DaemonUnavailable(
                 f"no daemon answers at {self.socket}; start it with `cachefsd`, or name its socket with --socket"
             )

@@ -124,8 +124,8 @@ def _print_mounts(changed: Mapping[str, str], command: Sequence[str]) -> None:
         place = find_python_path_override(command)
         if place:
             write_line(
-                f"cachefs: {_printable(place)} sets PYTHONPATH anew, so the Pythons that get it are not watched: "
-                "write PYTHONPATH=DIRECTORY:$PYTHONPATH"
+                f"cachefs: {_printable(place)} replaces PYTHONPATH, so the Python processes started there are "
+                "not watched: write PYTHONPATH=DIRECTORY:$PYTHONPATH"
             )
 
 
@@ -171,7 +171,7 @@ def run_command(command: Sequence[str], job: str | None, socket: str | None, *, 
     """
     if socket and not _may_exist(socket):
         print(
-            f"cachefs: there is no socket {_printable(socket)}: --socket names that of a running cachefsd",
+            f"cachefs: there is no socket {_printable(socket)}; give --socket the socket of a running cachefsd",
             file=sys.stderr,
         )
         return USAGE_EXIT_STATUS

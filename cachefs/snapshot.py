@@ -169,7 +169,7 @@ class Snapshot:
         length, _ = _footer(path)
         self._opened = os.stat(path)
         if self._opened.st_size != length + FOOTER.size:
-            raise _damaged(path, "it has changed just now")
+            raise _damaged(path, "the file changed while it was opened")
         try:
             self._env = lmdb.open(
                 str(path), readonly=True, lock=False, subdir=False, readahead=False, max_dbs=MAX_DBS, map_size=length
@@ -388,7 +388,7 @@ def _footer(path: Path) -> tuple[int, bytes]:
         raise NotFound(f"there is no snapshot file {path}") from error
     except PermissionError as error:
         raise AccessDenied(
-            f"you may not read snapshot file {path}; it takes root, the daemon's user or a member of its socket_group"
+            f"you may not read snapshot file {path}; only root, the daemon's user and members of its socket_group may"
         ) from error
     except OSError as error:
         raise SnapshotDamaged(f"snapshot file {path} cannot be read: {error.strerror}") from error

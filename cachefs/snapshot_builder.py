@@ -142,7 +142,7 @@ class SnapshotBuilder:
         """Add objects of the listing. Raises OSError."""
         for listed in objects:
             if not 0 <= listed.size <= MAX_SIZE:
-                self.report_problem(listed.key, f"has {listed.size} bytes, it says")
+                self.report_problem(listed.key, f"is listed with the invalid size of {listed.size} bytes")
                 continue
             self.objects += 1
             self.bytes += listed.size

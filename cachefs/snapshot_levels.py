@@ -157,11 +157,11 @@ class SnapshotLevels:
             elif facts[0] == _IS_DIRECTORY:
                 kept_facts = facts
             elif kept_facts[0] == _IS_DIRECTORY:
-                self._report(path.replace(b"\0", b"/"), "is a directory too: other keys continue it with a slash")
+                self._report(path.replace(b"\0", b"/"), "is also a directory: other keys begin with it and a slash")
             elif kept_facts != facts:
                 self._report(
                     path.replace(b"\0", b"/"),
-                    "is listed twice; the newest is used, and of those with one time the largest",
+                    "is listed twice; the newest object is used, or the largest of several with the same time",
                 )
                 kept_facts = facts
         if kept_facts:

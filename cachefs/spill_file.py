@@ -71,13 +71,13 @@ class SpillFile:
         while offset < segment.end:
             head = os.pread(self._fd, _FRAME_HEADER.size, offset)
             if len(head) < _FRAME_HEADER.size:
-                raise CachefsError("a file of rows ends early")
+                raise CachefsError("a spill file ends early")
             length, checksum = _FRAME_HEADER.unpack(head)
             if offset + _FRAME_HEADER.size + length > segment.end:
-                raise CachefsError("a file of rows is damaged")
+                raise CachefsError("a spill file is damaged")
             body = os.pread(self._fd, length, offset + _FRAME_HEADER.size)
             if len(body) != length or xxh3_64_intdigest(body) != checksum:
-                raise CachefsError("a file of rows is damaged")
+                raise CachefsError("a spill file is damaged")
             yield from _DECODE(body)
             offset += _FRAME_HEADER.size + length
 

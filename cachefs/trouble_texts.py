@@ -75,9 +75,7 @@ def describe_trouble(trouble: Trouble, now: float) -> str:
             return f"{trouble.subject} has not answered for {for_how_long}; {waiting}{because}"
         case Cause.ORIGIN:
             asked = format_duration(now - trouble.last)
-            return (
-                f"{trouble.subject} did not answer when it was last asked, {asked} ago; no read waits for it{because}"
-            )
+            return f"{trouble.subject} did not answer the last request, {asked} ago; no read waits for it{because}"
         case Cause.SLOT:
             return f"{_describe_waiting(trouble, f'for a free request to {trouble.subject}')}{because}"
         case Cause.SLOW:
@@ -107,9 +105,7 @@ def _describe_waiting(trouble: Trouble, for_what: str) -> str:
 def describe_failures(trouble: Trouble) -> str:
     """Return the number of failed reads of a dataset, with the reason; where it is 0, only readahead has failed."""
     own = trouble.failed - trouble.unattributed
-    what = (
-        f"{format_count(own, 'read')} of {trouble.subject}" if own else f"what was fetched ahead of {trouble.subject}"
-    )
+    what = f"{format_count(own, 'read')} of {trouble.subject}" if own else f"readahead of {trouble.subject}"
     if trouble.unattributed and own:
         what += f", and {trouble.unattributed:,} more on this node that may be another job's,"
     elif trouble.unattributed:
@@ -121,14 +117,16 @@ def remedy(trouble: Trouble) -> str:
     """Return one line on what helps."""
     match trouble.cause:
         case Cause.ORIGIN:
-            return "see whether the server runs and whether this machine reaches it; reads go on when it answers"
+            return (
+                "check that the server runs and that this machine can reach it; reads continue when the server answers"
+            )
         case Cause.SLOT:
             return "wait, or raise origin.max_connections if the server takes more requests at once"
         case Cause.SLOW:
             return "see the server and the network; `cachectl doctor DATASET` measures it"
         case Cause.REFUSED:
             # Archived objects, closed accounts and files of another owner are refused too. The reason tells what helps.
-            return f"do what the reason names, then try it with `cachectl doctor {trouble.subject}`"
+            return f"fix the cause that the reason names, then check with `cachectl doctor {trouble.subject}`"
         case Cause.CHANGED if REMOUNT_HINT in trouble.reason:
             return REMOUNT_HINT
         case Cause.CHANGED:
@@ -157,15 +155,15 @@ def describe_consequence(trouble: Trouble) -> str:
     """Return one line on the consequence."""
     match trouble.cause:
         case Cause.TIER:
-            return "it takes no new blocks, so more is fetched again"
+            return "the tier takes no new blocks, so more blocks are fetched again"
         case Cause.PEER:
-            return "what that node keeps is fetched from other nodes, or from the origin once more"
+            return "blocks of that node are fetched from other nodes, or again from the origin"
         case Cause.ORIGIN if not trouble.waiting:
-            return "what is not on this node cannot be read until the server answers"
+            return "blocks that are not on this node cannot be read until the server answers"
         case _ if trouble.waiting:
             return "programs wait until their reads are answered, or fail when daemon.read_deadline is over"
         case _:
-            return "programs get errors where they read it"
+            return "reads of the affected files fail"
 
 
 def describe_end(trouble: Trouble, now: float) -> str:

@@ -60,7 +60,7 @@ class FetchDescriptor:
         except Exception as error:  # no failure here may end the job
             if is_from_job(error):
                 raise
-            warn_once(f"cannot tell which batches are loaded ({error!r})")
+            warn_once(f"cannot report which batches a process loads ({error!r})")
         return MethodType(self._method, fetcher)
 
 

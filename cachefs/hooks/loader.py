@@ -220,7 +220,7 @@ class IteratorProgress:
 
     def _stop_watching(self, error: Exception) -> None:
         self._is_watching = False
-        warn_once(f"cannot tell how a DataLoader goes on ({error!r})")
+        warn_once(f"cannot follow the position of a DataLoader ({error!r})")
 
 
 # Keyed by identity, since a loader may compare equal to another.

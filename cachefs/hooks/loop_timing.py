@@ -50,7 +50,7 @@ class NumYieldedDescriptor:
             except Exception as error:  # no failure here may end the job
                 if is_from_job(error):
                     raise
-                warn_once(f"cannot tell how long a DataLoader takes ({error!r})")
+                warn_once(f"cannot measure how long the loop waits for a DataLoader ({error!r})")
 
     def __delete__(self, iterator: Any) -> None:
         del vars(iterator)["_num_yielded"]

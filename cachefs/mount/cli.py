@@ -44,7 +44,7 @@ MAX_LINES: Final = 120
 @click.argument("directory")
 @click.option("-o", "options", multiple=True, metavar="OPT,OPT=VALUE", help="Mount options (see above).")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, messages to stderr.")
-@click.option("-v", "--verbose", is_flag=True, help="Say more in the log.")
+@click.option("-v", "--verbose", is_flag=True, help="Log debug messages.")
 @click.option("--no-zero-open", is_flag=True, help="Same as -o no_zero_open, for kernels without it.")
 @click.option("--workers", type=int, metavar="N", help="Same as -o workers=N.")
 @click.version_option(cachefs.__version__, prog_name="mount.cachefs")
@@ -229,7 +229,7 @@ def first_message(reader: int, child: int, seconds: float) -> str:
     if some:
         return "the mount process died while starting; see its log"
     os.kill(child, signal.SIGTERM)
-    return f"the mount does not answer reads after {seconds:.0f} s, and was told to end; see its log"
+    return f"the mount did not answer reads within {seconds:.0f} s and was stopped; see its log"
 
 
 def background_log(options: MountOptions) -> logging.Handler:

@@ -95,7 +95,9 @@ class ControlProcess:
         except BlockingIOError:
             self._silent_seconds += 1
         if self._pid is not None and self._silent_seconds == SILENT_SECONDS + 1:
-            log.warning("the process that reads the control file (process %d) does nothing and is killed", self._pid)
+            log.warning(
+                "the process that reads the control file (process %d) sends no heartbeats and is killed", self._pid
+            )
             os.kill(self._pid, signal.SIGKILL)
 
     def kill_process(self) -> None:

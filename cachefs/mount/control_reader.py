@@ -266,7 +266,7 @@ class ControlReader:
             else:
                 outbox.queue_line(translate_line(said, self._datasets()), len(line))
         except CachefsError as error:
-            log.warning("%s: %s; it said %r", self._path, _loggable_text(error), line[:_MAX_TEXT])
+            log.warning("%s: %s; the line was %r", self._path, _loggable_text(error), line[:_MAX_TEXT])
             if call is not None:
                 outbox.refuse_call(call, error)
 

@@ -49,7 +49,7 @@ class IncompleteRequests:
         begun = _IncompleteRequest(user) if part.at == 0 else self._incomplete.get(key)
         if begun is None or part.at != len(begun.data):
             self._drop(key)
-            raise Busy(f"a part at {part.at} of a call of which other bytes came before; it is dropped")
+            raise Busy(f"a part at {part.at} does not follow the bytes received so far; the call is dropped")
         if len(begun.data) + len(part.data) > MAX_REQUEST_BYTES:
             self._drop(key)
             raise ConfigError(f"a call of more than {MAX_REQUEST_BYTES >> 20} MiB; use the daemon's socket")
@@ -76,7 +76,7 @@ class IncompleteRequests:
                 "once, or its lines came too slowly; try again"
             )
         if len(request) != call.size or zlib.crc32(request) != call.crc:
-            raise ConfigError(f"{call.size} bytes of a call were announced, and {len(request)} came, or other ones")
+            raise ConfigError(f"a call announced {call.size} bytes; {len(request)} arrived, or their checksum differs")
         return request
 
     def _make_room(self, caller: str, user: int | None, size: int) -> None:

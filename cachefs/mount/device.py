@@ -117,7 +117,7 @@ class FuseConnection:
         try:
             self._control.set_request_limit(max_requests)
         except OSError as error:
-            log.info("the kernel sends few requests at once: %s", error.strerror)
+            log.info("the kernel's limit of background requests stays at 12: %s", error.strerror)
 
     def abort(self) -> None:
         """End the connection: waiting readers get an error, serving processes get ENODEV. The mount point stays."""

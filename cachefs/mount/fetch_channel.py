@@ -179,7 +179,8 @@ class _ClientConnection:
                 nursery.cancel_scope.cancel()
         except* InvalidFrame as found:
             error = CachefsError(
-                f"the daemon's answer makes no sense ({found.exceptions[0]}); are mount and daemon of one version?"
+                f"the daemon sent an invalid response ({found.exceptions[0]}); "
+                "do mount and daemon have the same version?"
             )
         except* OSError:
             pass
@@ -243,7 +244,7 @@ async def _connect(path: Path) -> _ClientConnection:
             with trio.fail_after(HELLO_SECONDS):
                 hello = await _first_frame(connection, frames)
         except PermissionError:
-            raise AccessDenied(f"you may not use the socket {path} of the daemon; ask who runs it") from None
+            raise AccessDenied(f"you may not use the socket {path} of the daemon; ask its administrator") from None
         except (OSError, trio.TooSlowError) as error:
             hint = f"; {_HINT}" if isinstance(error, FileNotFoundError | ConnectionRefusedError) else ""
             raise DaemonUnavailable(f"no daemon answers at {path} ({error}){hint}") from None
@@ -258,7 +259,7 @@ async def _first_frame(connection: socket.socket, frames: FrameSplitter) -> byte
         await trio.lowlevel.wait_readable(connection)
         data = connection.recv(_MAX_RECEIVE)
         if not data:
-            raise ConnectionResetError("it has hung up")
+            raise ConnectionResetError("the daemon closed the connection")
         if found := frames.split_frames(data):
             return found[0]
 

@@ -67,7 +67,7 @@ def open_session(
         if interposer is not None and not zero_open.is_active(interposer):
             raise CachefsError("zero-open did not take hold of this libfuse; mount with -o no_zero_open")
         if not trio.run(_answer_init, operations):
-            raise CachefsError(f"the kernel has not greeted the mount on {directory} within {INIT_SECONDS:.0f} s")
+            raise CachefsError(f"the kernel sent no INIT to the mount on {directory} within {INIT_SECONDS:.0f} s")
         number = kernel.connection_number(directory)
         if number is None:
             raise CachefsError(f"{directory} was unmounted while it was being mounted")

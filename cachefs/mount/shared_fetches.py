@@ -120,7 +120,7 @@ class SharedFetches:
         # milliseconds.)
         age = self._failures.age(key)
         if age < FAILURE_SECONDS and trio.current_time() - began <= age + 0.002:
-            raise DaemonUnavailable("another read of the block has waited for it in vain until a moment ago")
+            raise DaemonUnavailable("the fetch of this block timed out a moment ago, for another read")
         while True:
             left = flight.deadline - trio.current_time()
             flight.was_daemon_away = flight.was_daemon_away or self._channel.is_disconnected

@@ -49,13 +49,13 @@ def shield_obstacle(spec: MountSpec, *, root: bool, allow_other: bool, can_abort
     if not root:
         return "it takes root"
     if not spec.is_single:
-        return "several datasets are mounted together, and what is shown changes with them"
+        return "the mount shows several datasets, and its root changes with them"
     if not spec.is_fixed:
-        return "the mount follows refreshes, so what names mean changes"
+        return "the mount follows refreshes, so names come to mean other files"
     if not allow_other:
         return "with noallow_other it would let other users in"
     if not can_abort:
-        return "the control files of the FUSE connection cannot be had"
+        return "the control files of the FUSE connection cannot be opened"
     return None
 
 

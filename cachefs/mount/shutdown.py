@@ -90,7 +90,7 @@ class MountShutdown:
                 self._signalled_at, self._deadline = now, now + self._mount.options.grace
                 self._end_at = self._deadline + UNUSED_SECONDS
                 log.info(
-                    "told to end: %s is unmounted once it was not used for %.0f s, within %.0f s",
+                    "shutdown requested: %s is unmounted after %.0f s without use, within %.0f s",
                     self._mount.directory, _quiet_seconds(), self._mount.options.grace,
                 )  # fmt: skip
                 if self._connection.is_visible:
@@ -121,7 +121,7 @@ class MountShutdown:
         if not self._last_use and now < self._end_at:
             return False
         log.warning(
-            "the grace of %s is over, and it was not seen to be free (%s): whatever asks the mount fails from now on "
+            "the grace of %s is over, and it was never seen unused (%s): from now on, all requests to the mount fail "
             "with ENOTCONN%s",
             self._mount.directory, self._last_use or f"it was not watched for {_quiet_seconds():.0f} s",
             f", until `cachectl umount {self._mount.directory}`" if is_seen else "",

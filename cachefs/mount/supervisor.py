@@ -163,7 +163,7 @@ class Supervisor:
     def _worker_count(self, session: FuseSession) -> int:
         wanted = self._mount.options.workers or default_worker_count()
         if wanted > 1 and not session.is_shared:
-            log.warning("without zero-open one worker serves all")
+            log.warning("without zero-open, a single worker serves all requests")
             return 1
         return wanted
 

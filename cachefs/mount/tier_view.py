@@ -41,7 +41,7 @@ class TierView:
         except CachefsError as error:
             if needs_index:
                 raise
-            log.warning("%s; until it can, the daemon is asked for each block", error)
+            log.warning("%s; until then, each block is requested from the daemon", error)
             self.index = _MissingIndex(Path(view.index))
         self.directories = _tier_directories(view)  # tier number -> directory of its segments
 

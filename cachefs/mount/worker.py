@@ -229,7 +229,7 @@ class Worker:
                     TELL_READS, MountReadReport(reads=self._operations.reading_processes.take_reads()), REPORT_TIMEOUT
                 )
             except CachefsError as error:
-                log.debug("reads are not told: %s", error)
+                log.debug("reads cannot be reported: %s", error)
 
     def _adopt_daemon_view(self, view: NodeView) -> None:
         """Adopt the daemon's view of its node, and pass it to the other workers."""
@@ -256,7 +256,7 @@ class Worker:
         except (CachefsError, OSError) as error:
             level = logging.DEBUG if str(error) == self._logged_trouble else logging.WARNING
             self._logged_trouble = str(error)
-            log.log(level, "cannot follow the daemon's news: %s", error)
+            log.log(level, "cannot adopt the daemon's view: %s", error)
 
     def _adopt_views(self, news: Sequence[LoggedView]) -> None:
         for heard in news:
@@ -271,7 +271,7 @@ class Worker:
         try:
             self._client.start_call(REPORT, self._make_report(closing=True), 1.0).result()
         except grpc.RpcError:
-            log.debug("no daemon to say goodbye to")
+            log.debug("the daemon did not receive the last report")
         self._client.close()
 
     def _make_report(self, *, closing: bool = False) -> MountReport:

@@ -132,7 +132,7 @@ class WorkerPool:
         for worker in list(self._workers):
             worker.silent_seconds += 1
             if worker.silent_seconds > SILENT_SECONDS and self._session.connection.has_waiting():
-                log.warning("worker %d (process %d) does nothing and is replaced", worker.number, worker.pid)
+                log.warning("worker %d (process %d) sends no heartbeats and is replaced", worker.number, worker.pid)
                 # Recorded before the worker's death, which may have to wait for the hanging operation.
                 if not is_stopped(worker.pid):
                     self._poison_requests.record_death(worker.number)

@@ -358,7 +358,7 @@ def warn_once(problem: str) -> None:
     global _has_warned
     if not _has_warned:
         _has_warned = True
-        print_line(f"{problem}; the job goes on without publishing that")
+        print_line(f"{problem}; the job continues, and this is not published")
 
 
 def print_once(line: str) -> None:

@@ -64,7 +64,7 @@ class ControlClient:
                 if shown == slot:
                     self._shown[name, snapshot] = mount.path
                     return name, snapshot
-        raise _unusable_mount(mount.path / CONTROL_FILE, "it does not say which snapshot it shows")
+        raise _unusable_mount(mount.path / CONTROL_FILE, "the mount does not name its snapshot")
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
         """Call the daemon.
@@ -193,8 +193,8 @@ def _open_fifo(path: Path, flags: int, deadline: float) -> Iterator[int]:
 
 def _unusable_mount(path: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"nothing can be published through {path} ({why}): it takes a mount as a whole, and not one of its "
-        "directories, of this version of cachefs, and without a umask"
+        f"nothing can be published through {path} ({why}): publishing needs a whole mount, not one of its "
+        "directories, made by this version of cachefs and without a umask"
     )
 
 

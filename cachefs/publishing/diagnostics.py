@@ -12,7 +12,7 @@ MIN_SAMPLES: Final = 256
 # Minimum number of different opened files: samples of fewer files are parts of files.
 MIN_FILES: Final = MIN_SAMPLES // 4
 # Appended to a note.
-THE_JOB_GOES_ON: Final = "the job goes on"
+THE_JOB_GOES_ON: Final = "the job continues"
 # Maximum length of a name in characters.
 MAX_NAME: Final = 80
 
@@ -34,25 +34,25 @@ class UnknownProperty(StrEnum):
 
 _TEXTS: Final = {
     UnknownProperty.FILES: (
-        "its files are being learned, and read ahead from epoch 2 on; nothing that the dataset lists says which file a "
-        'sample is, so for epoch 1 publish its files in the code (docs/publishing.md, "In the code")'
+        "its files are being learned, and read ahead from epoch 2 on; the dataset lists nothing that tells the file "
+        'of a sample; to have epoch 1 read ahead too, publish the files in the code (docs/publishing.md, "In the code")'
     ),
     UnknownProperty.PARTS: (
-        "not understood: its samples are parts of a few files, which are brought whole where they fit on the "
+        "not understood: its samples are parts of a few files, which are fetched whole if they fit on the "
         "node, and not in the order of the samples; publish its records in the code, if they are npy, tar, TFRecord or "
         'all of one size (docs/publishing.md, "Records in large files")'
     ),
     UnknownProperty.ORDER: (
-        "not understood: the order that {sampler} gives is known only as it is drawn; if iterating it once more "
-        'changes nothing, mark it with cachefs.pure_sampler (docs/publishing.md, "Samplers that are pure")'
+        "not understood: the order of {sampler} becomes known only while the loader draws it; if iterating it once "
+        'more changes nothing, mark it with cachefs.pure_sampler (docs/publishing.md, "Samplers that are pure")'
     ),
     UnknownProperty.NUMBERS: (
-        "not understood: what {sampler} draws is no numbers of samples, so nothing is read ahead; publish its "
+        "not understood: {sampler} does not yield sample numbers, so nothing is read ahead; publish its "
         'files in the code (docs/publishing.md, "In the code")'
     ),
     UnknownProperty.STREAM: (
-        "not understood: an IterableDataset alone knows what it reads; publish its shards with cachefs.publish "
-        '(docs/publishing.md, "Shards and streams")'
+        "not understood: cachefs cannot see in advance what an IterableDataset reads; publish its shards with "
+        'cachefs.publish (docs/publishing.md, "Shards and streams")'
     ),
 }
 

@@ -27,8 +27,8 @@ _READ_ERRNOS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
 # Summary of a job whose loaders were not seen to read below a mount. Files opened by C libraries are not seen, unless a
 # list or an attribute of the dataset names them.
 _NO_MOUNT: Final = (
-    "no DataLoader was seen to read from a mount, so nothing was read ahead; `cachectl mounts` says which directories "
-    "the program has to read from"
+    "no DataLoader was seen to read from a mount, so nothing was read ahead; `cachectl mounts` lists the directories "
+    "to read from"
 )
 # Keys of the troubles that were printed as this program ended.
 _printed_keys: Final[list[str]] = []

@@ -98,7 +98,7 @@ def main(directory: str, owner: int, descriptors: tuple[int, int, int], job: str
             socket.socket(fileno=listener), alive, home, shared, HelperServices(reporter, cold, figures)
         ).run()
     except CachefsError as error:
-        shared.append_log(f"{error}; the job goes on without publishing")
+        shared.append_log(f"{error}; the job continues without publishing")
     finally:
         remove_helper_directory(home)
 
@@ -217,7 +217,7 @@ class HelperProcess:
         except CachefsError as error:
             self.reporter.print_problem(str(error))
         except Exception as error:  # an incomplete message may raise any exception; the job is told
-            self.reporter.print_problem(f"a message of the training process makes no sense ({error!r:.300})")
+            self.reporter.print_problem(f"the training process sent an invalid message ({error!r:.300})")
         return True
 
     def _apply_message(self, message: dict[str, Any], bulk: bytes) -> bool:
@@ -292,7 +292,7 @@ class HelperProcess:
                 if slot in self.consumers:
                     self.consumers[slot].record_opened(observed, self._resolver)
         except Exception as error:  # the other consumers are reported all the same
-            self.reporter.print_problem(f"files that are opened in C are not found out ({error!r:.300})")
+            self.reporter.print_problem(f"files that C libraries open cannot be observed ({error!r:.300})")
         for slot, consumer in list(self.consumers.items()):
             position = self._page.position(slot)
             moved = position is not None and consumer.set_position(*position)
@@ -320,7 +320,7 @@ class HelperProcess:
             consumer.apply_rule(self._resolver)
         except Exception as error:  # only this consumer fails
             self.reporter.print_problem(
-                f"the files of consumer {consumer.opening.name} are not found out ({error!r:.300})"
+                f"the files of consumer {consumer.opening.name} cannot be inferred ({error!r:.300})"
             )
             consumer.failed = True
         if consumer.has_wrong_files:

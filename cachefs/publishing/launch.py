@@ -59,7 +59,7 @@ def run_helper(directory: str, owner: str, *more: str) -> None:
 
         main(directory, int(owner), (int(alive), int(listener), int(page)), job, stderr)
     except BaseException as error:  # this process only runs the helper, and ends with it
-        SharedPage(int(page)).append_log(f"publishing has failed ({error!r}); the job goes on without it")
+        SharedPage(int(page)).append_log(f"publishing has failed ({error!r}); the job continues without it")
         raise
     os._exit(0)  # Python would free all memory first, which takes 0.03 s of a processor beside the next job
 

@@ -27,8 +27,8 @@ RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0)
 AWAY_SECONDS: Final = 30.0
 # Seconds until a consumer is published again after the daemon had no room for it.
 FULL_SECONDS: Final = 30.0
-_THROUGH_MOUNT: Final = "all else is published through the mount"
-_WILL_RETRY: Final = "it is tried again, and the job goes on meanwhile"
+_THROUGH_MOUNT: Final = "everything else is published through the mount"
+_WILL_RETRY: Final = "cachefs retries, and the job continues meanwhile"
 
 
 class ConsumerReporter:
@@ -54,7 +54,7 @@ class ConsumerReporter:
         # By consumer: when to publish an order again for which there was no memory (monotonic seconds).
         self._retry_order_at: dict[str, float] = {}
 
-    def print_problem(self, problem: str, then: str = "the job goes on without that", once: str = "") -> None:
+    def print_problem(self, problem: str, then: str = "the job continues without it", once: str = "") -> None:
         """Print *problem* on the job's stderr, each problem once, and MAX_PROBLEMS at most. once: identifies the
         problem, where its text has figures that change."""
         if (once or problem) not in self._printed_problems and len(self._printed_problems) < MAX_PROBLEMS:
@@ -65,7 +65,9 @@ class ConsumerReporter:
         """Report new facts about a consumer. moved: whether its position has changed since the last call."""
         now = clock.monotonic()
         if consumer.opening.learn and (refusal := self._transport.socket_refusal):
-            self.print_problem(f"{refusal}, so files that are opened in C are not seen", _THROUGH_MOUNT, _THROUGH_MOUNT)
+            self.print_problem(
+                f"{refusal}, so files that C libraries open are not observed", _THROUGH_MOUNT, _THROUGH_MOUNT
+            )
         self._print_loader_line(consumer, consumer.note or consumer.known_line)
         if consumer.failed or not consumer.shares or now < max(self._retry_at, consumer.retry_at):
             return

@@ -157,7 +157,7 @@ def _sample_paths(files: Any) -> Sequence[str]:
     try:
         return [os.fsdecode(path) for path in files]
     except TypeError:
-        raise TypeError(f"{type(files).__name__} does not say which files its samples are; give their paths") from None
+        raise TypeError(f"{type(files).__name__} does not tell which files its samples are; pass their paths") from None
 
 
 def _count_samples(files: Any) -> int | None:

@@ -45,7 +45,7 @@ def summary_lines(records: Sequence[ProcessRecord], printed_keys: Collection[str
     fetched = bytes_by_mount(records)
     problem = next((record.problem for record in records if record.problem), "")
     if problem:
-        found.append(f"what served the reads is not known: {problem}")
+        found.append(f"the sources that served the reads are unknown: {problem}")
     elif served := served_by(loaders, total_bytes(fetched.values()), peers_part(records)):
         found.append(served)
     came = total_bytes(fetched.values())
@@ -119,7 +119,7 @@ def served_by(loaders: Sequence[LoaderRecord], came: MountBytes, peers: float) -
         ("other nodes", came.missed * peers), ("origin", came.missed * (1 - peers)),
     ]  # fmt: skip
     shown = ", ".join(f"{name} {percent(part, read)}" for name, part in parts if part > 0)
-    beside = "" if known else " (what the page cache served is not known)"
+    beside = "" if known else " (the share of the page cache is unknown)"
     return f"served by: {shown} of {format_size(int(read))}{beside}"
 
 

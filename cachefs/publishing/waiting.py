@@ -24,7 +24,7 @@ _ADVICE: Final = {
     ),
     "peer": "reads waited for other nodes of the cluster: see `cachectl cluster`",
     "ssd": "reads waited for the SSD tier: give the memory tier more room (memory.budget)",
-    "daemon": "reads waited for the daemon, which was away: see its log",
+    "daemon": "reads waited while the daemon was down: see its log",
 }
 
 
@@ -93,14 +93,14 @@ def explain_wait(wait_times: WaitTimes, processors: int = 0, *, has_full_tier: b
             "(`cachectl warmup`), or give the origin more bandwidth"
         )
     if wait_times.is_unknown:
-        return "what it reads is not understood, so nothing is read ahead: publish it in the code"
+        return "its reads are not understood, so nothing is read ahead: publish them in the code"
     if reads_waited or wait_times.fetched_part >= _PART_FETCHED:
         return _ADVICE.get(kind, _ADVICE["origin"])
     if not wait_times.has_figures or wait_times.busy < SECONDS_TO_JUDGE:
         return ""
     workers = wait_times.workers * wait_times.processes
     loading = f"loading itself (decoding, in {format_count(workers, 'worker') if workers else 'the training process'})"
-    return f"its reads hardly waited, so {loading} is what takes the time: {_decoding_advice(workers, processors)}"
+    return f"its reads hardly waited, so most of the time goes into {loading}: {_decoding_advice(workers, processors)}"
 
 
 def _decoding_advice(workers: int, processors: int) -> str:

@@ -52,7 +52,7 @@ def watch_dataloader(dataloader):
     except Exception as error:  # this torch may lack anything
         if is_from_job(error):
             raise
-        text = "cachefs: cannot watch torch's DataLoader ({!r}); the job goes on unpublished\n"
+        text = "cachefs: cannot watch torch's DataLoader ({!r}); the job continues unpublished\n"
         print_line(text.format(error))
 
 

@@ -55,7 +55,7 @@ def next_holders(
     """
     nodes, now, found = len(rooms), epochs[0], holders.copy()
     if now.positions is None:
-        raise ValueError("the places of reads in the current epoch are not known")
+        raise ValueError("the positions of reads in the current epoch are not known")
     blocks, soon = _desired_moves(holders, epochs, nodes)
     moves = _CopyMoves.of(
         blocks, soon, now.reader[blocks], (now.positions[blocks] * np.float32(WINDOWS)).astype(np.int64), sizes

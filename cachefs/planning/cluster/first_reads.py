@@ -35,7 +35,7 @@ class FirstReads:
         when = np.full(blocks, 2, np.float32)
         for node, order in sorted(orders, key=lambda one: one[0]):
             if not 0 <= node < NO_NODE or (len(order) and not 0 <= int(order.min()) <= int(order.max()) < blocks):
-                raise ValueError(f"node {node} is said to read blocks beyond the {blocks:,} of the snapshot")
+                raise ValueError(f"node {node} reads blocks beyond the {blocks:,} of the snapshot")
             backwards = order[::-1].astype(np.intp)
             places = (np.arange(len(order), dtype=np.float32) / np.float32(max(1, len(order))))[::-1]
             sooner = places < when[backwards]
@@ -48,7 +48,7 @@ class FirstReads:
         """Return the reads at or after that place of the epoch, from 0 to 1. Raises ValueError where the places are not
         known."""
         if self.positions is None:
-            raise ValueError("the places of these reads are not known")
+            raise ValueError("the positions of these reads are not known")
         early = self.positions < np.float32(position)
         return FirstReads(
             np.where(early, NO_NODE, self.reader).astype(np.uint16), np.where(early, np.float32(2), self.positions)

@@ -135,7 +135,7 @@ def owned_now(
     Raises ValueError where the places are not known.
     """
     if reads.positions is None:
-        raise ValueError("the places of reads in this epoch are not known")
+        raise ValueError("the positions of reads in this epoch are not known")
     # The last element is for reads by NO_NODE, which never pass.
     limits = np.append(passed.astype(np.float32), np.float32(0))
     is_read = reads.positions < limits.take(reads.reader, mode="clip")

@@ -75,7 +75,7 @@ class ClusterFacts:
     def update_node(self, facts: NodeFacts, now: float) -> None:
         """Replace the facts of a node. Raises ValueError for one node too many."""
         if facts.name not in self._rows and len(self._rows) >= MAX_NODES:
-            raise ValueError(f"there are {MAX_NODES:,} nodes, which is all that is possible; {facts.name} is one more")
+            raise ValueError(f"there are {MAX_NODES:,} nodes already, the maximum; cannot add {facts.name}")
         if now > self._now:
             self.advance_clock(now)
         before = self._facts.get(facts.name)
@@ -308,7 +308,9 @@ class ClusterFacts:
         key = (facts.region, facts.zone)
         if key not in self._zones:
             if len(self._zones) > MAX_NODES:
-                raise ValueError(f"node {facts.name} is in one more zone than the {MAX_NODES:,} that are possible")
+                raise ValueError(
+                    f"there are {MAX_NODES:,} zones already, the maximum; cannot add that of node {facts.name}"
+                )
             self._zones[key] = len(self._zones)
             region = self._regions.setdefault(facts.region, len(self._regions))
             self.region_of = np.append(self.region_of, region)

@@ -47,7 +47,7 @@ def explain_ranking(
     names = list(dict.fromkeys((*candidates, *placed)))
     snapshot = cluster.snapshot_facts(job.snapshot)
     if not names or snapshot is None:
-        nothing = "No node is known." if snapshot else f"Nothing is known of {job.snapshot} yet."
+        nothing = "No node is known." if snapshot else f"No node has reported snapshot {job.snapshot} yet."
         return Explanation((f"{nothing} The scheduler decides as it would without hints.",), ())
     given, found = score_nodes(job, names, cluster), estimates(job, names, cluster)
     order = np.argsort(-given, kind="stable").tolist()
@@ -71,7 +71,7 @@ def _holders_sentence(job: JobRequest, size: int, cluster: ClusterFacts) -> str:
     copies = cached_copies(job.snapshot, cluster)
     holders = len(cluster.holders(job.snapshot))
     if not holders:
-        return f"No node has anything of the {_bytes(size)}: all of it comes from the origin in the first epoch."
+        return f"No node has any of the {_bytes(size)}: the first epoch reads all of it from the origin."
     reading = len(cluster.jobs_on(job.snapshot))
     times = {0: "a part of the", 1: "the"}.get(len(copies), f"{len(copies)} copies of the")
     jobs = f"Jobs read it on {_nodes(reading)} now." if reading else "No job reads it now."
@@ -101,21 +101,21 @@ def _wait_sentence(estimate: Estimate, epoch: float) -> str:
 
 def _placed_sentence(row: NodeRow, best: NodeRow) -> str:
     if row.state != "up":
-        return f"The job is on {row.node}, of which nothing is expected: it is {row.state}."
+        return f"The job is on {row.node}, which is {row.state}, and so no candidate."
     if row.node == best.node or row.score >= best.score - _EQUAL_SCORES:
-        return f"The job is on {row.node}, which is as good as any."
+        return f"The job is on {row.node}, which is one of the best nodes."
     slower = 100 * (1 / max(row.score, 0.01) - 1)
     return f"The job is on {row.node}, where it takes {slower:.0f} % longer than on {best.node}."
 
 
 def _silence_sentence(row: NodeRow) -> str:
     if row.state == "unknown":
-        return f"{row.node} has never been heard: it counts as a node that has nothing."
+        return f"{row.node} has not reported yet: it counts as a node without data."
     if row.state == "away":
-        return f"{row.node} is away: what it has does not count."
+        return f"{row.node} is away: its data do not count."
     counted = f"counts {row.estimate.trust:.0%}" if row.estimate.trust else "does not count any more"
-    more = "" if row.age > GRACE_SECONDS else ", and it is heard again"
-    return f"{row.node} has been silent for {_seconds(row.age)}: what it said {counted}{more}."
+    more = "" if row.age > GRACE_SECONDS else ", and the node reports again"
+    return f"{row.node} did not report for {_seconds(row.age)}: its last report {counted}{more}."
 
 
 def _nodes(count: int) -> str:

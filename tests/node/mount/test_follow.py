@@ -127,4 +127,4 @@ def test_one_snapshot_cannot_be_followed_and_a_shield_does_not_go_with_it(daemon
     if os.geteuid() == 0:
         done = run_mount(daemon.socket, "d", tmp_path / "mnt", "follow,shield=on")
         assert done.returncode
-        assert "the mount follows refreshes, so what names mean changes" in done.stderr
+        assert "the mount follows refreshes, so names come to mean other files" in done.stderr

@@ -5,6 +5,6 @@ UNANSWERED = "the daemon did not answer as the job began"
 
 
 def complaints(stderr: str) -> list[str]:
-    """Lines about problems, and about loaders that are not understood. All of them say that the job goes on."""
+    """Lines about problems, and about loaders that are not understood. All of them end with "the job continues"."""
     lines = [line for line in stderr.splitlines() if line.startswith("cachefs:")]
-    return [line for line in lines if "the job goes on" in line or "all else is published" in line]
+    return [line for line in lines if "the job continues" in line or "everything else is published" in line]

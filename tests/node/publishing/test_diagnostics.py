@@ -51,9 +51,9 @@ def test_what_is_not_understood_is_said_once_with_what_would_help(torch_jobs: Wa
     assert hashes.startswith(f"loader Hashed {place}")
     assert "nothing that the dataset lists says which file a sample is" in hashes
     assert unruly.startswith(f"loader Listed {place}")
-    assert "not understood: the order that Unruly gives is known only as it is drawn" in unruly
+    assert "not understood: the order of Unruly becomes known only while the loader draws it" in unruly
     assert stream.startswith(f"loader Stream {place}")
-    assert "not understood: an IterableDataset alone knows what it reads" in stream
+    assert "not understood: cachefs cannot see in advance what an IterableDataset reads" in stream
     said = [text for text in stderr.splitlines() if text.endswith("; the job goes on")]
     assert sorted(said) == sorted(f"cachefs: {note}; the job goes on" for note in notes.values())
     assert all(f"? {note}" in shown for note in notes.values())

@@ -270,8 +270,8 @@ def test_without_the_socket_the_job_is_published_through_the_mount_and_told_what
     assert done.stdout == node.alone("shuffle", "learned")
     (complaint,) = complaints(done.stderr)
     assert complaint == (
-        f"cachefs: there is no socket {tmp_path / 'nobody'} here, so files that are opened in C are not seen; "
-        "all else is published through the mount"
+        f"cachefs: there is no socket {tmp_path / 'nobody'} here, so files that C libraries open are not observed; "
+        "everything else is published through the mount"
     )
     assert node.show("alone~control").state == "ended"
 

@@ -53,7 +53,7 @@ def test_each_loader_publishes_what_it_reads_itself(torch_jobs: WarmPython, tmp_
         assert notes
         for note in notes:
             assert note.startswith("cachefs: loader Subset (")
-            assert "not understood: the order that Unruly gives is known only as it is drawn" in note
+            assert "not understood: the order of Unruly becomes known only while the loader draws it" in note
         found = published(record, snapshot)
         snapshot.close()
     assert len(views) == len(found) == len(read)

@@ -74,7 +74,7 @@ def test_no_argument_ends_a_training_loop() -> None:
 def test_files_that_are_none_are_named() -> None:
     done = alone("cachefs.publish([3])")
     assert done.returncode == 0
-    assert "cachefs: cannot publish (list does not say which files its samples are; give their paths)" in done.stderr
+    assert "cachefs: cannot publish (list does not tell which files its samples are; pass their paths)" in done.stderr
 
 
 def test_nothing_of_the_job_is_held(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_a_daemon_that_hangs_in_the_end_is_named(node: Node, tmp_path: Path) -> 
     said = Ran(job.returncode, "", stderr).said
     assert job.returncode == 0
     assert any(line.startswith(f"1 epoch, {TRAIN + VALIDATION} samples in ") for line in said)
-    assert any(line.startswith("what served the reads is not known: ") for line in said)
+    assert any(line.startswith("the sources that served the reads are unknown: ") for line in said)
 
 
 def test_mounts_of_another_daemon_are_not_named(tmp_path: Path) -> None:
@@ -257,5 +257,5 @@ def test_a_program_whose_loader_reads_no_mount_is_told_so(torch_jobs: WarmPython
     assert (done.returncode, done.stdout) == (0, "3\n")
     assert said[1:] == [
         "no DataLoader was seen to read from a mount, so nothing was read ahead; `cachectl mounts` says which "
-        "directories the program has to read from"
+        "to read from"
     ]

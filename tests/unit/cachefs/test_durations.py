@@ -14,7 +14,7 @@ def test_times_as_people_write_them(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "0s", "-5m", "5 weeks", "1e3s", "٣s", "nan h", "5m 3s", "9" * 400 + "d"])
 def test_what_is_no_time_is_told_in_a_line(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^'.*' is no time such as 90s, 30min, 12h or 7d$"):
+    with pytest.raises(ValueError, match=r"^'.*' is not a duration such as 90s, 30min, 12h or 7d$"):
         parse_duration(text)
 
 

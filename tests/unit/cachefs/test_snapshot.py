@@ -234,7 +234,7 @@ def test_of_a_key_listed_twice_with_one_time_the_largest_is_used(tmp_path: Path)
     assert found is not None
     assert found.version == b"large"
     assert snapshot.problems() == [
-        (b"a", "is listed twice; the newest is used, and of those with one time the largest")
+        (b"a", "is listed twice; the newest object is used, or the largest of several with the same time")
     ]
 
 

@@ -44,7 +44,7 @@ def waiting(one: Trouble, count: int, longest: float) -> Trouble:
         ),
         (
             OUTAGE,
-            "S3 at http://x did not answer when it was last asked, 2 s ago; no read waits for it (connection refused)",
+            "S3 at http://x did not answer the last request, 2 s ago; no read waits for it (connection refused)",
         ),
         (REFUSED, "1,889 reads of pets failed: s3://b/k is refused (403) (the last 3 s ago)"),
         (
@@ -57,7 +57,7 @@ def waiting(one: Trouble, count: int, longest: float) -> Trouble:
         ),
         (
             Trouble(Cause.CHANGED, "pets", SINCE, NOW, "s3://b/k has changed", failed=0),
-            "what was fetched ahead of pets failed: s3://b/k has changed (the last 0 s ago)",
+            "readahead of pets failed: s3://b/k has changed (the last 0 s ago)",
         ),
         (
             waiting(Trouble(Cause.REFUSED, "pets", SINCE, NOW, "expired"), 2, 5.0),

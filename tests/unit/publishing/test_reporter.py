@@ -68,7 +68,7 @@ def test_a_refusal_is_said_once(error: Exception, said: str, given_up: bool) -> 
     for _ in range(3):
         reporter.report_consumer(consumer, moved=True)
     reporter.end_consumer(consumer)
-    then = "the job goes on without that" if given_up else "it is tried again, and the job goes on meanwhile"
+    then = "the job continues without it" if given_up else "cachefs retries, and the job continues meanwhile"
     assert lines == [f"{said}; {then}"]
     assert client.calls == 1
     assert consumer.failed == given_up
@@ -179,7 +179,7 @@ def test_an_order_for_which_there_is_no_memory_is_published_again_in_the_same_ep
     assert client.orders() == 3
     assert client.calls.count(JOB_PUBLISH.name) == 1
     assert lines == [
-        "epoch 0: no memory for its plan: 2 bytes are taken; it is tried again, and the job goes on meanwhile"
+        "epoch 0: no memory for its plan: 2 bytes are taken; cachefs retries, and the job continues meanwhile"
     ]
     client.full = False
     report(70)
@@ -234,7 +234,7 @@ def test_a_daemon_that_is_restarted_is_no_news_and_one_that_stays_away_is(monkey
         assert not consumer.published
     assert lines == []
     report(20)
-    assert lines == ["nobody answers; it is tried again, and the job goes on meanwhile"]
+    assert lines == ["nobody answers; cachefs retries, and the job continues meanwhile"]
 
 
 @pytest.mark.parametrize("spec", [None, SamplerSpec(kind="torch-random", size=3, seed=1, epochs=9)])

@@ -89,7 +89,7 @@ def test_what_is_said_of_a_command_is_one_line_without_control_characters(capfd:
     assert capfd.readouterr().err.splitlines() == [
         "cachefs: no?[31m?ne: no such command",
         "cachefs: no such option: -?[31m; see `cachefs run --help`",
-        "cachefs: there is no socket /no?where: --socket names that of a running cachefsd",
+        "cachefs: there is no socket /no?where; give --socket the socket of a running cachefsd",
     ]
 
 

@@ -76,9 +76,9 @@ def test_peers_have_their_part() -> None:
 
 def test_what_is_not_known_is_not_said() -> None:
     no_bytes = dataclasses.replace(ONE, loaders=[dataclasses.replace(TRAIN, bytes=0.0)])
-    assert summary_lines([no_bytes])[1].endswith("(what the page cache served is not known)")
+    assert summary_lines([no_bytes])[1].endswith("(the share of the page cache is unknown)")
     away = dataclasses.replace(ONE, mounts={}, stalls={}, problem="the daemon does not answer")
-    assert "what served the reads is not known: the daemon does not answer" in summary_lines([away])
+    assert "the sources that served the reads are unknown: the daemon does not answer" in summary_lines([away])
     assert not any("more num_workers" in line for line in summary_lines([away]))
     assert summary_lines([]) == []
     assert summary_lines([ProcessRecord(1, loaders=[LoaderRecord("x")])]) == []

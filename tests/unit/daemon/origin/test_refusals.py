@@ -235,4 +235,4 @@ def test_a_trouble_names_the_way_out_of_its_refusal_and_no_other(row: ErrorMeani
     trouble = Trouble(cause_of_errno(error.errno), "pets", 0.0, 1.0, str(error), failed=3)
     assert row.remedy
     assert row.remedy.format_map(WORDS) in describe_trouble(trouble, 2.0)
-    assert remedy(trouble) == "do what the reason names, then try it with `cachectl doctor pets`"
+    assert remedy(trouble) == "fix the cause that the reason names, then check with `cachectl doctor pets`"

@@ -23,13 +23,13 @@ def test_it_says_where_the_data_are_and_what_that_costs():
 def test_nothing_is_left_out_silently():
     found = words(node("off", (0, 1), state="draining"), node("away", (0, 1), state="away"), placed=["ghost", "off"])
     text = " ".join(found.text)
-    assert "away is away: what it has does not count." in text
+    assert "away is away: its data do not count." in text
     assert "ghost has never been heard" in text
     assert "it is draining" in text
     old = words(node("a", (0, 1)), now=660.0)
-    assert "a has been silent for 11 min: what it said counts 50%." in old.text
+    assert "a did not report for 11 min: its last report counts 50%." in old.text
     gone = words(node("a", (0, 1)), now=9000.0)
-    assert "a has been silent for 2.5 h: what it said does not count any more." in gone.text
+    assert "a did not report for 2.5 h: its last report does not count any more." in gone.text
 
 
 def test_all_alike():
@@ -42,7 +42,7 @@ def test_nothing_is_known():
     cluster = cluster_of()
     assert "No node is known" in explain_ranking(job(), [], cluster).text[0]
     cluster.forget_snapshot("s")
-    assert "Nothing is known of s" in explain_ranking(job(), ["a"], cluster).text[0]
+    assert "No node has reported snapshot s" in explain_ranking(job(), ["a"], cluster).text[0]
 
 
 def test_tables_are_short():

@@ -252,7 +252,7 @@ def test_errors_of_the_last_hour_are_told() -> None:
     the(every, Case("daemon.errors", Level.WARNING, "2 failures, the last 10 s ago: s3://b/\\nk: gone"))
     the(every, Case("daemon.version", Level.WARNING, "0.9"))
     the(every, Case("daemon.tier", Level.PROBLEM, "the ssd tier takes no new blocks: read-only"))
-    the(every, Case("daemon.origin", Level.WARNING, "S3 at x did not answer when it was last asked, 2 s ago"))
+    the(every, Case("daemon.origin", Level.WARNING, "S3 at x did not answer the last request, 2 s ago"))
 
 
 @pytest.mark.parametrize(
