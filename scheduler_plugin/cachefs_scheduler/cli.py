@@ -31,7 +31,7 @@ USAGE: Final = 2
 @click.option(
     "--config", "path", type=click.Path(path_type=Path), help=f"Configuration file [{configuration.DEFAULT_PATH}]."
 )
-@click.option("--check-config", is_flag=True, help="Check the configuration, say what it means, and exit.")
+@click.option("--check-config", is_flag=True, help="Check the configuration, print a summary, and exit.")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Overrides service.log_level."
 )
@@ -74,7 +74,7 @@ def _duration(context: click.Context, parameter: click.Parameter, text: str | No
 @main.command("open-gates")
 @click.option(
     "--if-silent", metavar="TIME", callback=_duration,
-    help="Watch the service's Lease for so long (5m, 1h) first, and open none where a replica renews it.",
+    help="First watch the service's Lease for this time (5m, 1h). If a replica renews the Lease, open no gates.",
 )  # fmt: skip
 @click.option("--api", default="pod", show_default=True, help="API server: that of this pod, or of a kubeconfig FILE.")
 @click.option("--namespace", default="", help="Namespace of the Lease.  [default: the pod's, or the file's]")
@@ -115,7 +115,7 @@ async def _serve(config: SchedulerConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     if config.is_open_to_local_users:
         log.warning(
-            "service.listen = %r: without certificates, every user of this machine may drain nodes, let copies go and "
+            "service.listen = %r: without certificates, every user of this machine may drain nodes, evict copies and "
             "change the queue; set service.tls_ca, tls_cert and tls_key, or ask the socket", config.service.listen,
         )  # fmt: skip
     service = SchedulerService(config)

@@ -181,7 +181,7 @@ def _conflicts(config: SchedulerConfig) -> Iterator[str]:
     if service.listen and service.tls_ca is None and not service.insecure and not config.is_open_to_local_users:
         yield (
             f"service.listen = {service.listen!r}: without certificates only loopback is safe; set service.tls_ca, "
-            "tls_cert and tls_key, or insecure = true where you trust everybody on that network"
+            "tls_cert and tls_key, or insecure = true if you trust every user of that network"
         )
     if len(bytes(service.socket)) > MAX_SOCKET_PATH:
         yield f"service.socket = {str(service.socket)!r}: paths of sockets have at most {MAX_SOCKET_PATH} bytes"

@@ -101,7 +101,7 @@ class SchedulerService:
     def _reason_to_send_nothing(self) -> str:
         """Return why this service sends no commands to nodes; "" if it does."""
         if not self._config.cluster.orders:
-            return "cluster.orders is false, so this service gives no orders"
+            return "cluster.orders is false, so this service sends no commands"
         return self._reason_not_leading()
 
     def _metrics(self) -> str:
@@ -177,4 +177,4 @@ class SchedulerService:
         for one in saved.reads:
             self.advisor.reads.restore(one.node, one.snapshot, now - one.seconds - elapsed)
         if saved.jobs:
-            log.info("%d jobs are known from before", len(saved.jobs))
+            log.info("restored %d jobs from the state file", len(saved.jobs))

@@ -43,7 +43,10 @@ def test_a_node_that_joins_fills_up_from_peers_and_one_that_drains_leaves_nothin
         # It is told to do so more than once.
         said = cachectl(three, "drain", "node1").splitlines()
         assert re.fullmatch(r"still to be taken over: [\d,]+ blocks? \(.*\); waiting for .*", said[0])
-        assert said[-1] == "node1 holds nothing that others need, and has left the cluster; its daemon may be stopped"
+        assert (
+            said[-1]
+            == "node1 holds no block that other nodes need, and has left the cluster; its daemon may be stopped"
+        )
         assert cachectl(one, "drain").splitlines() == [said[-1]]
         left = {"node2": "active", "node3": "active"}
         until(lambda: members(two) == members(three) == left, "node1 is no member")

@@ -205,7 +205,7 @@ def test_silent_daemons_count_less_and_answers_go_on(place: Place) -> None:
 
 def test_what_makes_no_sense_is_refused_in_a_line(place: Place) -> None:
     client = place.scheduler.client
-    with pytest.raises(NotFound, match="no scheduler has told of a job 'slurm:99'"):
+    with pytest.raises(NotFound, match="no scheduler has reported a job 'slurm:99'"):
         client.get(EXPLAIN_PATH, JobExplanation, job="slurm:99")
     with pytest.raises(ConfigError, match="ranks"):
         client.post(ADMIT_PATH, PlacementRequest(job="x", dataset="set", ranks=0), JobAdmission)
@@ -278,7 +278,7 @@ def test_what_is_no_message_is_refused_in_a_line(place: Place, body: bytes) -> N
 def test_a_node_is_not_said_to_drain_where_orders_are_switched_off(place: Place, tmp_path: Path) -> None:
     with scheduler(tmp_path, [node.address for node in place.nodes], {"cluster": {"orders": False}}) as running:
         running.until(lambda: (status := running.status()) is not None and status.fresh == 3)
-        with pytest.raises(ConfigError, match="this service gives no orders"):
+        with pytest.raises(ConfigError, match="this service sends no commands"):
             running.client.post(SCALE_PATH, ScaleRequest(drain="n0"), ScaleResult)
 
 
@@ -291,7 +291,7 @@ def test_a_pinned_copy_stays_until_its_policy_is_another_one(place: Place) -> No
         for each in place.nodes[:2]:
             each.until(lambda report: any(one.pinned for one in report.snapshots))
         done = client.post(SCALE_PATH, ScaleRequest(dataset="set", copies=1), ScaleResult)
-        assert any("stays: a job or a mount reads it, or it is pinned" in line for line in done.text)
+        assert any("stays: a job or a mount reads the copy, or the copy is pinned" in line for line in done.text)
         assert place.scheduler.held("n0") == place.scheduler.held("n1") == 1.0
     finally:
         client.post(POLICY_PATH, DatasetPolicy(dataset="set", cleanup="none"), PolicyStatus)

@@ -203,9 +203,9 @@ class ApiHandlers:
             return self._drain(request.drain)
         if request.job:
             if self._advisor.jobs.get(request.job) is None:
-                raise NotFound(f"no scheduler has told of a job {request.job!r}; see `cachectl sched queue`")
+                raise NotFound(f"no scheduler has reported a job {request.job!r}; see `cachectl sched queue`")
             if not request.nodes:
-                raise ConfigError("a job has one node at least; name those that it has now")
+                raise ConfigError("a job has at least one node; name the job's present nodes")
             unknown = [name for name in request.nodes if name not in self._view.nodes]
             if unknown:
                 raise NotFound(f"no node is called {unknown[0]!r}; `cachectl sched status` lists those that are known")
@@ -215,7 +215,7 @@ class ApiHandlers:
 
     def _require_leader(self) -> None:
         if why := self._reason_not_leading():
-            raise Busy(f"{why}: ask that one (kubectl exec POD -- cachectl sched ...)")
+            raise Busy(f"{why}: send the request to the leader (kubectl exec POD -- cachectl sched ...)")
 
     def _drain(self, node: str) -> ScaleResult:
         if node not in self._view.nodes:
@@ -223,8 +223,10 @@ class ApiHandlers:
         if refusal := self._warmups.reason_to_send_nothing():
             raise ConfigError(f"{refusal}; run `cachectl drain` on the node")
         if not self._warmups.send_command(node, NodeCommand(kind=CommandKind.DRAIN)):
-            raise Busy(f"{node} is not told to drain: too many orders are being given; try again later")
-        return ScaleResult(text=[f"{node} is told to drain; `cachectl drain {node}` says how far it is"])
+            raise Busy(
+                f"{node} did not receive the command to drain: too many commands are in progress; try again later"
+            )
+        return ScaleResult(text=[f"{node} drains; `cachectl drain {node}` shows the progress"])
 
     async def _change_copies(self, dataset: str, copies: int) -> ScaleResult:
         """Create or release copies until the dataset has *copies* of them. With 5,000 nodes each copy takes 9 ms of
@@ -241,19 +243,19 @@ class ApiHandlers:
         for number in range(len(there), copies):
             nodes = self._advisor.nodes_for_another_copy(dataset, snapshot, taken)
             if not nodes:
-                said.append("no other nodes have room for one more")
+                said.append("no other nodes have room for another copy")
                 break
             begun = self._advisor.placement.prefetch(
                 PrefetchRequest(dataset, snapshot, nodes, "clone", f"scale:{dataset}:{number + 1}", int(time.time()))
             )
             taken |= set(nodes)
             if not begun:
-                said.append(f"nothing is brought to {', '.join(nodes)}; the log of cachefs-scheduler may say why")
+                said.append(f"no prefetch has started on {', '.join(nodes)}; see the log of cachefs-scheduler")
                 break
-            said.append(f"another one is made on {', '.join(begun)}")
+            said.append(f"another copy is made on {', '.join(begun)}")
             await pauses.yield_if_due()
         for copy in sorted(there, key=lambda one: one.jobs)[: max(0, len(there) - copies)]:
             gone = [node for node in copy.nodes if self._advisor.placement.evict_copy(dataset, snapshot, node)]
-            what = "goes" if gone else "stays: a job or a mount reads it, or it is pinned"
-            said.append(f"the one on {', '.join(copy.nodes)} {what}")
+            what = "is evicted" if gone else "stays: a job or a mount reads the copy, or the copy is pinned"
+            said.append(f"the copy on {', '.join(copy.nodes)} {what}")
         return ScaleResult(text=said)

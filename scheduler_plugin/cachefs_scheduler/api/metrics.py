@@ -21,13 +21,13 @@ def _lines(view: ReportedCluster, advisor: Advisor, warmups: NodeWarmups) -> Ite
     yield _gauge("used_bytes", "Bytes that the tiers of all nodes take.", found.used)
     yield _gauge("needed_bytes", "Bytes that running and waiting jobs read, each block once.", found.needed)
     yield _gauge("nodes", "Nodes that take jobs.", found.nodes)
-    yield _gauge("nodes_needed", "Nodes of average capacity that would hold what is needed.", found.nodes_needed)
+    yield _gauge("nodes_needed", "Nodes of average capacity that would hold needed_bytes.", found.nodes_needed)
     ratio = found.needed / found.capacity if found.capacity else 0.0
-    yield _gauge("needed_ratio", "needed_bytes through capacity_bytes.", ratio)
+    yield _gauge("needed_ratio", "needed_bytes divided by capacity_bytes.", ratio)
     ages = [view.report_age(node.name) for node in view if node.reported_at is not None]
     yield _gauge("oldest_report_seconds", "Seconds for which one node has been silent.", max(ages, default=0))
     states = Counter(one.state for one in advisor.jobs)
-    yield "# HELP cachefs_scheduler_jobs Jobs that schedulers have told of.\n# TYPE cachefs_scheduler_jobs gauge\n"
+    yield "# HELP cachefs_scheduler_jobs Jobs that schedulers have reported.\n# TYPE cachefs_scheduler_jobs gauge\n"
     for state in AdmissionState:
         yield f'cachefs_scheduler_jobs{{state="{state}"}} {states[state]}\n'
     running = Counter(one.purpose for one in warmups if not one.is_over)

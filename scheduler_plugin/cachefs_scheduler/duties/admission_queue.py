@@ -87,7 +87,7 @@ class AdmissionQueue:
                     free.nodes[:16],
                     now,
                 )
-                job.why = "a copy of its dataset has a slot for it"
+                job.why = "a copy of the dataset has a free slot"
                 self._served_at[job.request.user] = now
                 found.append(job)
                 continue
@@ -130,5 +130,5 @@ def _waiting_reason(job: KnownJob, found: JobSlots) -> str:
     each = found.limit // copies if copies else found.limit
     return (
         f"{found.running} jobs read {copies} {'copy' if copies == 1 else 'copies'} of {job.request.dataset}, "
-        f"{each} at most each; it is number {job.queue_position} in the queue"
+        f"{each} at most each; the job is number {job.queue_position} in the queue"
     )

@@ -115,7 +115,7 @@ class Advisor:
     def _why_unknown(self, ask: PlacementRequest) -> str:
         name = dataset_name(ask.dataset)
         if not self._view.datasets.dataset_names():
-            return "no daemon has been heard yet, or none has a dataset; the scheduler decides without hints"
+            return "no daemon with a dataset has reported yet; the scheduler decides without hints"
         if self._view.datasets.resolve(name) is None:
             return f"no node knows a dataset {name}; `cachectl dataset list` shows those of a node"
         return f"{ask.dataset}: {name} has no such snapshot on any node now"
@@ -130,7 +130,7 @@ class Advisor:
         }
         if not having:
             return {}
-        why = f"it holds nothing of {ask.dataset}, and {len(having)} other nodes do (policy require)"
+        why = f"the node holds no block of {ask.dataset}, and {len(having)} other nodes hold some (policy require)"
         return {name: why for name in names if name not in having}
 
     def _node_estimate(self, name: str, score: float, found: Estimate) -> NodeEstimate:
@@ -154,16 +154,17 @@ class Advisor:
         now = self._view.advance_clock()
         known = self._remember_job(request, now)
         if known is None:
-            return JobAdmission(
-                job=request.job, go=True, why="too many jobs wait already for this one to be put in the queue"
-            )
+            return JobAdmission(job=request.job, go=True, why="the queue is full, so the job starts without waiting")
         if known.state in (AdmissionState.PLACED, AdmissionState.ADMITTED) or not known.snapshot:
             why = known.why if known.snapshot else self._why_unknown(request)
             return JobAdmission(job=request.job, go=True, why=why, targets=list(known.targets))
         if request.policy == PlacementPolicy.SUSPEND:
             if known.state == AdmissionState.ASKED:
                 # Other waiting jobs are notified by the next evaluation of the queue: now, if there is time for it.
-                known.state, known.why = AdmissionState.WAITING, "it is looked at in a moment"
+                known.state, known.why = (
+                    AdmissionState.WAITING,
+                    "the queue has not been evaluated since the job arrived",
+                )
                 self._unsaved = True
                 self.version += 1
                 if self._can_evaluate():
@@ -333,9 +334,7 @@ class Advisor:
             names = ", ".join(one.request.job for one in forgotten[:_MAX_ROWS]) + (
                 ", ..." if len(forgotten) > _MAX_ROWS else ""
             )
-            log.warning(
-                "forgotten, as no scheduler has spoken of them for too long: %d jobs: %s", len(forgotten), names
-            )
+            log.warning("forgot %d jobs that no scheduler has mentioned for too long: %s", len(forgotten), names)
             self._notify_listeners()
             self.evaluate_queue()
 
@@ -354,7 +353,7 @@ class Advisor:
     def explain(self, job: str) -> JobExplanation:
         known = self.jobs.get(job)
         if known is None:
-            raise NotFound(f"no scheduler has told of a job {job!r}; `cachectl sched queue` lists those that are known")
+            raise NotFound(f"no scheduler has reported a job {job!r}; `cachectl sched queue` lists the known jobs")
         ask = self._job_request(known.request)
         if ask is None:
             return JobExplanation(

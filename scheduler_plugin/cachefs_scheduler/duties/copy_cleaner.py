@@ -72,7 +72,7 @@ class CopyCleaner:
                 self._send_once(node.name, CommandKind.PIN, names[snapshot], now)
         for eviction in expired_evictions([node], rules):
             if self._send_once(eviction.node, CommandKind.EVICT, names[eviction.snapshot], now):
-                log.info("%s lets go %s: %s", eviction.node, names[eviction.snapshot], eviction.reason)
+                log.info("%s: evicting %s: %s", eviction.node, names[eviction.snapshot], eviction.reason)
 
     def _send_once(self, node: str, kind: CommandKind, dataset: str, now: float) -> bool:
         key = node, kind.value, dataset

@@ -127,7 +127,7 @@ class DataPlacement:
             return False
         if not self._warmups.send_command(node, NodeCommand(kind=CommandKind.EVICT, dataset=dataset_name(spec))):
             return False
-        log.info("%s lets go its copy of %s (%d bytes)", node, spec, copy.bytes)
+        log.info("%s: evicting the copy of %s (%d bytes)", node, spec, copy.bytes)
         return True
 
     def _make_room(
@@ -146,7 +146,7 @@ class DataPlacement:
         facts = replace(facts, copies=copies)
         for eviction in evictions_for_room(facts, wanted, evictable.rules, keep=snapshot):
             name = evictable.names[eviction.snapshot]
-            log.info("%s lets go %s: %s", node, name, eviction.reason)
+            log.info("%s: evicting %s: %s", node, name, eviction.reason)
             self._warmups.send_command(node, NodeCommand(kind=CommandKind.EVICT, dataset=name))
         room = max(0, facts.capacity - facts.needed) if facts.capacity else wanted
         most = int(room / shard) if shard else SHARDS

@@ -170,7 +170,7 @@ class NodeWarmups:
                 if error.status in (403, 409):  # a retry would give the same response
                     break
             await asyncio.sleep(backoff.note_failure(0.0))
-        log.warning("node %s was not told: %s %s: %s", node, order.kind, order.dataset, why)
+        log.warning("node %s did not receive the command %s %s: %s", node, order.kind, order.dataset, why)
         return why
 
     def _record_progress(self, node: str) -> None:
@@ -197,7 +197,7 @@ class NodeWarmups:
             if heard is None:
                 one.message = "the node is gone"
             elif heard - one.reported_at > UNREPORTED_SECONDS:
-                one.message = "the node knows it no more: its daemon was started again"
+                one.message = "the node no longer reports the warmup: its daemon was restarted"
             elif now - heard > SILENT_SECONDS:
                 one.message = "the node is silent"
             else:

@@ -54,7 +54,7 @@ class AdmissionWebhook:
         try:
             patch, warnings = self._patch(_in_namespace(pod, request), affinity=affinity)
         except Exception as error:
-            log.error("webhook: internal error, the pod is let in as it is", exc_info=error)
+            log.error("webhook: internal error, the pod is admitted unchanged", exc_info=error)
             patch, warnings = (
                 [],
                 ["cachefs: internal error of cachefs-scheduler; the pod is scheduled without its advice"],

@@ -243,7 +243,7 @@ async def _read_body(content: aiohttp.StreamReader) -> bytes:
     while chunk := await content.readany():
         found += chunk
         if len(found) > _MAX_ANSWER:
-            raise KubeApiRefused("the API server's answer is longer than it may be")
+            raise KubeApiRefused("the API server's response is too long")
     return bytes(found)
 
 
@@ -265,7 +265,7 @@ def _raise_status(code: int, text: str) -> None:
     if code == 429 or code >= 500:
         raise KubeApiUnavailable(f"the API server is overloaded ({code}: {text})")
     way_out = "; see the ClusterRole in scheduler_plugin/deploy" if code == 403 else ""
-    raise KubeApiRefused(f"the API server refuses it ({code}: {text}){way_out}")
+    raise KubeApiRefused(f"the API server refuses the request ({code}: {text}){way_out}")
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -290,7 +290,7 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise KubeApiRefused(f"what answers is no API server: {error}") from None
+        raise KubeApiRefused(f"the response is not that of an API server: {error}") from None
 
 
 def _reason(error: BaseException) -> str:

@@ -75,7 +75,7 @@ class KubeIntegration:
         if self._section.api == "off" or (self._controller is not None and self._controller.is_leader):
             return ""
         holder = self._controller.leader.holder if self._controller is not None else ""
-        which = f"the replica that does is {holder}" if holder else "no replica does yet"
+        which = f"the leader is {holder}" if holder else "there is no leader yet"
         return f"this replica of cachefs-scheduler does not lead; {which}"
 
     def _can_open_gates(self) -> bool:

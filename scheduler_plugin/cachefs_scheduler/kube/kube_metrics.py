@@ -30,14 +30,14 @@ def kube_metrics(counts: ExtenderCounts, followed: PodControllerStatus | None) -
         lines.extend(f"{name}{label} {value:g}" for label, value in values.items())
 
     asked = {'{verb="filter"}': counts.filtered, '{verb="prioritize"}': counts.prioritized}
-    add("cachefs_scheduler_extender_requests_total", "counter", "Questions of kube-scheduler.", asked)
+    add("cachefs_scheduler_extender_requests_total", "counter", "Requests of kube-scheduler.", asked)
     seconds = {f'{{verb="{verb}"}}': value for verb, value in counts.seconds.items()}
-    add("cachefs_scheduler_extender_seconds_total", "counter", "Seconds that all answers took.", seconds)
+    add("cachefs_scheduler_extender_seconds_total", "counter", "Total seconds of all responses.", seconds)
     slow = {f'{{verb="{verb}"}}': float(value) for verb, value in counts.slow.items()}
-    add("cachefs_scheduler_extender_slow_total", "counter", "Answers that took longer than 50 ms.", slow)
+    add("cachefs_scheduler_extender_slow_total", "counter", "Responses that took longer than 50 ms.", slow)
     for name, what, value in (
-        ("unannotated", "Questions about pods that name no dataset.", counts.unannotated),
-        ("errors", "Answers without advice since something went wrong inside.", counts.errors),
+        ("unannotated", "Requests for pods that name no dataset.", counts.unannotated),
+        ("errors", "Responses without scores after an internal error.", counts.errors),
         ("refused_nodes", "Nodes that were refused for the policy require.", counts.refused_nodes),
     ):
         add(f"cachefs_scheduler_extender_{name}_total", "counter", what, {"": value})

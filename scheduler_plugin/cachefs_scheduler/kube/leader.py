@@ -147,7 +147,7 @@ class LeaderElection:
     def _note_leadership(self) -> None:
         if self.is_leader != self._was_leader:
             self._was_leader = self.is_leader
-            what = "leads: it opens gates and gives orders" if self._was_leader else "does not lead any more"
+            what = "leads: it opens gates and sends commands" if self._was_leader else "does not lead any more"
             log.info("this replica %s", what)
             self._changed()
 

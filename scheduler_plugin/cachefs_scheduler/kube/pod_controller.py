@@ -136,7 +136,7 @@ class PodController:
             try:
                 due = self._jobs.collect_actions(now)
             except Exception as error:
-                log.error("internal error; gates that are closed stay so until this is mended", exc_info=error)
+                log.error("internal error; closed gates stay closed until it is fixed", exc_info=error)
                 continue
             if due.has_more:
                 self._wake.set()
@@ -152,7 +152,7 @@ class PodController:
                 self.gates_opened += 1
             except KubeObjectChanged:
                 log.info(
-                    "pod %s/%s has changed meanwhile; its gate is looked at again", gate.pod.namespace, gate.pod.name
+                    "pod %s/%s has changed meanwhile; its gate is checked again", gate.pod.namespace, gate.pod.name
                 )
             except CachefsError as error:
                 log.warning("the gate of pod %s/%s is not open yet: %s", gate.pod.namespace, gate.pod.name, error)
@@ -172,5 +172,5 @@ async def _log_crash(work: Coroutine[Any, Any, None]) -> None:
         await work
     except Exception as error:
         # The extender goes on; a liveness probe that fails restarts the container.
-        log.critical("internal error; this replica follows pods no more", exc_info=error)
+        log.critical("internal error; this replica no longer follows pods", exc_info=error)
         raise

@@ -94,7 +94,7 @@ class FeatureKeeper:
         if not self._can_prefer:
             self._problems.report_problem(
                 "slurm.conf",
-                "nothing is preferred for jobs, since Slurm would refuse some; put ignore_prefer_validation into "
+                "jobs get no preferred features, as Slurm would refuse some jobs; put ignore_prefer_validation into "
                 "SchedulerParameters of slurm.conf, then run: scontrol reconfigure",
             )
         else:
@@ -115,7 +115,7 @@ class FeatureKeeper:
         begun = now()
         for done, change in enumerate(due):
             if now() - begun > _CALL_SECONDS:
-                _log.info("%d of %d changes of node features are left for the next look", len(due) - done, len(due))
+                _log.info("%d of %d changes of node features are left for the next pass", len(due) - done, len(due))
                 return True
             try:
                 await self._slurm.set_features(change)

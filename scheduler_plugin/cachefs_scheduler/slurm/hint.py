@@ -49,13 +49,15 @@ def _duration(context: click.Context, parameter: click.Parameter, text: str | No
     "--config", "path", type=click.Path(dir_okay=False, path_type=Path),
     help="Configuration file.  [default: /etc/cachefs/slurm-hint.toml where it exists]",
 )  # fmt: skip
-@click.option("--files", is_flag=True, help="Say where Lua files, unit and examples are, and end.")
-@click.option("--check-config", is_flag=True, help="Check the configuration, and end.")
-@click.option("--remove", is_flag=True, help="Take our features away from nodes, and the hint file, and end.")
-@click.option("--release", is_flag=True, help='Release all jobs that wait = "hold" holds, and end.')
+@click.option("--files", is_flag=True, help="Print the directory of the Lua files, unit and examples, and exit.")
+@click.option("--check-config", is_flag=True, help="Check the configuration, and exit.")
+@click.option(
+    "--remove", is_flag=True, help="Remove the features of cachefs from all nodes, and the hint file, and exit."
+)
+@click.option("--release", is_flag=True, help='Release all jobs held by wait = "hold", and exit.')
 @click.option(
     "--if-silent", metavar="TIME", callback=_duration,
-    help="With --release: only where the service has said nothing for so long (30min, 2h).",
+    help="With --release: only if the service has been silent for this time (30min, 2h).",
 )  # fmt: skip
 def main(path: Path | None, files: bool, check_config: bool, remove: bool, release: bool, if_silent: float) -> None:
     """Tell Slurm which nodes hold which datasets, and let jobs wait for a copy.
@@ -139,12 +141,12 @@ async def _remove(config: SlurmHintConfig) -> None:
     async with ServiceClient(config.service) as service:
         count = await FeatureKeeper(config, service, slurm).remove_features()
     config.slurm.hint_file.unlink(missing_ok=True)
-    click.echo(f"took features of cachefs away from {count} nodes")
+    click.echo(f"removed features of cachefs from {count} nodes")
 
 
 async def _release(config: SlurmHintConfig, if_silent: float) -> None:
     if if_silent and not await is_silent(config.slurm.hint_file, if_silent):
-        click.echo("cachefs-slurm-hint hears of the service: it releases jobs itself")
+        click.echo("the service answers cachefs-slurm-hint, which releases jobs itself")
         return
     slurm = SlurmCommands(config.slurm.commands, config.slurm.calls_per_second, config.slurm.cluster)
     click.echo(f"released {await release_all(slurm)} jobs")

@@ -87,7 +87,7 @@ class JobKeeper:
         try:
             found = await self._service.fetch_known_jobs(prefix)
         except CachefsError as error:
-            self._problems.report_problem("known", "the service does not say which jobs it knows: %s", error)
+            self._problems.report_problem("known", "the known jobs cannot be read from the service: %s", error)
             return None
         self._problems.report_solved("known")
         # Names of other clusters' jobs contain CLUSTER/.
@@ -176,7 +176,7 @@ class JobKeeper:
             self._problems.report_problem("refused", "%s", error)
             return True
         except CachefsError as error:
-            self._problems.report_problem("service", "the service is not told of jobs: %s", error)
+            self._problems.report_problem("service", "jobs cannot be reported to the service: %s", error)
             return False
         self._problems.report_solved("service")
         return True

@@ -98,7 +98,7 @@ def parse_jobs(text: bytes, cluster: str = "") -> list[SlurmJob]:
         except UnicodeDecodeError:  # Slurm passes on users' bytes, such as a comment in Latin-1
             rows = _DECODER.decode(text.decode(errors="replace")).jobs
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise CachefsError(f"squeue --json says what is not understood: {error}") from None
+        raise CachefsError(f"the output of squeue --json is invalid: {error}") from None
     return [job for row in rows if (job := _job(row, job_prefix(cluster))) is not None]
 
 

@@ -28,4 +28,4 @@ class ProblemLog:
     def report_solved(self, name: str) -> None:
         """Report the problem as absent or solved."""
         if self._logged_at.pop(name, None) is not None:
-            self.log.warning("%s: all is well again", name)
+            self.log.warning("%s: the problem is solved", name)

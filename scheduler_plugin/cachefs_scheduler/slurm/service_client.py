@@ -125,7 +125,7 @@ async def _read_bounded(content: aiohttp.StreamReader) -> bytes:
         parts.append(part)
         size += len(part)
         if size > _MAX_BYTES:
-            raise CachefsError(f"cachefs-scheduler says more than {_MAX_BYTES >> 20} MiB")
+            raise CachefsError(f"a response of cachefs-scheduler has more than {_MAX_BYTES >> 20} MiB")
     return b"".join(parts)
 
 

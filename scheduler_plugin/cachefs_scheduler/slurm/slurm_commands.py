@@ -109,7 +109,7 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
         parts.append(part)
         size += len(part)
         if size > _MAX_BYTES:
-            raise CachefsError(f"a command of Slurm says more than {_MAX_BYTES >> 20} MiB")
+            raise CachefsError(f"the output of a Slurm command has more than {_MAX_BYTES >> 20} MiB")
     return b"".join(parts)
 
 

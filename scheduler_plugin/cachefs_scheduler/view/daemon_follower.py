@@ -86,11 +86,11 @@ class DaemonFollower:
     ) -> None:
         """Log suspicious memberships, once."""
         if not members and not self._has_warned_silent:
-            log.warning("no daemon says who is a member: %s", "; ".join(dict.fromkeys(problems))[:500])
+            log.warning("no daemon answers the query for members: %s", "; ".join(dict.fromkeys(problems))[:500])
         if len(clusters) > 1 and self._warned_clusters != len(clusters):
             log.warning(
-                "the daemons are of %d clusters, whose nodes give each other nothing, but estimates take them for one; "
-                "start a cachefs-scheduler for each", len(clusters),
+                "the daemons belong to %d clusters, which share no blocks, but estimates treat them as one; "
+                "run a cachefs-scheduler for each cluster", len(clusters),
             )  # fmt: skip
         self._has_warned_silent, self._warned_clusters = not members, len(clusters)
 

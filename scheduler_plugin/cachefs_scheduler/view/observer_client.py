@@ -105,21 +105,21 @@ class ObserverClient:
                 body = await _read_body(answer)
                 if answer.status != 200:
                     said = _printable(body.decode(errors="replace"))
-                    raise NodeRequestFailed(f"it says {answer.status}: {said}", answer.status)
+                    raise NodeRequestFailed(f"the daemon answers {answer.status}: {said}", answer.status)
                 return msgspec.msgpack.decode(body, type=kind)
         except TimeoutError:
             raise NodeRequestFailed(f"no answer within {seconds:.3g} s") from None
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise NodeRequestFailed(f"its answer cannot be understood: {_printable(str(error))}") from None
+            raise NodeRequestFailed(f"the daemon sent an invalid response: {_printable(str(error))}") from None
         except aiohttp.ServerDisconnectedError:  # after a TLS refusal, there is no other sign
-            raise NodeRequestFailed(f"it has closed the connection; {self._why_closed()}") from None
+            raise NodeRequestFailed(f"the daemon closed the connection; {self._why_closed()}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise NodeRequestFailed(_printable(str(error)) or type(error).__name__) from None
 
     def _why_closed(self) -> str:
         if self._certificates is None:
-            return "does it have certificates? Then give cluster.tls_ca, tls_cert and tls_key"
-        return "its log may say why: perhaps it does not believe the certificate cluster.tls_cert"
+            return "if the daemon uses TLS, set cluster.tls_ca, tls_cert and tls_key"
+        return "see the daemon's log: the daemon may not trust the certificate cluster.tls_cert"
 
 
 async def _read_body(answer: aiohttp.ClientResponse) -> bytes:

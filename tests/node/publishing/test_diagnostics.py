@@ -49,13 +49,13 @@ def test_what_is_not_understood_is_said_once_with_what_would_help(torch_jobs: Wa
     hashes, unruly, stream = numbered["1"], numbered["2"], numbered["3"]
     place = f"({SCRIPT.name}:"
     assert hashes.startswith(f"loader Hashed {place}")
-    assert "nothing that the dataset lists says which file a sample is" in hashes
+    assert "the dataset lists nothing that tells the file of a sample" in hashes
     assert unruly.startswith(f"loader Listed {place}")
     assert "not understood: the order of Unruly becomes known only while the loader draws it" in unruly
     assert stream.startswith(f"loader Stream {place}")
     assert "not understood: cachefs cannot see in advance what an IterableDataset reads" in stream
-    said = [text for text in stderr.splitlines() if text.endswith("; the job goes on")]
-    assert sorted(said) == sorted(f"cachefs: {note}; the job goes on" for note in notes.values())
+    said = [text for text in stderr.splitlines() if text.endswith("; the job continues")]
+    assert sorted(said) == sorted(f"cachefs: {note}; the job continues" for note in notes.values())
     assert all(f"? {note}" in shown for note in notes.values())
 
 

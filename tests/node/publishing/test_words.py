@@ -256,6 +256,6 @@ def test_a_program_whose_loader_reads_no_mount_is_told_so(torch_jobs: WarmPython
     said = Ran(done.returncode, done.stdout, done.stderr).said
     assert (done.returncode, done.stdout) == (0, "3\n")
     assert said[1:] == [
-        "no DataLoader was seen to read from a mount, so nothing was read ahead; `cachectl mounts` says which "
-        "to read from"
+        "no DataLoader was seen to read from a mount, so nothing was read ahead; `cachectl mounts` lists the "
+        "directories to read from"
     ]

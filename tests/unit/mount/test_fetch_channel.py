@@ -262,7 +262,7 @@ def test_an_answer_that_makes_no_sense_is_an_error_at_once(tmp_path: Path, garba
         async with trio.open_nursery() as nursery:
 
             async def ask() -> None:
-                with pytest.raises(CachefsError, match="of one version"):
+                with pytest.raises(CachefsError, match="have the same version"):
                     await channel.call(FETCH, 20)
 
             nursery.start_soon(ask)

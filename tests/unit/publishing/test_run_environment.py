@@ -113,7 +113,7 @@ def test_a_socket_that_is_not_there_is_named_and_nothing_is_run(
     (tmp_path / "file").touch()
     for socket in (tmp_path / "cachefsd.sokc", tmp_path / "file" / "s"):
         assert run_command(["true"], "job", str(socket)) == 2
-        assert f"there is no socket {socket}: --socket names that of" in capfd.readouterr().err
+        assert f"there is no socket {socket}; give --socket the socket of" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("parent", ["", "trap '' PIPE; "])

@@ -55,7 +55,7 @@ def test_a_cluster_fits_80_columns() -> None:
     for said in (
         "cluster training, from etcd; ring epoch 123456", "problem: etcd does not answer", "gpu-001*",
         "12.3 %", "999 GiB", "500 GiB", "123 GiB", "draining", "10.77.0.22:7380", "note: 2 nodes are called x",
-        "gpu-022: does not answer, and is not asked for a while, slow: a block takes 500", "ms, from others 20,",
+        "gpu-022: does not answer, and gets no requests for a while, slow: a block takes ", "500 ms, from others 20,",
         "gpu-004: it does not answer",
     ):  # fmt: skip
         assert said in text, text
@@ -72,7 +72,7 @@ def test_who_has_had_how_much_from_whom() -> None:
     lines = shown(describe_traffic(many)).splitlines()
     assert len(lines) == 41
     assert lines[1].split() == ["gpu-099", "gpu-001", "99", "GiB"]
-    assert shown(describe_traffic(status(member(1)))) == "no node has had anything from another one\n"
+    assert shown(describe_traffic(status(member(1)))) == "no node has received a block from another node\n"
 
 
 def test_no_cluster() -> None:

@@ -21,7 +21,7 @@ CONTEXT: Any = None
 
 def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_own_process(os.getpid())
-    with pytest.raises(NotFound, match="no process 2147483647 runs here"):
+    with pytest.raises(NotFound, match="there is no process 2147483647 on this node"):
         check_own_process(2**31 - 1)
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     with pytest.raises(AccessDenied, match="process 1 is not yours"):

@@ -71,7 +71,7 @@ def test_what_moves_is_the_part_of_who_joins() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("four", "no change"), ("", "no change"), ("+", "no node that joins"), ("+four:0", "no node that joins"),
+        ("four", "not a change"), ("", "not a change"), ("+", "no node that joins"), ("+four:0", "no node that joins"),
         ("+four:nan", "no node that joins"), ("+four:much", "no node that joins"), ("+one", "already"),
         (f"+{1:016x}", "already"), ("+four:inf", "no node that joins"),
     ],

@@ -42,7 +42,7 @@ def test_what_nobody_knows_is_no_number() -> None:
     assert found.now.origin_bytes is None
     said = text(found)
     assert "?" in said
-    assert "how a is, is not known: it does not answer" in said
+    assert "the state of a is unknown: it does not answer" in said
 
 
 @pytest.mark.parametrize(

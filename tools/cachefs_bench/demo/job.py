@@ -86,7 +86,7 @@ class TrainingProcess:
 
     def _last_log_line(self) -> str:
         """Return the last line of its log: the error, if Python fails."""
-        return (self._log.read_text(errors="replace").splitlines() or ["it said nothing"])[-1][:500]
+        return (self._log.read_text(errors="replace").splitlines() or ["the log is empty"])[-1][:500]
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

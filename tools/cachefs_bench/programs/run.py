@@ -166,4 +166,4 @@ def _environment(work: Path) -> dict[str, str]:
 
 def is_complaint(line: str) -> bool:
     """Return whether a line reports a problem of cachefs or an unknown loader; all such lines have this text."""
-    return line.startswith("cachefs:") and "the job goes on" in line
+    return line.startswith("cachefs:") and "the job continues" in line

@@ -54,7 +54,7 @@ def bench(  # noqa: PLR0913  # a parameter for each option
     most: str,
     yes: bool,
 ) -> None:
-    """Try what a training job would get from DATASET on this node.
+    """Predict the speed of a training job on DATASET on this node.
 
     It asks the origin, mounts the dataset for itself, and plays a job that reads some files in a published order and
     computes between batches. It says how long that job waited, and what to change. A file is a sample. What was not on

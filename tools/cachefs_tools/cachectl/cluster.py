@@ -28,7 +28,7 @@ _NO_CLUSTER: Final = "this node is in no cluster; see [cluster] in its configura
 
 
 @click.command()
-@click.option("--traffic", is_flag=True, help="Show who has had how much from whom.")
+@click.option("--traffic", is_flag=True, help="Show the bytes that each node has received from each other node.")
 @with_session
 def cluster(session: CommandSession, traffic: bool) -> None:
     """Show the nodes of the cluster, as this node knows them.
@@ -81,7 +81,7 @@ def describe_traffic(found: ClusterStatus) -> Iterator[str | Table]:
         if giver in names
     }
     if not given:
-        yield "no node has had anything from another one"
+        yield "no node has received a block from another node"
     elif len(names) <= MAX_COLUMNS:
         rows = (
             (names[to], *(size(given.get((to, giver), 0)) if to != giver else "-" for giver in names)) for to in names
@@ -124,7 +124,7 @@ def _problem_lines(member: MemberStatus, usual: float) -> Iterator[str]:
     if usual and traffic.seconds > max(SLOW_FACTOR * usual, SLOW_SECONDS):
         parts.insert(0, f"slow: a block takes {1e3 * traffic.seconds:,.0f} ms, from others {1e3 * usual:,.0f}")
     if traffic.cooling:
-        parts.insert(0, "does not answer, and is not asked for a while")
+        parts.insert(0, "does not answer, and gets no requests for a while")
     if parts:
         yield f"{shown}: {', '.join(parts)}"
     if member.counters is not None:

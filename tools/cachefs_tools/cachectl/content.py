@@ -74,11 +74,11 @@ def parse_fraction(ctx: click.Context, param: click.Parameter, text: str) -> flo
     "--fraction",
     default="1",
     callback=parse_fraction,
-    help="Bring only the first part of the files, such as 0.3 or 30%.",
+    help="Fetch only the first part of the files, such as 0.3 or 30%.",
 )
 @click.option("--list", "list_file", type=click.File("rb"), help="Read PATHs from a file, one per line; - is stdin.")
 @click.option("-0", "--null", is_flag=True, help="The paths in --list end with NUL instead of a newline.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be fetched.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be fetched.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when all is done, or at once.")
 @with_session
 def warmup(  # noqa: PLR0913  # one for each option
@@ -133,7 +133,7 @@ def warmup_forecast_lines(dataset: str, forecast: WarmupForecast) -> list[str]:
         f"{format_count(here.files, 'whole file')}",
     ]
     if missing > forecast.free:
-        lines.append(f"the tiers have {size(forecast.free)} free: for the rest, others give way, or it does not come")
+        lines.append(f"the tiers have {size(forecast.free)} free: others are evicted for the rest, or it is not cached")
     return lines
 
 
@@ -177,7 +177,7 @@ def warmup_text(last: WarmupProgress, tiers: Sequence[TierStatus] = ()) -> str:
 @click.argument("dataset", shell_complete=completion.datasets)
 @click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before everything is freed.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be freed.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be freed.")
 @with_session
 def evict(session: CommandSession, dataset: str, paths: tuple[str, ...], yes: bool, dry_run: bool) -> None:
     """Free what is cached of a dataset.

@@ -116,15 +116,15 @@ def dataset() -> None:
     "--mtime-only",
     is_flag=True,
     help="Tell versions of files apart by size and mtime only, not by ctime and inode. "
-    "For file servers of a farm that show different ones, and for trees whose modes and owners change.",
+    "For file servers of a farm that show different ctimes or inodes, and for trees whose modes and owners change.",
 )
 @click.option(
     "--requester-pays",
     is_flag=True,
-    help="Say in each request that the daemon's AWS account pays for it, as buckets want it whose requester pays (S3).",
+    help="Send the header of requester-pays buckets with each request: the daemon's AWS account pays (S3).",
 )
 @click.option("--user-project", metavar="PROJECT", help="Google project that pays for requests (gs://).")
-@click.option("-n", "--dry-run", is_flag=True, help="Only list, and say what the dataset would be.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only list, and print what the dataset would contain.")
 @with_session
 def add(session: CommandSession, name: str, url: str, dry_run: bool, **origin: Any) -> None:
     """List URL as the dataset NAME.
@@ -177,8 +177,8 @@ def set_(  # one for each group of options
 ) -> None:
     """Change how a dataset is reached, and its limits.
 
-    Where an option is left out, it stays; none takes its value away. What is cached stays, mounts go on, and reads that
-    wait for the old endpoint ask the new one. Objects must be the same: some are looked at first. Use `add` for others.
+    An omitted option keeps its value; the value none removes it. Cached blocks stay, mounts continue, and waiting reads
+    go to the new endpoint. The objects must be the same: some are checked first. Use `add` for others.
     """
     given: dict[str, Any] = {
         key: None if value == "none" else value for key, value in origin.items() if value is not None
@@ -211,7 +211,9 @@ def describe_set(reached: DatasetSetResult, *, is_limited: bool) -> list[str]:
     if reached.alike < reached.looked_at:
         lines.append(f"others have changed: run `cachectl dataset refresh {view.name}`")
     if reached.before.mtime_only != reached.now.mtime_only:
-        lines.append(f"--mtime-only takes effect with `cachectl dataset refresh {view.name}`, which fetches all anew")
+        lines.append(
+            f"--mtime-only takes effect with `cachectl dataset refresh {view.name}`; all files are then fetched again"
+        )
     if is_limited:
         lines.append(f"{view.name}: {limits_text(view) or 'no limits'}")
     return lines or [f"{view.name}: nothing has changed"]
@@ -280,7 +282,7 @@ def show(session: CommandSession, name: str) -> None:
 @dataset.command()
 @click.argument("name", shell_complete=completion.datasets)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be forgotten.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be removed.")
 @with_session
 def rm(session: CommandSession, name: str, yes: bool, dry_run: bool) -> None:
     """Forget a dataset. Its origin is not touched."""
@@ -305,10 +307,10 @@ def rm(session: CommandSession, name: str, yes: bool, dry_run: bool) -> None:
     "room",
     metavar="SHARE",
     callback=parse_quota,
-    help="The dataset may take so much of each tier: 40%, 0.4, 200GiB, or none.",
+    help="The dataset's limit in each tier: 40%, 0.4, 200GiB, or none.",
 )
 @click.option(
-    "--ttl", metavar="TIME", callback=parse_ttl, help="Drop blocks that were not read for so long: 12h, 7d, or none."
+    "--ttl", metavar="TIME", callback=parse_ttl, help="Drop blocks that were not read for this time: 12h, 7d, or none."
 )
 @with_session
 def limit(session: CommandSession, name: str, room: TierQuota | None, ttl: float | None) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def debug_bundle(
     session: CommandSession, output: Path | None, config: Path | None, logs: tuple[Path, ...], unit: str, no_names: bool
 ) -> None:
-    """Write what helps a maintainer into one file.
+    """Collect diagnostics for a maintainer in one file.
 
     It holds what doctor, status, job list, stalls and cluster say, the configuration, versions and the end of the
     journal. Secrets are removed: keys, tokens, passwords, signed URLs. Look into the file before you give it away. With

@@ -29,7 +29,7 @@ _STYLES: Final = {Level.PROBLEM: "bold red", Level.WARNING: "yellow", Level.NOTE
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Configuration file of the daemon.")
 @with_session
 def doctor(session: CommandSession, datasets: Sequence[str], origin: bool, config: Path | None) -> None:
-    """Find problems of this node, and say what helps.
+    """Find problems of this node, and print remedies.
 
     It looks at the kernel and FUSE, limits, disks, the clock, the daemon, mounts, /etc/fstab and credentials. Where
     datasets are named, it asks their origins too, with up to 20 GETs and 17 MiB for each. It works without a daemon,

@@ -25,8 +25,8 @@ def drain(session: CommandSession, node: str, timeout: float, undo: bool) -> Non
     """Empty a node, and let it leave the cluster.
 
     Other nodes take over what it holds, and the command waits until they have it. NODE is the name or the id of a node;
-    without one it is the node of this daemon. Its daemon goes on and serves the jobs on its machine. It leaves once
-    none reads there, and joins again when its daemon is started anew. To interrupt this command does not stop the
+    without one it is the node of this daemon. Its daemon continues and serves the jobs on its machine. The node leaves
+    once no job reads there, and joins again when its daemon is restarted. Interrupting this command does not stop the
     drain.
     """
     if undo:
@@ -58,5 +58,5 @@ def _result(found: DrainStatus, timeout: float) -> str:
     if not found.done:
         return f"{name} still drains after {timeout:g} s; ask again for how far it is. {_progress(found)}"
     if found.has_left:
-        return f"{name} holds nothing that others need, and has left the cluster; its daemon may be stopped"
+        return f"{name} holds no block that other nodes need, and has left the cluster; its daemon may be stopped"
     return f"{name} holds nothing that others need, and leaves the cluster when the jobs on it have ended"

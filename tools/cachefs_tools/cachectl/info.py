@@ -21,7 +21,7 @@ from cachefs_tools.escaped_names import escape_name
 @click.argument("path")
 @with_session
 def info(session: CommandSession, path: str) -> None:
-    """Show what is known of PATH, a file or directory below a mount.
+    """Show details of PATH, a file or directory below a mount.
 
     Its dataset and snapshot, its version at the origin, and in which tier each of its blocks is.
     """

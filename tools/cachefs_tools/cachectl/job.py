@@ -160,7 +160,7 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
 def check_own_process(pid: int) -> None:
     """Raise NotFound, or AccessDenied for another user's process, which the daemon would ignore."""
     if not Path(f"/proc/{pid}").exists():
-        raise NotFound(f"no process {pid} runs here; --pid takes that of the training")
+        raise NotFound(f"there is no process {pid} on this node; --pid is the process id of the training")
     if os.geteuid() and os.geteuid() not in users_of(pid):
         raise AccessDenied(f"process {pid} is not yours; --pid takes one of your own, and only root may name any")
 
@@ -237,7 +237,7 @@ def list_jobs(session: CommandSession) -> None:
 
 
 @job.command(
-    help=f"""Show one job: how far it is, and how long its loop waited.
+    help=f"""Show the progress of a job, and how long its training loop waited.
 
 It says how long the job still takes, what part of its time the training loop waited, and why. A line with "!" at the
 top says what is wrong now: for what reads wait, or why they fail.

@@ -229,9 +229,9 @@ def describe_jobs(found: JobList) -> Iterator[str | Table]:
         yield "no job has published anything"
     if found.guessed:
         yield ""
-        yield "fetched ahead for programs that have published nothing, by what was guessed of their next reads:"
+        yield "readahead for programs that have published nothing:"
         yield table("DATASET =GUESSED >BLOCKS >BYTES >READ >UNREAD >PENDING", map(readahead_row, found.guessed))
-        yield "UNREAD: not read within the time that a guess has; PENDING: may still be read"
+        yield "UNREAD: not read in time; PENDING: may still be read"
 
 
 def job_row(view: JobView) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def show_warmup(session: CommandSession, updates: Iterable[WarmupProgress], *, w
         here = f"{escape_name(one.dataset)}: {one.blocks:,} of {one.blocks_total:,} blocks here, {size(one.bytes)}"
         if watched:
             return f"{here}; the warmup goes on: `cachectl warmups`"
-        return f"{here}; the warmup is ended, and what has come stays. With --no-wait, one goes on in the background"
+        return f"{here}; the warmup is cancelled, and fetched blocks stay. With --no-wait, it runs in the background"
 
     return _show_updates(session, bar, updates, show, _ProgressTexts(line, interrupted))
 

@@ -56,7 +56,9 @@ def changed_members(found: ClusterStatus, changes: Sequence[str]) -> list[RingMe
         elif text.startswith("-"):
             del members[_find_leaving(text[1:], found, members)]
         else:
-            raise click.UsageError(f"{text!r} is no change: +NAME:WEIGHT for who joins, -NAME for who leaves")
+            raise click.UsageError(
+                f"{text!r} is not a change: use +NAME:WEIGHT for a joining node, -NAME for a leaving one"
+            )
     return list(members.values())
 
 

@@ -44,7 +44,7 @@ def describe(found: ScaleStatus) -> Iterator[str | Table]:
     )
     for node in found.nodes:
         if node.problem:
-            yield f"note: how {escape_name(node.name)} is, is not known: {escape_name(node.problem)}"
+            yield f"note: the state of {escape_name(node.name)} is unknown: {escape_name(node.problem)}"
 
 
 def _row(one: ScaleOutcome) -> tuple[str, ...]:

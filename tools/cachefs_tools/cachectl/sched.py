@@ -187,13 +187,13 @@ def _explained(found: JobExplanation) -> Iterator[str | Table]:
 @click.argument("dataset", default="")
 @click.option("--max-jobs-per-copy", type=click.IntRange(0), help="Jobs that may read one copy at once; 0: any number.")
 @click.option("--max-copies", type=click.IntRange(1, 1024), help="Copies that policy clone may make.")
-@click.option("--cleanup", type=click.Choice(["none", "ttl", "lru", "pin"]), help="What becomes of unread copies.")
+@click.option("--cleanup", type=click.Choice(["none", "ttl", "lru", "pin"]), help="How unread copies are cleaned up.")
 @click.option("--ttl", type=click.FloatRange(0, min_open=True), help="Seconds after the last read, for ttl.")
-@click.option("--preload/--no-preload", default=None, help="Bring what a job reads as soon as it is placed.")
+@click.option("--preload/--no-preload", default=None, help="Prefetch the data of a job as soon as the job is placed.")
 @click.option("--release/--no-release", default=None, help="Empty nodes that a job has left.")
 @with_scheduler
 def policy(session: CommandSession, client: SchedulerClient, dataset: str, **given: Any) -> None:
-    """Show what holds for datasets, or change it for one.
+    """Show the policies of datasets, or change the policy of one.
 
     What is changed here stays until it is changed again, also over restarts; it goes before the configuration.
     """
@@ -218,10 +218,10 @@ def _policy(one: PolicyStatus) -> tuple[object, ...]:
 
 
 @click.command()
-@click.option("--job", default="", help="A job that has other nodes now; its data follow it.")
-@click.option("--nodes", default="", metavar="NODE,...", help="Those nodes.")
-@click.option("--dataset", default="", help="A dataset that is to have so many copies.")
-@click.option("--copies", type=click.IntRange(1, 1024), default=None, help="So many.")
+@click.option("--job", default="", help="A job that has moved to other nodes; its data are moved too.")
+@click.option("--nodes", default="", metavar="NODE,...", help="The present nodes of --job.")
+@click.option("--dataset", default="", help="A dataset whose number of copies changes.")
+@click.option("--copies", type=click.IntRange(1, 1024), default=None, help="The number of copies of --dataset.")
 @click.option("--drain", default="", metavar="NODE", help="A node that is to leave its cluster.")
 @with_scheduler
 def scale(session: CommandSession, client: SchedulerClient, **given: Any) -> None:

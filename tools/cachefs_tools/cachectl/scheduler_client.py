@@ -62,12 +62,12 @@ class SchedulerClient:
             connection.close()
         if answer.status != 200:
             raise _ERRORS.get(answer.status, CachefsError)(
-                _error_text(said) or f"cachefs-scheduler says {answer.status}"
+                _error_text(said) or f"cachefs-scheduler answers with status {answer.status}"
             )
         try:
             return msgspec.json.decode(said, type=kind)
         except msgspec.MsgspecError as error:
-            raise CachefsError(f"what {self.address} answers is nothing that cachefs-scheduler says: {error}") from None
+            raise CachefsError(f"{self.address} sent no valid response of cachefs-scheduler: {error}") from None
 
     def _connection(self) -> http.client.HTTPConnection:
         if self._url is None:

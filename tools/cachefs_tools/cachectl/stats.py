@@ -59,7 +59,7 @@ class MountActivity:
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds from line to line."
 )
-@click.option("--count", "lines", type=click.IntRange(min=1), help="End after so many lines.  [default: never]")
+@click.option("--count", "lines", type=click.IntRange(min=1), help="Exit after this number of lines.  [default: never]")
 @with_session
 def stats(session: CommandSession, mount: str, interval: float, lines: int | None) -> None:
     """Watch MOUNT, which is a mount point or the id of a mount. With --json each line is an object.

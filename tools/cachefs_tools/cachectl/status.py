@@ -187,13 +187,14 @@ def peer_facts(peers: PeerCounts) -> Iterator[tuple[str, str]]:
     in_vain = f"{peers.not_here:,} not there, {peers.failed:,} failed, {peers.hedged:,} late and asked elsewhere too"
     yield "", f"asked {format_count(peers.asked, 'time')}: {in_vain}"
     if peers.silent:
-        yield "", f"another source asked {format_count(peers.silent, 'time')} beside a node that gave no sign of life"
+        yield "", f"another source asked {format_count(peers.silent, 'time')} beside a node that sent no heartbeat"
     given = f"{format_count(peers.served_blocks, 'block')}, {size(peers.served_bytes)} for other nodes"
     yield "", f"{given}, {peers.served_fetched:,} of them fetched for that"
     if peers.taken or peers.given:
         yield (
             "",
-            f"{format_count(peers.taken, 'block')} fetched for nodes that were behind, {peers.given:,} given away so",
+            f"{format_count(peers.taken, 'block')} fetched for nodes that were behind, {peers.given:,} fetched by "
+            "other nodes for this one",
         )
 
 

@@ -32,7 +32,7 @@ watch_option = click.option(
     is_flag=False,
     flag_value=str(DEFAULT_SECONDS),
     type=click.FloatRange(min=0.1),
-    help=f"Show it every so many seconds, until Ctrl-C.  [default: {DEFAULT_SECONDS:.0f}]",
+    help=f"Repeat every SECONDS seconds, until Ctrl-C.  [default: {DEFAULT_SECONDS:.0f}]",
 )
 
 

@@ -166,7 +166,7 @@ def _state_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
         yield warning(
             name,
             f"state_dir {facts.place.directory} is in memory ({facts.kind})",
-            "datasets, pins and what is cached are forgotten when the machine restarts",
+            "a restart of the machine loses datasets, pins and the index of cached blocks",
             "set state_dir to a directory on a local disk",
         )
     elif facts.free < _STATE_ROOM:
@@ -185,7 +185,7 @@ def _kind_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
         yield problem(
             name,
             where,
-            "what is cached there is no nearer than the origin, and hangs with its server",
+            "blocks there are no faster to read than from the origin, and reads hang with the file server",
             f"set {place.name}.dir to a local file system",
         )
     elif place.name == MEMORY and facts.kind not in (*IN_MEMORY, "?"):

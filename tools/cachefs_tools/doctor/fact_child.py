@@ -109,7 +109,7 @@ class FactChild(Generic[Facts]):
         except subprocess.TimeoutExpired:
             raise NoFacts(f"no answer within {self._seconds:.0f} s") from None
         except msgspec.MsgspecError as error:
-            raise NoFacts(f"the check has answered nonsense: {error}") from None
+            raise NoFacts(f"the check returned invalid facts: {error}") from None
         finally:
             self.kill()
 

@@ -81,7 +81,7 @@ def _mount_findings(each: MountFacts) -> Iterator[Finding]:
         yield problem(
             "mounts.hangs",
             f"{escape_name(each.path)} has not answered within {ANSWER_SECONDS:.0f} s",
-            "programs that read there wait; its process is stopped, or stuck",
+            "programs that read there wait; the mount's process is stopped, or stuck",
             way_out,
         )
     else:
@@ -99,7 +99,7 @@ def _daemon_view_findings(each: MountView, version: str) -> Iterator[Finding]:
         yield note(
             "mounts.detached",
             f"{path} was unmounted while files were open (process {each.pid})",
-            "it goes on for those who have files open, and ends with them",
+            "the mount serves programs with open files, and ends with the last of them",
         )
     if each.alive and each.version and each.version != version:
         yield warning(

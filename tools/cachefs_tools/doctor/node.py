@@ -182,7 +182,7 @@ def _no_daemon_finding(facts: DaemonFacts) -> Finding:
         return problem(
             "daemon.rights",
             facts.refusal,
-            "this user can neither look nor publish jobs; reading through a mount works",
+            "this user can neither query the daemon nor publish jobs; reads through a mount work",
             "the directories above the socket must let this user through "
             "(chmod o+x); see docs/operations.md#who-may-do-what",
         )

@@ -85,7 +85,7 @@ def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
         yield warning(
             "origin.speed",
             text,
-            "readers of files that no job has published wait so long for each one",
+            "each read of an unpublished file waits this long",
             "publish the order of reading (cachefs run), and see cachectl bench",
         )
     else:

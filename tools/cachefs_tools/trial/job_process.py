@@ -94,7 +94,7 @@ def run_job(
 def _failure_reason(errors: IO[bytes], status: int, limit: float) -> str:
     errors.seek(0)
     said = errors.read().decode(errors="replace").strip().splitlines()
-    last = said[-1] if said else "it said nothing"
+    last = said[-1] if said else "no error output"
     return f"has not ended within {limit:.0f} s: {last}" if status < 0 else f"failed: {last}"
 
 

@@ -53,7 +53,7 @@ class Trial:
         """Run the trial. Raises CachefsError, OSError."""
         require_fuse()
         status = self.client.call(STATUS, Empty(), 20.0)
-        self.step("asking the origin", 0)
+        self.step("measuring the origin", 0)
         origin = self._measure_origin(status.pid)
         with (
             self._restore_node(),
@@ -64,7 +64,7 @@ class Trial:
             with mount_dataset(f"{dataset.name}@{dataset.snapshot}", work / "mnt", self.socket, work / "mount.log"):
                 stage = job_process.TrialEnvironment(work / "mnt", self.socket, f"bench-{dataset.name}", work)
                 epochs = self._run_job(stage)
-                self.step("reading what is here", 0)
+                self.step("reading cached files", 0)
                 speed = self._measure_warm(work / "mnt", work)
         capacity = sum(tier.budget for tier in status.tiers)
         return TrialFigures(self.job, self.choice, origin, epochs, speed, dataset.bytes, capacity)
@@ -74,7 +74,7 @@ class Trial:
         only an errno."""
         began = time.time()
         try:
-            return job_process.run_job(stage, self.job, self.choice, lambda done: self.step("playing the job", done))
+            return job_process.run_job(stage, self.job, self.choice, lambda done: self.step("running the job", done))
         except CachefsError as error:
             errors = self.client.call(STATUS, Empty(), 20.0).errors
             said = failure_reason(errors, self.detail.dataset.url, began)

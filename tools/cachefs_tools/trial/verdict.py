@@ -78,8 +78,8 @@ def _advice(found: TrialFigures) -> Iterator[str]:
         yield f"The origin failed ({found.origin.message}); see cachectl doctor."
     elif origin and origin < demand:
         yield (
-            f"The origin brings {_speed(origin)} at best, and the job takes {_speed(demand)}: the first epoch takes at "
-            f"least {demand / origin:.1f} times as long. Warm the dataset up before (cachectl warmup), or start on "
+            f"The origin delivers {_speed(origin)} at best, and the job needs {_speed(demand)}: the first epoch takes "
+            f"at least {demand / origin:.1f} times as long. Warm the dataset up before (cachectl warmup), or start on "
             "several nodes that share what they fetch."
         )
     elif waits:

@@ -36,5 +36,5 @@ def test_a_certificate_that_others_refuse_is_named(tmp_path: Path) -> None:
     assert f"{str(files.cert)!r}: other nodes will refuse it: it names b, and not a" in remark(files)
     assert "other nodes will refuse it: " in (said := remark(TlsFiles(files.ca, foreign.cert, foreign.key)))
     assert "cluster.tls_ca" in said
-    with pytest.raises(ConfigError, match="do not belong together"):
+    with pytest.raises(ConfigError, match="do not match"):
         remark(TlsFiles(files.ca, files.cert, foreign.key))

@@ -114,7 +114,7 @@ def test_what_is_not_known_is_guessed_from_others():
 def test_too_many_nodes_are_refused(monkeypatch):
     monkeypatch.setattr("cachefs.planning.scheduling.cluster_facts.MAX_NODES", 2)
     cluster = cluster_of(node("a"), node("b"))
-    with pytest.raises(ValueError, match="c is one more"):
+    with pytest.raises(ValueError, match="cannot add c"):
         cluster.update_node(node("c"), 0.0)
     cluster.update_node(node("b", (0, 1)), 1.0)
     assert list(cluster.holders("s")) == ["b"]

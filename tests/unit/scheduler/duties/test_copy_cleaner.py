@@ -226,7 +226,7 @@ def test_a_copy_is_released_once_no_mount_of_its_node_reads_it(monkeypatch: pyte
     assert evicted(duties) == ["n1"]
 
 
-FOLLOWS = "this replica of cachefs-scheduler does not lead; the replica that does is b"
+FOLLOWS = "this replica of cachefs-scheduler does not lead; the leader is b"
 
 
 def test_a_replica_that_does_not_lead_orders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,9 +262,9 @@ def test_an_administrator_is_told_which_replica_to_ask() -> None:
     answers = ApiHandlers(duties.view, duties.advisor, duties.warmings, lambda: FOLLOWS)
 
     async def ask() -> None:
-        with pytest.raises(Busy, match="the replica that does is b: ask that one"):
+        with pytest.raises(Busy, match="the leader is b: send the request to the leader"):
             answers.change_policy(DatasetPolicy(dataset="set", cleanup="pin"))
-        with pytest.raises(Busy, match="the replica that does is b: ask that one"):
+        with pytest.raises(Busy, match="the leader is b: send the request to the leader"):
             await answers.scale(ScaleRequest(drain="n1"))
         with suppress(Busy):
             await answers.scale(ScaleRequest(dataset="set", copies=2))

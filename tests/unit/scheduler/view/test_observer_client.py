@@ -38,14 +38,14 @@ async def _until_said(caplog: pytest.LogCaptureFixture, where: str) -> None:
         following.cancel()
         await asking.close()
         server.close()
-    assert f"127.0.0.1:{port - 1}: it has closed the connection" in caplog.text
+    assert f"127.0.0.1:{port - 1}: the daemon closed the connection" in caplog.text
 
 
 def test_a_daemon_with_certificates_closes_the_connection_of_a_service_without(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        virtual_time.run(_until_said(caplog, "does it have certificates? Then give cluster.tls_ca"))
+        virtual_time.run(_until_said(caplog, "if the daemon uses TLS, set cluster.tls_ca"))
 
 
 NONSENSE = {
@@ -79,9 +79,9 @@ def test_a_daemon_that_says_nonsense_is_one_that_does_not_answer(nonsense: bytes
         port = server.sockets[0].getsockname()[1]
         asking = ObserverClient(ObservedClusterSection(nodes=("127.0.0.1:7380",)))
         try:
-            with pytest.raises(NodeRequestFailed, match="its answer cannot be understood"):
+            with pytest.raises(NodeRequestFailed, match="the daemon sent an invalid response"):
                 await asking.fetch_report("127.0.0.1", port, None, 0.0, 0.0)
-            with pytest.raises(NodeRequestFailed, match="its answer cannot be understood"):
+            with pytest.raises(NodeRequestFailed, match="the daemon sent an invalid response"):
                 await asking.fetch_members("127.0.0.1", port)
         finally:
             await asking.close()

@@ -111,7 +111,7 @@ def disk(name: str, **changes: Any) -> disks.DiskFacts:
         (disk("memory", free=2 * GB), Level.WARNING, "lower memory.budget"),
         (disk("memory", free=2 * GB, used=99 * GB), Level.OK, ""),
         (disk("ssd"), Level.OK, ""),
-        (disk("ssd", kind="nfs4"), Level.PROBLEM, "nearer than the origin"),
+        (disk("ssd", kind="nfs4"), Level.PROBLEM, "no faster to read than from the origin"),
         (disk("ssd", kind="fuse.sshfs"), Level.PROBLEM, "local file system"),
         (disk("ssd", kind="tmpfs"), Level.WARNING, "empty after a restart"),
         (disk("ssd", kind="overlay"), Level.WARNING, "container"),
@@ -121,7 +121,7 @@ def disk(name: str, **changes: Any) -> disks.DiskFacts:
         (disk("ssd", error="Permission denied"), Level.NOTE, "as root"),
         (disk("state"), Level.OK, ""),
         (disk("state", kind="nfs"), Level.PROBLEM, "index"),
-        (disk("state", kind="tmpfs"), Level.WARNING, "forgotten"),
+        (disk("state", kind="tmpfs"), Level.WARNING, "a restart of the machine loses datasets"),
         (disk("state", free=GB), Level.WARNING, "no room"),
     ],
 )

@@ -82,7 +82,7 @@ WAITING = msgspec.structs.replace(EPOCH, seconds=10.0, waited=5.0)
         ({"epochs": [WAITING, EPOCH]}, ["would wait for data 49 % of its time in its first epoch", "--workers"], []),
         (
             {"epochs": [WAITING, EPOCH], "job": msgspec.structs.replace(JOB, rate=2000.0)},
-            ["The origin brings 80 MB/s at best, and the job takes 200 MB/s", "2.5 times as long", "cachectl warmup"],
+            ["The origin delivers 80 MB/s at best, and the job needs 200 MB/s", "2.5 times as long", "cachectl warmup"],
             ["--workers"],
         ),
         ({"capacity": 5 * 10**8}, ["the tiers hold 50% of the dataset", "ssd.budget"], []),

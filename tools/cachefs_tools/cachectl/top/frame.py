@@ -92,7 +92,7 @@ def render_frame(node: ShownNode, state: TopState, area: DrawingArea) -> Rendere
         for part, listing in listings.items()
     }
     if area.width < MIN_WIDTH or area.height < MIN_HEIGHT:
-        return _finish_frame([_line(f"at least {MIN_WIDTH} x {MIN_HEIGHT}, please", area.width)], rows, [], area)
+        return _finish_frame([_line(f"too small: at least {MIN_WIDTH} x {MIN_HEIGHT}", area.width)], rows, [], area)
     lines = list(_head_lines(node, area))
     room = area.height - len(lines) - 1
     shown: list[str] = []
