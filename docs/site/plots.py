@@ -7,6 +7,7 @@ import matplotlib
 
 matplotlib.use("svg")
 
+import epochs
 import sizing
 from matplotlib import pyplot
 
@@ -30,3 +31,4 @@ if __name__ == "__main__":
     directory = Path(sys.argv[1])
     directory.mkdir(exist_ok=True)
     hits(directory / "sizing-hits.svg")
+    (directory / "epochs.svg").write_text(epochs.picture(epochs.BENCHMARKS.read_text()))

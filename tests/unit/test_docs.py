@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 SITE = REPOSITORY / "docs" / "site"
 sys.path.append(str(SITE))
 
+from epochs import BENCHMARKS, READERS, WAYS, cold_factors, demo_epochs, picture  # noqa: E402
 from navigation import HOME, readers  # noqa: E402
 from sizing import Training, kept, least_origin_bytes, lru_hits, origin_rate, requests_in_flight, table  # noqa: E402
 
@@ -120,6 +121,27 @@ def test_links_in_code_are_none() -> None:
     text = "a [b](c.md)\n\n    [d](e.md)\n\n    [f](g.md)\n\n```\n[h](i.md)\n```\n- k\n    [l](m.md) `[n](o.md)`\n"
     rest = IN_BACKTICKS.sub("", INDENTED.sub("", FENCED.sub("", text)))
     assert LINK.findall(rest) == ["c.md", "m.md"]
+
+
+def test_the_readme_can_be_read_in_a_minute() -> None:
+    page = (REPOSITORY / "README.md").read_text()
+    assert len(page.splitlines()) <= 120
+    assert (
+        page.index("## What you get") < page.index("## Where it is not the right tool") < page.index("## How it does")
+    )
+    # tests/packages/test_tutorial.py runs both blocks as they stand: installing, and six lines.
+    _, lines = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(lines.splitlines()) == 6
+    benefits = re.findall(r"^- \*\*.*$", page, re.MULTILINE)
+    assert len(benefits) == 5
+    assert all(len(line) <= 120 and line.endswith(".") for line in benefits)
+
+
+def test_the_picture_of_the_readme_has_the_figures_of_the_benchmarks() -> None:
+    page = BENCHMARKS.read_text()
+    assert [len(epochs) for epochs in demo_epochs(page).values()] == [2] * len(WAYS)
+    assert len(cold_factors(page)) == len(READERS)
+    assert (REPOSITORY / "docs/images/epochs.svg").read_text() == picture(page), "run docs/site/plots.py docs/images"
 
 
 def test_the_table_of_sizes_is_what_the_formulas_say() -> None:
