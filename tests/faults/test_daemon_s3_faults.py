@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_bench.lab.ports import free_port
-from cachefs_daemon.fetch.in_flight import OUTAGE_MEMORY_SECONDS
+from cachefs_daemon.fetch.block_fetch import OUTAGE_MEMORY_SECONDS
 
 from cachefs import errors
 from cachefs.block import block_key

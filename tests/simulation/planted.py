@@ -19,6 +19,7 @@ from cachefs_daemon.datasets.stamps import Removals
 from cachefs_daemon.fetch.block_fetch import BlockFetch, FetchWaiter
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter, Permit
 from cachefs_daemon.fetch.in_flight import InFlightFetches
+from cachefs_daemon.fetch.origin_source import OriginSource
 
 from cachefs.errors import CachefsError
 from tests.simulation.scenario import Size
@@ -69,13 +70,13 @@ def _kept_permit() -> Iterator[None]:
     """Keep the slot of a fetch that fails."""
     leave = Permit.cancel_or_release
 
-    async def run_fetch(self: Any, fetch: Any, block: Any = None) -> None:
+    async def run_fetch(self: Any, fetch: Any, found: Any = None) -> None:
         def leave_queue(permit: Permit) -> None:
             if permit is not fetch.permit or not isinstance(fetch.deadline.last_error, CachefsError):
                 leave(permit)
 
         with mock.patch.object(Permit, "cancel_or_release", leave_queue):
-            await original(self, fetch, block)
+            await original(self, fetch, found)
 
     original = InFlightFetches._run_fetch
     with mock.patch.object(InFlightFetches, "_run_fetch", run_fetch):
@@ -141,13 +142,13 @@ def _lost_key_check() -> Iterator[None]:
 @contextlib.contextmanager
 def _short_read() -> Iterator[None]:
     """Take what an origin sends for the block, however long it is."""
-    read = InFlightFetches._read_from_origin
+    read = OriginSource._read_from_origin
 
     async def read_padded(self: Any, fetch: Any, parts: Any) -> Any:
         data = await read(self, fetch, parts)
         return bytes(data) + bytes(fetch.source.length - len(data))
 
-    with mock.patch.object(InFlightFetches, "_read_from_origin", read_padded):
+    with mock.patch.object(OriginSource, "_read_from_origin", read_padded):
         yield
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cachefs_cluster.search.missing_snapshots import MISSING_SECONDS
-from cachefs_daemon.fetch.in_flight import FAILURE_MEMORY_SECONDS
+from cachefs_daemon.fetch.block_fetch import FAILURE_MEMORY_SECONDS
 
 from tests.simulation import etcd, origin
 from tests.simulation.cluster import Broken, Cluster, Failure, run

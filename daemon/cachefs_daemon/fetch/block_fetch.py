@@ -1,14 +1,15 @@
-"""Fetches in flight, and the readers that wait for them."""
+"""Fetches in flight, the readers that wait for them, and the outcomes of recent ones."""
 
 import asyncio
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.block import BlockLocation
-from cachefs.errors import CachefsError
+from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import Permit
@@ -21,6 +22,14 @@ log = logging.getLogger(__name__)
 # Seconds that a reader waits for fetched bytes to reach a tier; then it gets the bytes themselves. A write takes
 # milliseconds, and where all writes of a disk hang, another tier takes the block after 1 s.
 STORE_WAIT_SECONDS: Final = 2.0
+
+# Seconds for which a permanent failure is remembered, such as that of a changed object.
+FAILURE_MEMORY_SECONDS: Final = 2.0
+# Seconds for which any other failure is remembered. The kernel retries a failed page at once, and must not wait for a
+# second deadline; later readers must, since the origin may be back.
+OUTAGE_MEMORY_SECONDS: Final = 0.1
+# Number of fetches whose outcomes are remembered.
+MAX_RECENT_OUTCOMES: Final = 4096
 
 # Response to a waiting reader: the location of the block; or the block itself, if no tier can hold it or has it yet; or
 # the error.
@@ -53,8 +62,6 @@ class BlockFetch:
     # Whether the block may become a transient block without a waiting reader.
     may_be_transient: bool = False
     is_done: bool = False
-    # Whether a fetch process was to fetch it. A task then runs only if the process is late, or cannot.
-    is_in_process: bool = False
     # The search among the nodes of the cluster.
     peer_search: BlockSearch | None = None
     # Whether this node keeps the block, as far as is known; otherwise it is a mere copy.
@@ -90,8 +97,8 @@ class BlockFetch:
 
     @property
     def is_running(self) -> bool:
-        """Whether the fetch is already running in any way."""
-        return self.permit.is_held or self.task is not None or self.peer_search is not None or self.is_in_process
+        """Whether the block is being read, or other nodes are asked."""
+        return self.permit.is_held or self.task is not None or self.peer_search is not None
 
     def add_done_callback(self, callback: Callable[["BlockFetch"], None]) -> None:
         """Call *callback* synchronously upon landing, since a turn of the event loop would cost more than the callbacks
@@ -182,3 +189,42 @@ class FetchWaiter:
             self._is_notified = True
             self._timer.cancel()
             self._on_result(self._fetch)
+
+
+@dataclass(frozen=True, slots=True)
+class _RecentOutcome:
+    # Loop time of the end.
+    ended_at: float
+    outcome: BlockFetchOutcome
+    # Whether only other nodes wanted the block. Its failure then does not apply to readers here, for whom other nodes
+    # are asked too.
+    was_for_peer: bool
+
+
+class RecentOutcomes:
+    """Outcomes of fetches that have just ended. Used on the event loop."""
+
+    def __init__(self) -> None:
+        self._outcomes: OrderedDict[bytes, _RecentOutcome] = OrderedDict()  # by block key, oldest first
+
+    def add_outcome(self, fetch: BlockFetch, outcome: BlockFetchOutcome) -> None:
+        """Remember the outcome of a fetch that ends now."""
+        key = fetch.source.key
+        self._outcomes[key] = _RecentOutcome(asyncio.get_running_loop().time(), outcome, fetch.is_for_peer)
+        self._outcomes.move_to_end(key)
+        if len(self._outcomes) > MAX_RECENT_OUTCOMES:
+            self._outcomes.popitem(last=False)
+
+    def outcome_of(self, key: bytes, looked_up_at: float, *, for_peer: bool) -> BlockFetchOutcome:
+        """Return the outcome of a fetch that has just failed, or has ended since *looked_up_at* (loop time), as the
+        look-up in the store may have missed it; None if there is none. for_peer: another node asks."""
+        recent = self._outcomes.get(key)
+        if recent is None:
+            return None
+        if not isinstance(recent.outcome, CachefsError):
+            return recent.outcome if recent.ended_at >= looked_up_at else None
+        if recent.was_for_peer and not for_peer:
+            return None
+        is_outage = isinstance(recent.outcome, OriginUnavailable)
+        memory = OUTAGE_MEMORY_SECONDS if is_outage else FAILURE_MEMORY_SECONDS
+        return recent.outcome if asyncio.get_running_loop().time() - recent.ended_at < memory else None

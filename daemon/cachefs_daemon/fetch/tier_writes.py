@@ -1,4 +1,4 @@
-"""Batches fetched blocks on their way into the store.
+"""Puts fetched blocks into the store, in batches. Blocks that no tier can hold become bypass blocks for their readers.
 
 All blocks that arrive while a thread is busy are stored in one batch. Blocks whose readers already have their bytes
 gather for a moment. To hand one block to a thread and back costs as much as to store it: two wake-ups, and two waits
@@ -9,12 +9,18 @@ beside a reader at full speed (and a load of 20 from other work) that gave 580 b
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from cachefs.block import BlockLocation
 from cachefs.errors import StoreFull
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.block_fetch import BlockFetch
+from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
+from cachefs_daemon.fetch.fetch_counts import FetchResult
+from cachefs_daemon.fetch.fetch_parts import FetchParts
 from cachefs_daemon.store.block_store import BlockStore, BlockToStore
 
 # Result for a block; None if no tier's policy wants it.
@@ -37,6 +43,87 @@ _MAX_WITHOUT_PERMIT: Final = 32
 _RunInThread = Callable[
     [Callable[[Sequence[BlockToStore]], list[StoreOutcome]], Sequence[BlockToStore]], Awaitable[list[StoreOutcome]]
 ]
+
+
+# Divisor of the bytes that may be in flight: the share of bypass blocks.
+BYPASS_DIVISOR: Final = 8
+# Seconds for which a refusal is remembered. With a full tier and a policy that never evicts, a block fetched ahead
+# would be thrown away, so after a refusal nothing as large is fetched ahead for a moment.
+REFUSAL_MEMORY_SECONDS: Final = 1.0
+
+
+class BlockWriter:
+    """Puts fetched blocks into a tier, remembers which were refused, and counts what became of them. Used on the event
+    loop."""
+
+    def __init__(self, parts: FetchParts) -> None:
+        self.bypass_blocks = BypassBlocks(parts.limiter.capacity // BYPASS_DIVISOR)
+        self._threads = parts.threads
+        self._errors = parts.errors
+        self._counts = parts.counts
+        self._writes = TierWrites(parts.store, parts.threads.run)  # for blocks with a waiting reader
+        self._writes_ahead = TierWrites(parts.store, parts.threads.ahead, batches_at_once=1)
+        self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last refused block, loop time
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more block may wait here after giving back its permit."""
+        return self._writes.has_room
+
+    def is_likely_refused(self, fetch: BlockFetch) -> bool:
+        """Return whether no tier is likely to take the block, as long as no reader waits for it."""
+        # A caller that knows when a block is needed has checked the room before.
+        if fetch.needed_at < math.inf or fetch.may_be_transient:
+            return False
+        length, when = self._refused.get(fetch.source.snapshot, (0, -math.inf))
+        is_as_large = fetch.source.length >= length
+        return is_as_large and asyncio.get_running_loop().time() - when < REFUSAL_MEMORY_SECONDS
+
+    async def store_block(self, fetch: BlockFetch, came_from: str) -> BlockLocation | BypassBlock | None:
+        """Store the bytes of a block, and return its location; a bypass block if no tier can hold it and a reader
+        waits; None if no tier takes it. came_from: ORIGIN or PEER."""
+        became = FetchResult.DISCARDED
+        try:
+            location = await self._store_or_bypass(fetch)
+            if location is not None:
+                became = FetchResult.STORED if isinstance(location, BlockLocation) else FetchResult.BYPASSED
+        finally:
+            self._counts.count_block(came_from, became, fetch.source.length)
+        if location is None and fetch.needed_at == math.inf:
+            self._note_refusal(fetch.source)
+        return location
+
+    def _note_refusal(self, source: BlockSource) -> None:
+        now = asyncio.get_running_loop().time()
+        self._refused = {key: seen for key, seen in self._refused.items() if now - seen[1] < REFUSAL_MEMORY_SECONDS}
+        self._refused[source.snapshot] = source.length, now
+
+    async def _store_or_bypass(self, fetch: BlockFetch) -> BlockLocation | BypassBlock | None:
+        source, demanded = fetch.source, fetch.has_reader
+        writes = self._writes if demanded else self._writes_ahead
+        transient = demanded or fetch.may_be_transient
+        block = BlockToStore(
+            source.key, fetch.data, transient, source.snapshot, fetch.checksums, is_copy=not fetch.is_kept_here
+        )
+        try:
+            stored = await writes.write_block(block, is_urgent=demanded and fetch.early_block is None)
+        except Exception as error:
+            if not fetch.has_reader:
+                raise
+            # A bug, possibly of any block of the batch. The bytes are here, so readers get them.
+            self._errors.add("the store", f"internal error ({error!r}); see the daemon's log", bug=error)
+            stored = StoreFull("the store has failed")
+        if isinstance(stored, StoreFull) and not fetch.has_reader:
+            return None
+        return await self.bypass(fetch, str(stored)) if isinstance(stored, StoreFull) else stored
+
+    async def bypass(self, fetch: BlockFetch, reason: str) -> BypassBlock:
+        """Return the arrived bytes as a bypass block, which no tier has or takes. reason: for the log."""
+        block = fetch.early_block
+        if block is None:
+            block = await self._threads.run(BypassBlock.of, fetch.source.key, fetch.data, fetch.checksums)
+        self.bypass_blocks.add(fetch.source.key, block, reason)
+        return block
 
 
 class TierWrites:

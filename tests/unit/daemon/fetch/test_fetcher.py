@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import block_fetch, bypass, fetcher, in_flight
+from cachefs_daemon.fetch import block_fetch, bypass, fetcher, origin_source, tier_writes
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter
@@ -318,7 +318,7 @@ def test_who_comes_when_a_flight_has_just_been_given_up_gets_one_of_its_own(stor
 def test_a_failure_that_may_pass_is_not_told_to_who_comes_later(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_flight, "OUTAGE_MEMORY_SECONDS", 0)
+    monkeypatch.setattr(block_fetch, "OUTAGE_MEMORY_SECONDS", 0)
 
     async def scene(bench: Bench) -> None:
         bench.origin.failure = OriginUnavailable("down")
@@ -354,12 +354,12 @@ def test_between_two_attempts_the_slot_is_for_others(store: OpenStore) -> None:
 
 
 def test_refusals_of_snapshots_long_gone_are_forgotten(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "REFUSAL_MEMORY_SECONDS", 0)
+    monkeypatch.setattr(tier_writes, "REFUSAL_MEMORY_SECONDS", 0)
 
     async def scene(bench: Bench) -> None:
         for number in range(1, 301):
             await bench.fetcher.fetch_ahead([BlockRef(f"snapshot {number}", number, 0)])
-        assert len(bench.fetcher.in_flight_fetches._refused) == 1
+        assert len(bench.fetcher.in_flight_fetches._writer._refused) == 1
 
     on_bench(store, scene)
 
@@ -600,7 +600,7 @@ def test_a_store_with_a_bug_costs_no_reader_its_bytes(store: OpenStore, monkeypa
 def test_what_a_process_has_brought_and_no_tier_has_is_fetched_with_a_slot(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_flight, "MIN_PROCESS_WAIT", 0.0)
+    monkeypatch.setattr(origin_source, "MIN_PROCESS_WAIT", 0.0)
     carried: list[BlockSource] = []
     running: list[int] = []
     wanted = [ref(number) for number in range(1, 7)]
@@ -634,7 +634,7 @@ def test_a_block_that_is_fetched_beside_a_process_keeps_its_slot_when_that_has_i
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endpoint, "late_after", lambda endpoint, size: 0.0)
-    monkeypatch.setattr(in_flight, "MIN_PROCESS_WAIT", 0.0)
+    monkeypatch.setattr(origin_source, "MIN_PROCESS_WAIT", 0.0)
     arrivals: list[Callable[[], None]] = []
 
     async def scene(bench: Bench) -> None:
@@ -720,7 +720,7 @@ def test_what_passes_is_kept_for_a_moment_and_only_a_little_of_it(
     monkeypatch.setattr(bypass, "KEPT_SECONDS", 0.05)
 
     async def scene(bench: Bench) -> None:
-        bench.fetcher.in_flight_fetches.bypass_blocks = kept = bypass.BypassBlocks(3 * SIZE)
+        bench.fetcher.in_flight_fetches._writer.bypass_blocks = kept = bypass.BypassBlocks(3 * SIZE)
         for number in range(1, 11):
             await bench.demand([ref(number)], 20)
         assert sum(kept.get(key_of(number)) is not None for number in range(1, 11)) <= 3

@@ -108,8 +108,8 @@ def on_bench(
         try:
             await asyncio.wait_for(scene(bench), 30)
             assert (bench.slots.in_use, bench.slots.bytes_in_use) == (0, 0)
-            assert not bench.fetcher.in_flight_fetches._merged_reads._waiting
-            assert not bench.fetcher.in_flight_fetches._merged_reads._parts
+            assert not bench.fetcher.in_flight_fetches._origin_source._merged_reads._waiting
+            assert not bench.fetcher.in_flight_fetches._origin_source._merged_reads._parts
         finally:
             await bench.fetcher.close()
             bench.threads.close()
