@@ -71,7 +71,7 @@ class NodeSharing:
             self.shared, self.files, context.local_datasets, lambda one: self.used.is_transferring(one)
         )
         self.used = UsedSnapshots(self.shared, self.files, context.local_datasets, self.datasets.is_coming)
-        self.shared.counters = self._own_counters
+        self.shared.serve_counters(self._own_counters)
         self._jobs = SharedConsumers(context.jobs, self.shared, self.blobs)
         self._tasks: list[asyncio.Task[None]] = []
 

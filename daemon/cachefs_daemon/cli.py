@@ -27,10 +27,12 @@ with require_extra("daemon", "cachefsd"):
     from cachefs_daemon.api.identity import CallerRights
     from cachefs_daemon.api.server import RpcServer
     from cachefs_daemon.api.service import Service
+    from cachefs_daemon.cluster import NO_CLUSTER, Cluster
     from cachefs_daemon.config import Config, InvalidConfig
     from cachefs_daemon.live_settings import LiveSettings
     from cachefs_daemon.node import Node
     from cachefs_daemon.runtime import descriptors, garbage_collector, logs
+    from cachefs_daemon.runtime.error_log import ErrorLog
     from cachefs_daemon.runtime.threads import Threads
     from cachefs_daemon.store import config_check, group_access
     from cachefs_daemon.store.storage import PlanningParts, Storage
@@ -142,7 +144,8 @@ def _set_file_group(group: str) -> None:
 
 async def _serve(config: Config, read: Callable[[], Config], storage: Storage, threads: Threads) -> None:
     stopped = _stop_signal()
-    node = Node(config, storage, threads)
+    errors = ErrorLog()
+    node = Node(config, storage, threads, errors, _open_cluster(config, errors))
     live = LiveSettings(node, read)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, live.reload_or_log)
     descriptors.report_shortage(asyncio.get_running_loop(), node.errors)
@@ -150,7 +153,7 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
     admission = CallerRights(os.geteuid(), config.security.admin_group, settings.socket_group)
     channel = FetchChannelServer(fetch_socket_path(settings.socket), admission, node.fetcher, node.errors)
     local = _local_pages(node) if config.metrics.listen or config.web.listen else None
-    node.open_data_plane(channel.adopt_connection)
+    node.open_peer_servers(channel.adopt_connection)
     server = RpcServer(Service(node, live), settings.socket, admission, channel)
     background: list[asyncio.Task[None]] = []
     try:
@@ -180,6 +183,19 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         await node.stop()
+
+
+def _open_cluster(config: Config, errors: ErrorLog) -> Cluster:
+    """Return the node's cluster. Its modules are imported only where it is in one: they take 14 MB. Raises
+    CachefsError."""
+    if not config.cluster.enabled:
+        return NO_CLUSTER
+    with require_extra("daemon", "cachefsd"):
+        from cachefs_cluster.cluster import JoinedCluster
+
+    return JoinedCluster(
+        config.cluster, config.daemon.state_dir, errors, memory=config.memory_budget, ssd=config.ssd_budget
+    )
 
 
 def _local_pages(node: Node) -> "LocalPages":

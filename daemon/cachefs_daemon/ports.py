@@ -4,9 +4,13 @@ a node that is in no cluster.
 `cachefs_cluster` implements the ports, and the command line plugs the implementations in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
+
+from cachefs.messages import RemoteMount
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs_daemon.datasets.stamps import SharedChanges, UnsharedChanges
 
 if TYPE_CHECKING:
     from cachefs_daemon.fetch.block_fetch import BlockFetch
@@ -111,3 +115,106 @@ class NoPeers:
 
 
 NO_PEERS: Final = NoPeers()
+
+
+@dataclass(frozen=True, slots=True)
+class AwayNode:
+    """A node of the cluster that is not asked, or sends no heartbeat."""
+
+    name: str
+    reason: str
+    # Unix time in seconds; 0: not known.
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRead:
+    """The snapshots of a dataset that a mount, job or warmup of this node reads."""
+
+    dataset: str
+    # Ids of snapshots.
+    snapshots: Sequence[str]
+    # Mountpoint, if it is a mount; and whether it stays at its snapshot after a refresh without having been pinned to
+    # it.
+    mountpoint: str = ""
+    stays_after_refresh: bool = False
+
+
+class SnapshotReaders(Protocol):
+    """The readers of snapshots on other nodes. Used on the event loop."""
+
+    def is_used(self, snapshot_id: str) -> bool:
+        """Return whether another node reads the snapshot, or did a while ago."""
+
+    def keep_if_read(self, snapshot_id: str) -> bool:
+        """Return whether another node reads the snapshot, even a current one. If so, this node keeps it."""
+
+    def note_reads_changed(self) -> None:
+        """Publish soon what this node reads: a mount has begun or ended."""
+
+    def outdated_mounts(self, name: str, current: str) -> Sequence[RemoteMount]:
+        """Return the mounts of other nodes that stay at a snapshot of the dataset other than *current*."""
+
+    def check_not_mounted_elsewhere(self, name: str) -> None:
+        """Raise Busy if another node has mounted the dataset."""
+
+
+class Directory(SharedChanges, SnapshotReaders, Protocol):
+    """Datasets and their readers on other nodes. Used on the event loop."""
+
+    async def catch_up(self, seconds: float) -> None:
+        """Wait for the state that other nodes have published by now, for *seconds* seconds at most."""
+
+
+class LocalDirectory(UnsharedChanges):
+    """The directory of a node that is alone: all readers are its own."""
+
+    def is_used(self, snapshot_id: str) -> bool:
+        return False
+
+    def keep_if_read(self, snapshot_id: str) -> bool:
+        return False
+
+    def note_reads_changed(self) -> None: ...
+
+    def outdated_mounts(self, name: str, current: str) -> Sequence[RemoteMount]:
+        return ()
+
+    def check_not_mounted_elsewhere(self, name: str) -> None: ...
+
+    async def catch_up(self, seconds: float) -> None: ...
+
+
+class Placement(Protocol):
+    """The share of the cluster's blocks that this node keeps. Used on the event loop."""
+
+    @property
+    def first_rate(self) -> float:
+        """The rate in reads per second that plans assume until a consumer has begun; 0: the plan's own."""
+
+    async def place_snapshot(self, space: BlockSpace) -> None:
+        """Decide which blocks of a snapshot this node keeps, before anything is planned with it."""
+
+    def used_snapshots(self) -> Collection[str]:
+        """Return the ids of the snapshots whose plans placement needs."""
+
+    def margins(self) -> Mapping[str, float]:
+        """Return, by consumer, the seconds by which other nodes may ask for blocks before the plan expects them."""
+
+
+class LocalPlacement:
+    """The placement of a node that is alone: every block is kept here."""
+
+    first_rate: Final = 0.0
+
+    async def place_snapshot(self, space: BlockSpace) -> None: ...
+
+    def used_snapshots(self) -> Collection[str]:
+        return ()
+
+    def margins(self) -> Mapping[str, float]:
+        return {}
+
+
+LOCAL_DIRECTORY: Final[Directory] = LocalDirectory()
+LOCAL_PLACEMENT: Final[Placement] = LocalPlacement()

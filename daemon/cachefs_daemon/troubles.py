@@ -22,6 +22,7 @@ from cachefs_daemon.fetch.waiting_reads import (
     WaitingRead,
 )
 from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.ports import AwayNode
 from cachefs_daemon.store.tier_troubles import TierTrouble
 
 # Seconds that a read has waited when it becomes a trouble.
@@ -45,16 +46,6 @@ class ServerWithDatasets:
     status: EndpointStatus
     # Ids of the snapshots of the server's datasets.
     snapshots: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class AwayNode:
-    """A node of the cluster that is not asked, or sends no heartbeat."""
-
-    name: str
-    reason: str
-    # Unix time in seconds; 0: not known.
-    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

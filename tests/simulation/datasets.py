@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 from unittest import mock
 
-from cachefs_cluster.directory.used_snapshots import LocalDatasets, LocalRead
+from cachefs_cluster.directory.cluster_directory import ClusterDirectory
+from cachefs_cluster.directory.used_snapshots import LocalDatasets
 from cachefs_cluster.membership.identity import NodeIdentity, make_own_record
 from cachefs_cluster.membership.shared import SharedMembership
 from cachefs_cluster.node_sharing import NodeSharing, SharingContext
@@ -30,6 +31,7 @@ from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.stamps import ChangeStamp
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.ports import LocalRead
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 
@@ -117,7 +119,8 @@ class DatasetNode:
             NodeStore(self.cluster.etcd), make_own_record(section, identity, 1 << 30, 0), GRACE, self.directory
         )
         held = OpenSnapshots(self.directory / "snapshots", BLOCK_SIZE)
-        catalog = Catalog(self.directory, held, OriginSettings(), threads)
+        directory = ClusterDirectory()
+        catalog = Catalog(self.directory, held, OriginSettings(), threads, directory)
         changes = Changes(catalog, lambda one: sharing.used.keep_if_read(one))
         here = LocalDatasets(
             catalog,
@@ -129,6 +132,7 @@ class DatasetNode:
         )
         jobs = cast(Any, SimpleNamespace(consumers=[]))
         sharing = NodeSharing(SharingContext(section, membership, None, None, here, jobs, threads, cast(Any, None)))
+        directory.connect(sharing)
         await membership.start()
         await sharing.start()
         await membership.announce("active")
@@ -167,7 +171,7 @@ class DatasetNode:
         dataset = self.catalog.find(name) if self.catalog is not None else None
         if dataset is not None and dataset.current is not None and self.sharing is not None:
             self.mounted[name] = dataset.current.id
-            self.sharing.used.check_soon()
+            self.sharing.used.note_reads_changed()
 
 
 class DatasetStorm:

@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from cachefs_daemon.datasets.origin_access import OriginAccess
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
-from cachefs_daemon.datasets.stamps import ChangeStamp, StampClock
+from cachefs_daemon.datasets.stamps import NO_STAMP, ChangeStamp, StampClock
 
 from cachefs.backoff import Backoff
 from cachefs.errors import Busy, CachefsError
@@ -63,6 +63,7 @@ class SharedDatasets:
         self._is_coming_for_readers = is_coming_for_readers
         self._local = local
         self._clock = StampClock(shared.membership.view.me)
+        self._is_started = False
         self._names_to_check: set[str] = set()  # names to look at
         self._wakeup = asyncio.Event()
         self._fetch_tasks: dict[str, asyncio.Task[None]] = {}  # by name: task that fetches its snapshot
@@ -89,6 +90,10 @@ class SharedDatasets:
         """Return whether the snapshot is on its way here."""
         return snapshot_id in self._coming_snapshots.values()
 
+    def stamp(self) -> ChangeStamp:
+        """Return the stamp of a change that is made on this node; NO_STAMP until `start`."""
+        return self._clock.tick() if self._is_started else NO_STAMP
+
     def problems(self) -> list[str]:
         """Return the problems with datasets of the cluster on this node, one line each."""
         lines = [f"dataset {name}: {problem}" for name, problem in sorted(self._problems.items())]
@@ -104,14 +109,11 @@ class SharedDatasets:
             self._clock.see([*record.added, record.listed, record.limited, record.reached])
         for added in (*catalog.removals.names.values(), catalog.removals.forgotten):
             self._clock.see(added)
-        catalog.stamp = self._clock.tick
-        catalog.on_change = self._check_soon
-        catalog.additions_elsewhere = self._additions_elsewhere
-        catalog.stamps_elsewhere = self._added_elsewhere
+        self._is_started = True
         await catalog.stamp_all()
         self._shared.add_listener(DATASETS, self._on_remote_change)
         for name in [*(dataset.record.name for dataset in catalog), *catalog.removals.names]:
-            self._check_soon(name)
+            self.note_change(name)
 
     async def run(self) -> None:
         try:
@@ -142,7 +144,8 @@ class SharedDatasets:
                 pass
         await asyncio.sleep(GATHER_SECONDS)
 
-    def _check_soon(self, name: str) -> None:
+    def note_change(self, name: str) -> None:
+        """Check a dataset soon, since it has changed here or elsewhere."""
         self._names_to_check.add(name)
         self._wakeup.set()
 
@@ -150,7 +153,7 @@ class SharedDatasets:
         if value is not None:
             self._clock.see([*value.gone, *value.added, value.listed, value.limited, value.reached])
         self._retries.pop(name, None)
-        self._check_soon(name)
+        self.note_change(name)
 
     def _check_later(self, name: str, seconds: float) -> None:
         when = time.monotonic() + seconds
@@ -174,7 +177,7 @@ class SharedDatasets:
         said = self._shared.remote_values(DATASETS)
         return {node: value for node, values in said.items() if (value := values.get(name)) is not None}
 
-    def _additions_elsewhere(self) -> Iterable[tuple[str, ChangeStamp]]:
+    def additions_elsewhere(self) -> Iterable[tuple[str, ChangeStamp]]:
         """Yield name and stamp of additions that other nodes have and this one does not."""
         for values in self._shared.remote_values(DATASETS).values():
             for name, value in values.items():
@@ -182,7 +185,7 @@ class SharedDatasets:
                 own = dataset.record.added if dataset is not None else []
                 yield from ((name, stamp) for stamp in value.added if not is_added(own, stamp))
 
-    def _added_elsewhere(self, name: str) -> Iterable[ChangeStamp]:
+    def stamps_elsewhere(self, name: str) -> Iterable[ChangeStamp]:
         """Yield the stamps of additions, by other nodes, of the dataset that this node has: several may have added it
         at once."""
         own = self._own_state(name)
@@ -294,7 +297,7 @@ class SharedDatasets:
             self._directory_exists[key] = False
             for dataset in self._local.catalog:
                 if dataset.record.url == key[0]:
-                    self._check_soon(dataset.record.name)
+                    self.note_change(dataset.record.name)
 
     def _where_text(self, name: str, value: SharedDataset) -> str:
         nodes = [record.name for node, said in self._states_of_others(name).items()
@@ -312,7 +315,7 @@ class SharedDatasets:
         except Busy:
             return ""
         log.info("dataset %s was removed on another node", name)
-        self._check_soon(name)
+        self.note_change(name)
         return ""
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
@@ -334,7 +337,7 @@ class SharedDatasets:
     def _on_fetch_end(self, name: str) -> None:
         self._fetch_tasks.pop(name, None)
         self._coming_snapshots.pop(name, None)
-        self._check_soon(name)
+        self.note_change(name)
 
     def _retry_later(self, name: str, why: str) -> None:
         self._fetch_problems[name] = why

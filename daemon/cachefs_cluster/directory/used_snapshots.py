@@ -10,7 +10,7 @@ the cluster.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -20,6 +20,7 @@ from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.records import DatasetRecord
+from cachefs_daemon.ports import LocalRead
 from cachefs_daemon.runtime.error_log import ErrorLog
 
 from cachefs.backoff import Backoff
@@ -50,19 +51,6 @@ MAX_RETRY_PAUSE: Final = 60.0
 # Nodes named in a line, and lines listed.
 _MAX_NAMED_NODES: Final = 3
 _MAX_PROBLEMS: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class LocalRead:
-    """The snapshots of a dataset that a mount, job or warmup of this node reads."""
-
-    dataset: str
-    # Ids of snapshots.
-    snapshots: Sequence[str]
-    # Mountpoint, if it is a mount; and whether it stays at its snapshot after a refresh without having been pinned to
-    # it.
-    mountpoint: str = ""
-    stays_after_refresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +175,7 @@ class UsedSnapshots:
             and (record := self._shared.node_record(node)) is not None
         ]  # fmt: skip
 
-    def check_soon(self) -> None:
+    def note_reads_changed(self) -> None:
         """Check reads again soon: a mount or a job has begun or ended."""
         self._wakeup.set()
 

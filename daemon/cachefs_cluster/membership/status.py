@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic
+from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic, ScaleNode
 from cachefs.formatting import format_names
 from cachefs.messages import ClusterBrief
 from cachefs_cluster.membership.view import ClusterView
@@ -85,3 +85,19 @@ def cluster_brief(view: ClusterView, section: ClusterSection) -> ClusterBrief:
         states=dict(Counter(record.state for record in view.members)),
         problem=view.problem,
     )
+
+
+def scaled_nodes(view: ClusterView, counters: Mapping[str, NodeCounters]) -> list[ScaleNode]:
+    """Return the nodes that count for placement, ordered by name. counters: by id, of the nodes that responded."""
+    found = []
+    for record in sorted(view.placed_members, key=lambda record: (record.name, record.id)):
+        said = counters.get(record.id, NodeCounters(problem="it was not queried"))
+        found.append(
+            ScaleNode(
+                record.name,
+                sum(tier.limit for tier in said.tiers) or record.memory + record.ssd,
+                sum(tier.used for tier in said.tiers),
+                said.problem,
+            )
+        )
+    return found

@@ -13,7 +13,7 @@ from cachefs_cluster.membership.secret import ClusterSecret
 from cachefs_cluster.peers.client import PeerClient
 from cachefs_cluster.peers.own_certificate import own_certificate_problem, tls_files
 from cachefs_cluster.peers.server_messages import ServedTotals
-from cachefs_cluster.peers.server_process import PeerServers, ServerSettings
+from cachefs_cluster.peers.server_process import PeerServers, ServedListener, ServerSettings
 from cachefs_cluster.peers.tls import Certificates
 from cachefs_cluster.section import ClusterSection
 
@@ -40,15 +40,23 @@ class DataPlane:
             log.warning("%s", why)
         self.client = PeerClient(section.cluster, membership, errors, self.certificates, section.window, secret)
         self.servers: PeerServers | None = None  # until `open_servers`
-        # Called with a node's id and the keys of the blocks that it received from this node.
-        self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
+        self._served_listeners: list[ServedListener] = []
 
     def open_servers(self, index: Path, tiers: dict[str, Path], adopt: AdoptConnection) -> None:
         """Bind the port. index, tiers: what servers read: the index, and tier directories by name. Raises
         ConfigError."""
         places = ServerSettings(self._section.listen_address, index, tiers, self._files, secret=self._secret)
-        self.servers = PeerServers(self._section.cluster, self._membership, places, adopt, self._errors)
-        self.servers.on_served = lambda node, keys: self.on_served(node, keys)
+        self.servers = PeerServers(
+            self._section.cluster, self._membership, places, adopt, self._errors, self._note_served_blocks
+        )
+
+    def add_served_listener(self, listener: ServedListener) -> None:
+        """Call *listener* with a node's id and the keys of the blocks that it received from this node."""
+        self._served_listeners.append(listener)
+
+    def _note_served_blocks(self, node: str, keys: Sequence[bytes]) -> None:
+        for listener in self._served_listeners:
+            listener(node, keys)
 
     async def start(self) -> None:
         if self.servers is not None:

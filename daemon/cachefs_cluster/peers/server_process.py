@@ -75,6 +75,10 @@ class _ServerProcess:
     connections: int = 0
 
 
+# Called with a node's id and the keys of the blocks that it received from this node.
+ServedListener = Callable[[str, Sequence[bytes]], None]
+
+
 class PeerServers:
     """All peer servers of the daemon. Used on the event loop."""
 
@@ -85,11 +89,11 @@ class PeerServers:
         places: ServerSettings,
         adopt: Callable[[socket.socket], Awaitable[None]],
         errors: ErrorLog,
+        on_served: ServedListener = lambda node, keys: None,
     ) -> None:
-        """adopt: serves a connection of a peer server's fetch channel. Raises ConfigError if the port cannot be
-        bound."""
-        # Called with a node's id and the keys of the blocks that it received from this node, within some 0.1 s.
-        self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
+        """adopt: serves a connection of a peer server's fetch channel. on_served: called within some 0.1 s. Raises
+        ConfigError if the port cannot be bound."""
+        self._on_served = on_served
         self._cluster = cluster
         self._membership = membership
         self._settings = places
@@ -232,7 +236,7 @@ class PeerServers:
     def _handle_report(self, server: _ServerProcess, said: ServerReport) -> None:
         server.last_message = asyncio.get_running_loop().time()
         for node, keys in said.handed.items():
-            self.on_served(node, [keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)])
+            self._on_served(node, [keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)])
         if said.asks and not server.unsent:  # else other bytes on their way show that this daemon is alive
             server.unsent += encode_frame(ServerStateMessage(cluster=self._cluster))
             self._send_pending(server)

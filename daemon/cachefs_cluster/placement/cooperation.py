@@ -127,9 +127,6 @@ class Cooperation:
             is_coordinated_elsewhere=self._is_coordinated,
             are_others_complete=self._are_others_complete,
         )
-        parts.loader.first_rate = FIRST_RATE
-        parts.loader.on_space = self._place_at_home
-        parts.jobs.other_used_snapshots = lambda: self._snapshots.keys()
         parts.shared.add_listener(CONSUMERS, lambda node, name, value: self._regroup_soon())
         parts.shared.add_listener(HOLDERS, self._on_holders)
         parts.shared.endpoint.add_route("GET", f"{HOLDERS_PATH}/{{snapshot}}", self._handle_holders_request)
@@ -148,6 +145,7 @@ class Cooperation:
     async def close(self) -> None:
         for one in self._snapshots.values():
             await one.close()
+        self._snapshots.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def shared_snapshot(self, snapshot: str) -> SharedSnapshot | None:
@@ -231,7 +229,7 @@ class Cooperation:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _place_at_home(self, space: BlockSpace) -> None:
+    async def place_snapshot(self, space: BlockSpace) -> None:
         """Place the blocks of a snapshot at home before any of it is planned. Otherwise blocks of other nodes would be
         fetched ahead until the readers are known."""
         view = self._parts.shared.membership.view

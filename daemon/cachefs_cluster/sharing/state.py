@@ -75,8 +75,7 @@ class SharedState:
         self.endpoint = ControlEndpoint(cluster, membership, security, observers)
         view = membership.view
         self.http = PeerHttpClient(cluster, view.me, security, view.epoch if view.source == "static" else 0)
-        # Returns this node's counters, packed by msgpack.
-        self.counters: Callable[[], Awaitable[bytes]] | None = None
+        self._own_counters: Callable[[], Awaitable[bytes]] | None = None
         self._facts, self._progress = LocalState(), LocalState()
         # By section and name: a hash of a rejected value that was logged.
         self._refused: dict[tuple[str, str], int] = {}
@@ -210,6 +209,10 @@ class SharedState:
         if record is None:
             raise PeerFailed(f"node {node_id} is no longer in the cluster")
         return await self.http.get(record, path, seconds, most)
+
+    def serve_counters(self, own_counters: Callable[[], Awaitable[bytes]]) -> None:
+        """Serve this node's counters from now on. own_counters: returns them, packed by msgpack."""
+        self._own_counters = own_counters
 
     async def node_counters(self, seconds: float) -> dict[str, bytes | PeerFailed]:
         """Return the counters of all other nodes by id, or the reason for their lack, within *seconds*."""
@@ -371,9 +374,9 @@ class SharedState:
             event.set()
 
     async def _answer_counters(self, request: web.Request) -> web.Response:
-        if self.counters is None:
+        if self._own_counters is None:
             return web.Response(status=503, text="this node has no counters yet")
-        return web.Response(body=await self.counters(), content_type="application/msgpack")
+        return web.Response(body=await self._own_counters(), content_type="application/msgpack")
 
 
 def _encode_page(page: ChangesPage) -> StateChanges:

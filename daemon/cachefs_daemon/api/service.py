@@ -16,12 +16,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Final, TypeVar
 
 import msgspec
-from cachefs_cluster.membership.status import cluster_brief, cluster_status
-from cachefs_cluster.placement.scaling import planned_demands, scale_status, scaled_nodes
 
 from cachefs import __version__
 from cachefs.cluster_messages import ClusterStatus, DrainRequest, DrainStatus, ScaleNode, ScaleStatus
-from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
+from cachefs.errors import Busy, CachefsError, NotFound
 from cachefs.job_messages import (
     JobEpoch,
     JobList,
@@ -81,6 +79,7 @@ from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.mounts.lagging import with_lag
 from cachefs_daemon.node import Node, origin_settings
 from cachefs_daemon.origin import request_counters
+from cachefs_daemon.reporting.scaling import planned_demands, scale_status
 from cachefs_daemon.runtime.shielded import shielded
 from cachefs_daemon.store.storage import TierUsage
 
@@ -218,9 +217,9 @@ class Service:
             passed_blocks=self._node.fetcher.bypass_blocks.count,
             endpoints=self._node.catalog.endpoints(),
             fetch_processes=self._node.process_fetches.status(),
-            peers=self._node.peer_counts(),
+            peers=self._node.cluster.peer_counts(),
             guessed=readahead_counts(self._node.readahead.counts),
-            cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
+            cluster=self._node.cluster.brief(),
             troubles=self._node.troubles.present_troubles(),
         )
 
@@ -236,27 +235,16 @@ class Service:
         return self._settings.log_level(request)
 
     async def cluster(self, _: Empty) -> ClusterStatus:
-        node = self._node
-        counters = await node.sharing.counters() if node.sharing is not None else {}
-        status = cluster_status(node.membership.view, node.config.cluster, node.traffic, counters)
-        claims = node.sharing.shared.identity_conflicts.remarks(time.monotonic()) if node.sharing is not None else ()
-        return msgspec.structs.replace(status, remarks=[*status.remarks, *claims])
+        return await self._node.cluster.full_status()
 
     async def drain(self, request: DrainRequest) -> DrainStatus:
-        if self._node.draining is None:
-            raise ConfigError("this node is in no cluster; see [cluster] in its configuration")
-        return await self._node.draining.drain(request.node, undo=request.undo)
+        return await self._node.cluster.drain(request.node, undo=request.undo)
 
     async def scale_hint(self, _: Empty) -> ScaleStatus:
         node = self._node
-        if node.cooperation is not None and node.sharing is not None:
-            nodes = scaled_nodes(node.membership.view, await node.sharing.counters())
-            return scale_status(nodes, node.cooperation.demands_of_snapshots())
         usage = await node.threads.run(node.storage.usage)
-        alone = ScaleNode(
-            node.config.cluster.own_name, sum(tier.limit for tier in usage), sum(tier.used for tier in usage)
-        )
-        return scale_status([alone], planned_demands(node.storage.planning.plan))
+        own = ScaleNode(node.cluster.name, sum(tier.limit for tier in usage), sum(tier.used for tier in usage))
+        return scale_status(*await node.cluster.scaled(own, planned_demands(node.storage.planning.plan)))
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:
         async for progress in verify.verify(self._node.storage.blocks, self._node.storage.index, self._node.threads):
@@ -325,19 +313,16 @@ class Service:
                 await shielded(self._node.changes.follow_snapshot(dataset, before))
 
     def _with_mounts_behind(self, last: ListingProgress, view: DatasetView) -> ListingProgress:
-        if self._node.sharing is None:
-            return last
-        behind = self._node.sharing.used.outdated_mounts(view.name, view.snapshot)
-        return msgspec.structs.replace(last, behind_elsewhere=behind[:MAX_DATASET_NAMES])
+        behind = self._node.cluster.directory.outdated_mounts(view.name, view.snapshot)
+        return msgspec.structs.replace(last, behind_elsewhere=list(behind[:MAX_DATASET_NAMES]))
 
     async def dataset_remove(self, request: DatasetName) -> EvictedAmount:
         """Remove a dataset. Blocks that other datasets also have stay."""
-        if self._node.sharing is not None:  # datasets that were added elsewhere a moment ago are removed too
-            await self._node.sharing.shared.catch_up(_CATCH_UP_SECONDS)
+        directory = self._node.cluster.directory
+        await directory.catch_up(_CATCH_UP_SECONDS)  # datasets that were added elsewhere a moment ago are removed too
         await self._node.catalog.wait_until_adopted(request.name)
         await self._check_unmounted(request.name)
-        if self._node.sharing is not None:
-            await _wait_unused(self._node.sharing.used.check_not_mounted_elsewhere, request.name)
+        await _wait_unused(directory.check_not_mounted_elsewhere, request.name)
         return await shielded(self._node.changes.remove(request.name))
 
     async def _check_unmounted(self, dataset: str) -> None:

@@ -1,7 +1,5 @@
 """Applies changes of a dataset (another snapshot, other options, removal) to its pins, its quota and its blocks."""
 
-from collections.abc import Callable
-
 from cachefs.errors import Busy
 from cachefs.messages import DatasetSetRequest, DatasetSetResult, EvictedAmount
 from cachefs.snapshot import Snapshot
@@ -11,6 +9,7 @@ from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.datasets import origin_access
 from cachefs_daemon.datasets.catalog import Catalog, Dataset
 from cachefs_daemon.origin.base import Origin
+from cachefs_daemon.ports import LOCAL_DIRECTORY, SnapshotReaders
 from cachefs_daemon.runtime.shielded import shielded
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
@@ -26,15 +25,15 @@ class DatasetChanges:
         quotas: DatasetQuotas,
         storage: Storage,
         threads: Threads,
-        is_read_elsewhere: Callable[[str], bool],
+        readers: SnapshotReaders = LOCAL_DIRECTORY,
     ) -> None:
-        """is_read_elsewhere: returns whether another node reads a snapshot, which this node then keeps."""
+        """readers: keeps the snapshots that other nodes read."""
         self._catalog = catalog
         self._pins = pins
         self._quotas = quotas
         self._storage = storage
         self._threads = threads
-        self._is_read_elsewhere = is_read_elsewhere
+        self._readers = readers
 
     async def follow_snapshot(self, dataset: Dataset, before: Snapshot | None) -> None:
         """Follow a change of the dataset's snapshot from *before*, or a new file of the same snapshot."""
@@ -69,7 +68,7 @@ class DatasetChanges:
                 await origin.close()
                 raise
             named = origin_access.kept_name_prefix(dataset.origin, origin, dataset.record.named)
-            way = origin_access.OriginAccess(now, named, catalog.stamp())
+            way = origin_access.OriginAccess(now, named, catalog.shared.stamp())
             await shielded(self._replace_origin(request.name, way, origin))
         view = catalog.view(dataset)
         return DatasetSetResult(dataset=view, before=before, now=now, looked_at=found.compared, alike=found.alike)
@@ -91,7 +90,7 @@ class DatasetChanges:
         """Remove a dataset. Keeps blocks that are shared with other datasets, or with snapshots that other nodes still
         read. Raises NotFound, Busy."""
         removed = self._catalog.generations(self._catalog.get(name))
-        dataset = await self._catalog.remove(name, self._is_read_elsewhere)
+        dataset = await self._catalog.remove(name, self._readers.keep_if_read)
         await self._pins.move_pins(dataset.current, dataset.record.pins)
         self._quotas.remove_quota(name)
         kept = self._catalog.read_snapshots(lambda _: True)

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,7 +37,7 @@ from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.origin_access import OriginAccess
 from cachefs_daemon.datasets.origin_upkeep import OriginUpkeep
 from cachefs_daemon.datasets.records import DatasetRecord, Registry, RemovedRecord, SnapshotRecord
-from cachefs_daemon.datasets.stamps import NO_STAMP, AdditionsElsewhere, ChangeStamp, Removals, is_floor
+from cachefs_daemon.datasets.stamps import NO_STAMP, UNSHARED, ChangeStamp, Removals, SharedChanges, is_floor
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.endpoint import with_distinct_names
 from cachefs_daemon.origin.unusable import UnusableOrigin
@@ -75,8 +75,17 @@ class Dataset:
 class Catalog:
     """All datasets of the node. Used on the event loop; their snapshots may be used in any thread."""
 
-    def __init__(self, state_dir: Path, held: OpenSnapshots, settings: OriginSettings, threads: Threads) -> None:
-        """held: receives the snapshots of all datasets. Raises CachefsError where the registry cannot be read."""
+    def __init__(
+        self,
+        state_dir: Path,
+        held: OpenSnapshots,
+        settings: OriginSettings,
+        threads: Threads,
+        shared: SharedChanges = UNSHARED,
+    ) -> None:
+        """held: receives the snapshots of all datasets. shared: stamps each change, and learns of it. Raises
+        CachefsError where the registry cannot be read."""
+        self.shared = shared
         self._state_dir = state_dir
         self._held = held
         self._settings = settings
@@ -89,13 +98,6 @@ class Catalog:
         self._changing: dict[str, asyncio.Event | None] = {}
         self._saving = threading.Lock()
         self._names: dict[str, str] = {}  # by id of a snapshot: see `dataset_of`
-        # In a cluster: returns the stamp of a change that is made on this node; and receives the name of each changed
-        # dataset, whichever node changed it.
-        self.stamp: Callable[[], ChangeStamp] = lambda: NO_STAMP
-        self.on_change: Callable[[str], None] = lambda name: None
-        self.additions_elsewhere: AdditionsElsewhere = lambda: ()
-        # stamps of the same dataset on other nodes
-        self.stamps_elsewhere: Callable[[str], Iterable[ChangeStamp]] = lambda name: ()
         known = records.load(state_dir)
         self.removals = Removals({one.name: one.added for one in known.removed}, known.forgotten, known.spared)
         for record in known.datasets:
@@ -195,7 +197,7 @@ class Catalog:
         origin_access.check_lengths(request.url, request.options)
         origin = open_origin(request.url, request.options, self._settings)
         resumed = 0
-        stamp = self.stamp()
+        stamp = self.shared.stamp()
         added = [stamp] if stamp != NO_STAMP else []
         dataset = Dataset(DatasetRecord(name, origin.url, request.options, [], added=added), origin, None)
         try:
@@ -239,14 +241,14 @@ class Catalog:
         blocks stay. Raises NotFound, Busy."""
         dataset = self.get(name)
         with self._changing_name(name):
-            added = {*dataset.record.added, *self.stamps_elsewhere(name)}
+            added = {*dataset.record.added, *self.shared.stamps_elsewhere(name)}
             removals, departed = self.removals, self._removed_datasets
             del self._datasets[name]
             if read := [one for one in dataset.record.snapshots if is_read_elsewhere(one.id)]:
                 record = msgspec.structs.replace(dataset.record, snapshots=read)
                 self._removed_datasets = [*departed, Dataset(record, dataset.origin, None)]
-            if self.stamp() != NO_STAMP:  # outside of a cluster it concerns this node only
-                self.removals = removals.with_removal(name, added, self.additions_elsewhere)
+            if self.shared.stamp() != NO_STAMP:  # outside of a cluster it concerns this node only
+                self.removals = removals.with_removal(name, added, self.shared.additions_elsewhere)
             else:
                 self.removals = removals.with_spared(added)
             try:
@@ -255,7 +257,7 @@ class Catalog:
                 self._datasets[name], self.removals, self._removed_datasets = dataset, removals, departed
                 raise
         log.info("dataset %s removed", name)
-        self.on_change(name)
+        self.shared.note_change(name)
         return dataset
 
     async def set_pins(self, name: str, pins: list[bytes]) -> None:
@@ -264,8 +266,8 @@ class Catalog:
 
     async def set_limits(self, name: str, *, share: float, most: int, ttl: float) -> None:
         """Set the limits of DatasetRecord. Raises NotFound, CachefsError."""
-        await self._change(self.get(name), share=share, most=most, ttl=ttl, limited=self.stamp())
-        self.on_change(name)
+        await self._change(self.get(name), share=share, most=most, ttl=ttl, limited=self.shared.stamp())
+        self.shared.note_change(name)
 
     def open_origin_of(self, name: str, options: OriginOptions) -> Origin:
         """Return an origin of the dataset with other options, which the caller owns. Raises NotFound, ConfigError."""
@@ -282,7 +284,7 @@ class Catalog:
         log.info(
             "dataset %s is reached in another way: %s", name, origin_access.describe_options(way.options) or "defaults"
         )
-        self.on_change(name)
+        self.shared.note_change(name)
 
     async def _change(self, dataset: Dataset, **fields: object) -> None:
         before = dataset.record
@@ -297,7 +299,7 @@ class Catalog:
 
     async def note_removed(self, name: str, added: list[ChangeStamp]) -> None:
         """Record that datasets of that name, added then, were removed on another node. Raises CachefsError."""
-        self.removals = self.removals.with_removal(name, added, self.additions_elsewhere)
+        self.removals = self.removals.with_removal(name, added, self.shared.additions_elsewhere)
         await self._save()
 
     def find_added(self, wanted: DatasetRecord) -> Dataset | None:
@@ -368,7 +370,7 @@ class Catalog:
         for dataset in self:
             record = dataset.record
             if not record.added or record.listed == NO_STAMP:
-                stamp = self.stamp()
+                stamp = self.shared.stamp()
                 dataset.record = msgspec.structs.replace(
                     record, added=record.added or [stamp], listed=stamp, limited=stamp
                 )
@@ -458,7 +460,7 @@ class Catalog:
         self._update_current()
         for dataset in held:
             if dataset.current is None:
-                self.on_change(dataset.record.name)
+                self.shared.note_change(dataset.record.name)
         return problems
 
     def _update_current(self) -> None:
@@ -511,7 +513,7 @@ class Catalog:
                 if isinstance(step, ListingProgress):
                     yield msgspec.structs.replace(step, expected=expected)
                 else:
-                    await shielded(self._make_current(dataset, step, self.stamp()))
+                    await shielded(self._make_current(dataset, step, self.shared.stamp()))
 
     async def _make_current(self, dataset: Dataset, path: Path, listed: ChangeStamp) -> None:
         """Make the snapshot at *path*, which was made at *listed*, the current one of *dataset*, which may be new."""
@@ -540,7 +542,7 @@ class Catalog:
             if is_new:
                 del self._datasets[record.name]
             raise
-        self.on_change(record.name)
+        self.shared.note_change(record.name)
 
     def _last_progress(self, dataset: Dataset, resumed: int) -> ListingProgress:
         view = self.view(dataset)

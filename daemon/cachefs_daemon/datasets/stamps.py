@@ -5,7 +5,7 @@ The order is independent of clocks: a change counts as later than all changes th
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -109,6 +109,39 @@ def joined_adds(adds: Iterable[ChangeStamp]) -> list[ChangeStamp]:
         return sorted(known)
     return sorted({*made[: MAX_ADDS - 1], ChangeStamp(max(one.clock for one in known))})
 
+
+class SharedChanges(Protocol):
+    """Connects the changes of this node's datasets with those of other nodes. Used from the event loop only."""
+
+    def stamp(self) -> ChangeStamp:
+        """Return the stamp of a change that is made on this node; NO_STAMP outside of a cluster."""
+
+    def note_change(self, name: str) -> None:
+        """Note that the dataset has changed, whichever node changed it."""
+
+    def additions_elsewhere(self) -> Iterable[tuple[str, ChangeStamp]]:
+        """Return name and stamp of the datasets that other nodes have and this one does not."""
+
+    def stamps_elsewhere(self, name: str) -> Iterable[ChangeStamp]:
+        """Return the stamps of the same dataset on other nodes: several may have added it at once."""
+
+
+class UnsharedChanges:
+    """The changes of a node that is alone, which concern no other."""
+
+    def stamp(self) -> ChangeStamp:
+        return NO_STAMP
+
+    def note_change(self, name: str) -> None: ...
+
+    def additions_elsewhere(self) -> Iterable[tuple[str, ChangeStamp]]:
+        return ()
+
+    def stamps_elsewhere(self, name: str) -> Iterable[ChangeStamp]:
+        return ()
+
+
+UNSHARED: Final[SharedChanges] = UnsharedChanges()
 
 # Returns name and stamp of the datasets that other nodes have and this one does not.
 AdditionsElsewhere = Callable[[], Iterable[tuple[str, ChangeStamp]]]

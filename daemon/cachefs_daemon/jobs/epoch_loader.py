@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs import sample_maps
 from cachefs_daemon.jobs.plan_memory import PlanMemory
+from cachefs_daemon.ports import LOCAL_PLACEMENT, Placement
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.presence_watch import PresenceWatch
@@ -57,33 +58,42 @@ class LocatedEpoch:
     cluster: ReadCluster  # the position of the reads in the epoch
 
 
+@dataclass(frozen=True, slots=True)
+class LoaderParts:
+    """The parts of the node that the epoch loader uses."""
+
+    plan: Plan
+    presence: PresenceWatch
+    # Read files that list samples.
+    blocks: BlockStore
+    fetcher: Fetcher
+    threads: Threads
+    # For the plans of all consumers.
+    plan_memory: PlanMemory
+    placement: Placement = LOCAL_PLACEMENT
+
+
 class EpochLoader:
     """Loads block spaces and epochs. Consumers that read the same snapshot at the same time share its block space and
     its `tree` map, which are forgotten with the last of these consumers."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        presence: PresenceWatch,
-        blocks: BlockStore,
-        fetcher: Fetcher,
-        threads: Threads,
-        plan_memory: PlanMemory,
-    ) -> None:
-        self.plan_memory = plan_memory  # for the plans of all consumers
-        # The rate in reads per second that the plan assumes until a consumer has begun; 0: the plan's own.
-        self.first_rate = 0.0
-        # Called with each space before anything is planned with it.
-        self.on_space: Callable[[BlockSpace], Awaitable[None]] | None = None
-        self._plan = plan
-        self._presence = presence
-        self._blocks = blocks
-        self._fetcher = fetcher
-        self._threads = threads
+    def __init__(self, parts: LoaderParts) -> None:
+        self.plan_memory = parts.plan_memory
+        self._placement = parts.placement
+        self._plan = parts.plan
+        self._presence = parts.presence
+        self._blocks = parts.blocks
+        self._fetcher = parts.fetcher
+        self._threads = parts.threads
         self._spaces: weakref.WeakValueDictionary[str, BlockSpace] = weakref.WeakValueDictionary()
         self._trees: weakref.WeakValueDictionary[str, Samples] = weakref.WeakValueDictionary()
         # By snapshot: held while its space is created, or forgotten.
         self._space_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    @property
+    def first_rate(self) -> float:
+        """The rate in reads per second that the plan assumes until a consumer has begun; 0: the plan's own."""
+        return self._placement.first_rate
 
     async def load_samples(self, snapshot: Snapshot, sample_map: SampleMap) -> Samples:
         """Return the blocks of each sample. Raises ConfigError, NotFound, SnapshotDamaged, and the errors of reading
@@ -92,8 +102,7 @@ class EpochLoader:
             space = self._spaces.get(snapshot.id)
             if space is None:
                 space = self._spaces[snapshot.id] = await self._threads.planning(BlockSpace.of, snapshot)
-                if self.on_space is not None:
-                    await self.on_space(space)
+                await self._placement.place_snapshot(space)
             if snapshot.id not in self._presence.watched:
                 await self._threads.background(self._presence.watch, space)
             if sample_map.kind == "tree":

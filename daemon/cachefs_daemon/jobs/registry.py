@@ -43,6 +43,7 @@ from cachefs_daemon.jobs.refetch_log import RefetchLog
 from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.stalls import Stalls, merge_rows
 from cachefs_daemon.jobs.states import ConsumerState, JobState
+from cachefs_daemon.ports import LOCAL_PLACEMENT, Placement
 from cachefs_daemon.runtime.boot_clock import birth_of
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,13 @@ class JobRegistry:
     """All jobs of the node, and the life of each. Used from the event loop only."""
 
     def __init__(
-        self, datasets: Catalog, plan: Plan, presence: Presence, loader: EpochLoader, capacity: Callable[[], float]
+        self,
+        datasets: Catalog,
+        plan: Plan,
+        presence: Presence,
+        loader: EpochLoader,
+        capacity: Callable[[], float],
+        placement: Placement = LOCAL_PLACEMENT,
     ) -> None:
         """capacity: returns the bytes that the node's tiers keep."""
         self.stalls = Stalls()
@@ -113,9 +120,7 @@ class JobRegistry:
         self.troubles_now: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
         # Returns stalls that have not ended, of all jobs and of readers that have published nothing.
         self.waiting_stalls: Callable[[], list[StallRow]] = list
-        self.other_used_snapshots: Callable[[], Collection[str]] = (
-            tuple  # returns ids of snapshots whose plans other parts need
-        )
+        self._placement = placement
         self.unsaved_jobs: set[str] = set()  # names of jobs whose files are out of date; the saver empties it
         self._catalog = datasets
         self._plan = plan
@@ -460,7 +465,10 @@ class JobRegistry:
                     self._end_consumer(job, consumer, reason)
         self._refetched.keep_snapshots({consumer.snapshot.id for consumer in self._consumers.values()})
         await self._loader.forget_unused(
-            lambda: {*self.other_used_snapshots(), *(consumer.snapshot.id for consumer in self._consumers.values())}
+            lambda: {
+                *self._placement.used_snapshots(),
+                *(consumer.snapshot.id for consumer in self._consumers.values()),
+            }
         )
 
     async def close(self) -> None:

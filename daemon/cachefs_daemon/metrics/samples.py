@@ -130,16 +130,15 @@ def _page_cache_samples(node: Node) -> Iterator[MetricSample]:
 
 
 def _peer_samples(node: Node) -> Iterator[MetricSample]:
-    counts, view = node.peer_counts(), node.membership.view
+    counts, brief = node.cluster.peer_counts(), node.cluster.brief()
     yield MetricSample(table.SERVED_BLOCKS, (), counts.served_blocks)
     yield MetricSample(table.SERVED_BYTES, (), counts.served_bytes)
     yield MetricSample(table.PEER_ASKED, (), counts.asked)
     yield MetricSample(table.PEER_NOT_HERE, (), counts.not_here)
     yield MetricSample(table.PEER_FAILED, (), counts.failed)
-    states = Counter(str(record.state) for record in view.members) if node.config.cluster.enabled else Counter[str]()
-    for state, count in sorted(states.items()):
+    for state, count in sorted(brief.states.items()):
         yield MetricSample(table.CLUSTER_NODES, (state,), count)
-    yield MetricSample(table.CLUSTER_PROBLEM, (), bool(view.problem))
+    yield MetricSample(table.CLUSTER_PROBLEM, (), bool(brief.problem))
 
 
 def _content_samples(node: Node) -> Iterator[MetricSample]:

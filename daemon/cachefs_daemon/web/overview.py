@@ -1,16 +1,14 @@
 """An overview of the node and its cluster."""
 
-import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs_cluster.membership.status import cluster_status
-
 from cachefs import __version__
 from cachefs.block import TIER_NAMES
+from cachefs.cluster_messages import ClusterStatus
 from cachefs.trouble_texts import describe_trouble
 from cachefs_daemon.content.warmup import WarmupState
 from cachefs_daemon.node import Node
@@ -144,7 +142,7 @@ def overview(node: Node, usage: Sequence[TierUsage]) -> Overview:
         now=time.time(),
         began=node.began,
         instance=node.instance,
-        name=_name(node),
+        name=node.cluster.name,
         version=__version__,
         tiers=[*map(_tier, usage), *_page_caches(node)],
         totals=_totals(node),
@@ -155,7 +153,7 @@ def overview(node: Node, usage: Sequence[TierUsage]) -> Overview:
         lost_datasets=sum(dataset.current is None for dataset in node.catalog),
         jobs={state: count for state, count in Counter(job.state for job in node.jobs).items() if count},
         warmups=_warmups(node),
-        cluster=_cluster(node) if node.config.cluster.enabled else None,
+        cluster=_cluster(status) if (status := node.cluster.status()).name else None,
         errors=[
             ErrorRow(one.when, one.count, one.subject[:MAX_TEXT], one.message[:MAX_TEXT])
             for one in node.errors.views()[:MAX_ERRORS]
@@ -163,11 +161,6 @@ def overview(node: Node, usage: Sequence[TierUsage]) -> Overview:
         error_count=node.errors.count,
         troubles=[describe_trouble(one, time.time())[:MAX_TEXT] for one in node.troubles.present_troubles()],
     )
-
-
-def _name(node: Node) -> str:
-    section = node.config.cluster
-    return section.own_name if section.enabled else socket.gethostname()
 
 
 def _tier(usage: TierUsage) -> TierRow:
@@ -180,7 +173,7 @@ def _page_caches(node: Node) -> list[TierRow]:
 
 
 def _totals(node: Node) -> OverviewTotals:
-    counts, peers = node.mounts.counters(), node.peer_counts()
+    counts, peers = node.mounts.counters(), node.cluster.peer_counts()
     reads = request_counters.total_counters().counters_for("read")
     return OverviewTotals(
         origin_bytes=node.fetcher.fetched_bytes,
@@ -200,8 +193,7 @@ def _warmups(node: Node) -> list[WarmupRow]:
     return [WarmupRow(one.dataset, one.bytes, one.bytes_total) for one in running[:MAX_WARMUPS]]
 
 
-def _cluster(node: Node) -> ClusterOverview:
-    status = cluster_status(node.membership.view, node.config.cluster, node.traffic, {})
+def _cluster(status: ClusterStatus) -> ClusterOverview:
     members = [
         MemberRow(
             name=one.name,

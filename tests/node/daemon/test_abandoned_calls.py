@@ -10,6 +10,7 @@ from cachefs_daemon.api.service import Service
 from cachefs_daemon.datasets import selection
 from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.node import Node
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.storage import PlanningParts, Storage
@@ -56,7 +57,7 @@ def test_a_refresh_and_a_removal_are_done_to_their_end(tmp_path: Path, monkeypat
     storage, threads = Storage(store_config(config), PlanningParts.empty()), Threads()
 
     async def scene() -> None:
-        node = Node(config, storage, threads)
+        node = Node(config, storage, threads, ErrorLog())
         service = Service(node, LiveSettings(node, lambda: config))
 
         def pinned() -> int:

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 from cachefs_daemon import config as configuration
 from cachefs_daemon import node as node_module
+from cachefs_daemon.cluster import NO_CLUSTER
 from cachefs_daemon.node import Node
+from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import PlanningParts, Storage
 from cachefs_daemon.store_settings import store_config
@@ -46,7 +48,7 @@ def test_what_hangs_on_a_disk_keeps_nobody_from_looking_at_memory(root: Path, mo
         return all(each.acquire(timeout=30) for each in [*[hanging] * 4, *[looks, tries] * 20])
 
     async def scene() -> None:
-        node = Node(config, storage, threads)
+        node = Node(config, storage, threads, ErrorLog())
         upkeep = asyncio.create_task(node.maintain())
         try:
             assert await asyncio.to_thread(seen)
@@ -75,7 +77,7 @@ def test_the_status_of_a_server_is_taken_once_for_all_its_datasets() -> None:
     ]
     reads = SimpleNamespace(waiting_reads=lambda since: [], failures=SimpleNamespace(latest_first=list))
     node = SimpleNamespace(
-        catalog=datasets, fetcher=reads, _away_nodes=lambda now: iter(()), _tier_troubles=SimpleNamespace(current=[])
+        catalog=datasets, fetcher=reads, cluster=NO_CLUSTER, _tier_troubles=SimpleNamespace(current=[])
     )
 
     async def find() -> TroubleInputs:

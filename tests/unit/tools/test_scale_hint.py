@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from cachefs_cluster.membership.status import scaled_nodes
 from cachefs_cluster.membership.view import ClusterView, NodeRecord
-from cachefs_cluster.placement.scaling import planned_demands, scale_status, scaled_nodes
+from cachefs_daemon.reporting.scaling import planned_demands, scale_status
 from cachefs_tools.cachectl.scale_hint import describe
 from rich.console import Console
 

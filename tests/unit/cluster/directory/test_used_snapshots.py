@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from cachefs_cluster.directory import shared_datasets, used_snapshots
 from cachefs_cluster.directory.shared_datasets import SharedDatasets
-from cachefs_cluster.directory.used_snapshots import LocalDatasets, LocalRead, UsedSnapshots
+from cachefs_cluster.directory.used_snapshots import LocalDatasets, UsedSnapshots
 from cachefs_cluster.sharing.sections import DATASETS, USED
 from cachefs_cluster.sharing.snapshot_files import SnapshotFiles
 from cachefs_daemon.content.dataset_changes import DatasetChanges
@@ -21,8 +21,9 @@ from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
-from cachefs_daemon.datasets.stamps import ChangeStamp, StampClock
+from cachefs_daemon.datasets.stamps import UNSHARED, ChangeStamp, SharedChanges, StampClock, UnsharedChanges
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.ports import LocalDirectory, LocalRead
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 
@@ -71,6 +72,46 @@ class Node:
         await self.catalog.forget_unused(lambda one: self.used.is_used(one.id))
 
 
+class Changes(UnsharedChanges):
+    """Stamps the changes of a catalog, and passes them on to the datasets that the node shares."""
+
+    def __init__(self, node: str) -> None:
+        self._stamp: Callable[[], ChangeStamp] = StampClock(node).tick
+        self._shared: SharedChanges = UNSHARED
+
+    def follow(self, shared: SharedDatasets) -> None:
+        self._stamp, self._shared = shared.stamp, shared
+
+    def stamp(self) -> ChangeStamp:
+        return self._stamp()
+
+    def note_change(self, name: str) -> None:
+        self._shared.note_change(name)
+
+    def additions_elsewhere(self) -> Iterable[tuple[str, ChangeStamp]]:
+        return self._shared.additions_elsewhere()
+
+    def stamps_elsewhere(self, name: str) -> Iterable[ChangeStamp]:
+        return self._shared.stamps_elsewhere(name)
+
+
+class Readers(LocalDirectory):
+    """The readers on other nodes, which are known later."""
+
+    def __init__(self, used: Callable[[], UsedSnapshots]) -> None:
+        self._used = used
+
+    def keep_if_read(self, snapshot_id: str) -> bool:
+        return self._used().keep_if_read(snapshot_id)
+
+
+async def start(shared: SharedDatasets, node: "Node") -> None:
+    changes = node.catalog.shared
+    assert isinstance(changes, Changes)
+    changes.follow(shared)
+    await shared.start()
+
+
 @dataclass
 class Bench:
     """Nodes of one cluster, with one dataset."""
@@ -82,9 +123,7 @@ class Bench:
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
     def catalog(self, state: Path, held: OpenSnapshots) -> Catalog:
-        catalog = Catalog(state, held, OriginSettings(), self.threads)
-        catalog.stamp = StampClock(f"{int(state.name):016x}").tick
-        return catalog
+        return Catalog(state, held, OriginSettings(), self.threads, Changes(f"{int(state.name):016x}"))
 
     def as_started_anew(self, number: int) -> Catalog:
         """What a daemon has that starts with a copy of a node's state directory."""
@@ -114,7 +153,7 @@ class Bench:
         find = lambda one: held.path(one) if held.get(one) is not None else None  # noqa: E731
         files = SnapshotFiles(sharing.shared, find, self.threads)
         coming = set[str]()
-        changes = DatasetChanges(catalog, pins, quotas, store.storage, self.threads, lambda one: used.keep_if_read(one))
+        changes = DatasetChanges(catalog, pins, quotas, store.storage, self.threads, Readers(lambda: used))
         here = LocalDatasets(catalog, held, changes, errors, lambda name: "", lambda: reading)
         used = UsedSnapshots(sharing.shared, files, here, coming.__contains__)
         await sharing.start()
@@ -378,11 +417,11 @@ def test_a_current_snapshot_that_comes_since_it_is_read_is_not_brought_a_second_
         reader, other = await bench.node([current]), await bench.node([old])
         for node in (reader, other):
             shared = SharedDatasets(node.sharing.shared, node.used._files, node.used._local, comes)
-            await shared.start()
+            await start(shared, node)
             bench.running.append(asyncio.create_task(shared.run()))
         fresh = reader.catalog.get(NAME)
         fresh.record = msgspec.structs.replace(fresh.record, listed=ChangeStamp(1000, f"{1:016x}", 1))
-        reader.catalog.on_change(NAME)
+        reader.catalog.shared.note_change(NAME)
         await until_async(lambda: current in asked)
         assert not shared.is_coming(current)
         assert not other.has(current)
@@ -427,11 +466,11 @@ def test_a_snapshot_is_not_fetched_for_nothing_while_its_dataset_is_listed_here(
         if which == "current":
             for node in (reader, other):
                 shared = SharedDatasets(node.sharing.shared, node.used._files, node.used._local, lambda _: False)
-                await shared.start()
+                await start(shared, node)
                 bench.running.append(asyncio.create_task(shared.run()))
             fresh = reader.catalog.get(NAME)
             fresh.record = msgspec.structs.replace(fresh.record, listed=ChangeStamp(1000, f"{1:016x}", 1))
-            reader.catalog.on_change(NAME)
+            reader.catalog.shared.note_change(NAME)
         else:
             reader.reading.append(mount(old))
         await until_async(lambda: len(refused) >= 5)
@@ -467,12 +506,12 @@ def test_a_current_snapshot_does_not_wait_for_older_ones_also_where_it_was_first
         for node in (reader, other):
             one = SharedDatasets(node.sharing.shared, node.used._files, node.used._local, node.used.is_transferring)
             node.used._is_coming_as_current = one.is_coming
-            await one.start()
+            await start(one, node)
             bench.running.append(asyncio.create_task(one.run()))
             shared.append(one)
         fresh = reader.catalog.get(NAME)
         fresh.record = msgspec.structs.replace(fresh.record, listed=ChangeStamp(1000, f"{1:016x}", 1))
-        reader.catalog.on_change(NAME)
+        reader.catalog.shared.note_change(NAME)
         await until_async(lambda: other.has(current))
         assert len(set(fetched) & set(olds)) == 1
         held_up.set()

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 from cachefs_daemon.api import service
 from cachefs_daemon.api.service import Service
+from cachefs_daemon.ports import LocalDirectory
 
 from cachefs.errors import Busy
 from cachefs.messages import DatasetName, EvictedAmount
 from tests import virtual_time
 
 
-class Used:
+class Used(LocalDirectory):
     """Another node says `looks` times that it has mounted the dataset."""
 
     def __init__(self, looks: int) -> None:
@@ -42,7 +43,7 @@ def remove(used: Used, taking_over: float = 0.0) -> list[str]:
         catalog=SimpleNamespace(wait_until_adopted=wait_until_adopted),
         storage=SimpleNamespace(usage=list),
         mounts=SimpleNamespace(mount_of=lambda name: next(iter(mounted), None), is_mounted=lambda mount: True),
-        sharing=SimpleNamespace(used=used, shared=SimpleNamespace(catch_up=asyncio.sleep)),
+        cluster=SimpleNamespace(directory=used),
         changes=SimpleNamespace(remove=done),
     )
     virtual_time.run(Service(node, SimpleNamespace()).dataset_remove(DatasetName("pets")))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import cast
 
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs.consumer import Consumer
-from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.epoch_loader import EpochLoader, LoaderParts
 from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.runtime.threads import Threads
 
@@ -39,12 +39,14 @@ def with_consumer(directory: Path, files: int, check: Callable[[Consumer], None]
 
         with memory_directory() as root, opened(store_config(root)) as store:
             loader = EpochLoader(
-                store.plan,
-                store.storage.presence_watch,
-                store.blocks,
-                cast(Fetcher, None),
-                threads,
-                PlanMemory(1 << 30),
+                LoaderParts(
+                    store.plan,
+                    store.storage.presence_watch,
+                    store.blocks,
+                    cast(Fetcher, None),
+                    threads,
+                    PlanMemory(1 << 30),
+                )
             )  # a tree of files needs none
             consumer = Consumer(request, snapshot, SampleMap(kind="tree"), store.plan, loader, begun)
             try:

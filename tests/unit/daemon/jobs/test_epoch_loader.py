@@ -11,7 +11,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.epoch_loader import EpochLoader, LoaderParts
 from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.origin.base import ObjectRange, Origin
 from cachefs_daemon.origin.endpoint import Endpoint
@@ -70,7 +70,9 @@ class Scene:
                 )
             )
             watch = self.store.storage.presence_watch
-            loader = EpochLoader(self.store.plan, watch, self.store.blocks, fetcher, threads, PlanMemory(1 << 30))
+            loader = EpochLoader(
+                LoaderParts(self.store.plan, watch, self.store.blocks, fetcher, threads, PlanMemory(1 << 30))
+            )
             try:
                 wanted = SampleMap(kind="records", indexer="tfrecord", paths=[b"shard"])
                 return len(await asyncio.wait_for(loader.load_samples(self.snapshot, wanted), 30))

@@ -17,7 +17,7 @@ from cachefs_daemon.jobs import epochs as epochs_module
 from cachefs_daemon.jobs import liveness
 from cachefs_daemon.jobs import registry as registry_module
 from cachefs_daemon.jobs.attribution import Attribution
-from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.epoch_loader import EpochLoader, LoaderParts
 from cachefs_daemon.jobs.job_files import ConsumerRecord, JobRecord
 from cachefs_daemon.jobs.persistence import record_of
 from cachefs_daemon.jobs.plan_memory import BYTES_PER_BLOCK, BYTES_PER_PATH, BYTES_PER_READ, PlanMemory, PlanPurpose
@@ -45,7 +45,9 @@ class Jobs(JobRegistry):
     def __init__(self, directory: Path, store: OpenStore, threads: Threads, room: int) -> None:
         self.snapshots = {name: snapshot_of(directory, name) for name in DATASETS}
         self.loader = EpochLoader(
-            store.plan, store.storage.presence_watch, store.blocks, cast(Fetcher, None), threads, PlanMemory(room)
+            LoaderParts(
+                store.plan, store.storage.presence_watch, store.blocks, cast(Fetcher, None), threads, PlanMemory(room)
+            )
         )
         self.store = store
         catalog: Any = SimpleNamespace(snapshot=self.snapshots.__getitem__)

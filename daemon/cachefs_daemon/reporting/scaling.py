@@ -1,15 +1,14 @@
 """Computes how many nodes the published jobs need, as a hint for scaling the cluster."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from cachefs.cluster_messages import NodeCounters, ScaleNode, ScaleOutcome, ScaleStatus
+from cachefs.cluster_messages import ScaleNode, ScaleOutcome, ScaleStatus
 from cachefs.planning.cluster.scale import ScaleForecast, SnapshotDemand, scale_hint
 from cachefs.planning.sequences.epoch import UNKNOWN_READ
 from cachefs.planning.sequences.plan import Plan
-from cachefs_cluster.membership.view import ClusterView
 
 
 def scale_status(nodes: Sequence[ScaleNode], demands: Sequence[SnapshotDemand]) -> ScaleStatus:
@@ -26,22 +25,6 @@ def scale_status(nodes: Sequence[ScaleNode], demands: Sequence[SnapshotDemand]) 
         one_more=_outcome_message(hint.one_more),
         one_fewer=_outcome_message(hint.one_fewer) if hint.one_fewer is not None else None,
     )
-
-
-def scaled_nodes(view: ClusterView, counters: Mapping[str, NodeCounters]) -> list[ScaleNode]:
-    """Return the nodes that count for placement, ordered by name. counters: by id, of the nodes that responded."""
-    found = []
-    for record in sorted(view.placed_members, key=lambda record: (record.name, record.id)):
-        said = counters.get(record.id, NodeCounters(problem="it was not queried"))
-        found.append(
-            ScaleNode(
-                record.name,
-                sum(tier.limit for tier in said.tiers) or record.memory + record.ssd,
-                sum(tier.used for tier in said.tiers),
-                said.problem,
-            )
-        )
-    return found
 
 
 def planned_demands(plan: Plan) -> list[SnapshotDemand]:
