@@ -582,7 +582,7 @@ def test_a_removal_is_of_all_adds_that_other_nodes_tell_of_though_they_were_not_
             dataset = node.catalog.get(NAME)
             dataset.record = msgspec.structs.replace(dataset.record, added=[ChangeStamp(5, f"{number:016x}", number)])
             one = SharedDatasets(node.sharing.shared, node.used._files, node.used._local, lambda _: False)
-            await one.start()
+            await start(one, node)
             shared.append(one)
         first, second = nodes
         bench.running.append(asyncio.create_task(shared[1].run()))
