@@ -233,7 +233,7 @@ class PeerSearch:
     # them anew.
     steps: SearchSteps
     recompute_steps: Callable[[], SearchSteps]
-    # Slot among reads from peers.
+    # Permit among reads from peers.
     permit: Permit
     # Whether a reader waits.
     has_reader: bool
@@ -248,7 +248,7 @@ class PeerSearch:
     _requests: list[_SentRequest] = field(default_factory=list)  # requests in flight
     _asked_nodes: set[tuple[str, bool]] = field(default_factory=set)  # (node id, fetch) of all requests so far
     _timer: asyncio.TimerHandle | None = None
-    _permit_deadline: float = math.inf  # deadline for the slot, in loop time; inf once admitted
+    _permit_deadline: float = math.inf  # deadline for the permit, in loop time; inf once admitted
     _retry_at: float = math.inf  # loop time at which to retry after a membership disagreement
     _origin_at: float = math.inf  # loop time at which to ask the origin, as nodes lack the snapshot
     _has_no_delegation: bool = False  # no other node may fetch the block
@@ -261,13 +261,13 @@ class PeerSearch:
         return tuple(question.node.name for question in self._requests)
 
     def start(self) -> None:
-        """Start once a slot is free. Calls `on_result` at once if no node can be asked."""
+        """Start once a permit is free. Calls `on_result` at once if no node can be asked."""
         now = _now()
         self._permit_deadline = now + FETCH_FRACTION * (self.deadline - now)
         if self.permit.request(self._on_permit):
             self._on_permit()
         else:
-            self._set_timer()  # reads from a hanging peer may hold all slots
+            self._set_timer()  # reads from a hanging peer may hold all permits
 
     def raise_priority(self) -> None:
         """Raise the priority: a reader waits from now on."""

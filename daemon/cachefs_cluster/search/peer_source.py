@@ -55,7 +55,7 @@ class PeerSource:
         steal: bool = True,
     ) -> None:
         """find_route: returns the route of a block that is not on this node; None if only the origin is left.
-        origin_limiter: slots of reads from origins. missing_snapshots: nodes that *find_route* skips. steal: whether
+        origin_limiter: permits of reads from origins. missing_snapshots: nodes that *find_route* skips. steal: whether
         nodes may fetch blocks for an overloaded one."""
         self._find_route = find_route
         self._origin_limiter = origin_limiter

@@ -45,16 +45,16 @@ class BlockFetch:
     source: BlockSource
     # Whether a reader waits for the block.
     has_reader: bool
-    # Ends a read deadline after the last reader began to wait, or, without readers, after the slot was admitted.
+    # Ends a read deadline after the last reader began to wait, or, without readers, after the permit was admitted.
     deadline: Deadline
     # Loop time at which a block that is fetched ahead will be needed; inf: unknown.
     needed_at: float
     permit: Permit
     # Loop time at which the first waiting read began to wait; inf: no read waits.
     waited_since: float = math.inf
-    # Runs once the slot is admitted, unless a fetch process fetches the block.
+    # Runs once the permit is admitted, unless a fetch process fetches the block.
     task: "asyncio.Task[None] | None" = None
-    # Loop time at which the slot was last admitted.
+    # Loop time at which the permit was last admitted.
     started_at: float = 0.0
     # The bytes, once arrived, and the loop time of arrival.
     data: Data = b""
@@ -78,11 +78,11 @@ class BlockFetch:
     source_peer: str = ""
     # Checksums of all pieces, if known.
     checksums: bytes = b""
-    # Result, once landed.
+    # Result, once the fetch has ended.
     outcome: BlockFetchOutcome = None
     # The bytes for early readers: only while they are being stored.
     early_block: BypassBlock | None = None
-    # Called upon landing; and as soon as the bytes have arrived.
+    # Called when the fetch ends; and as soon as the bytes have arrived.
     _done_callbacks: "list[Callable[[BlockFetch], None]]" = field(default_factory=list)
     _bytes_callbacks: "list[Callable[[BlockFetch], None]]" = field(default_factory=list)
 
@@ -101,8 +101,8 @@ class BlockFetch:
         return self.permit.is_held or self.task is not None or self.peer_search is not None
 
     def add_done_callback(self, callback: Callable[["BlockFetch"], None]) -> None:
-        """Call *callback* synchronously upon landing, since a turn of the event loop would cost more than the callbacks
-        do. The flight must not have landed yet."""
+        """Call *callback* synchronously when the fetch ends, since a turn of the event loop would cost more than the
+        callbacks do. The fetch must not have ended yet."""
         self._done_callbacks.append(callback)
 
     def add_bytes_callback(self, callback: Callable[["BlockFetch"], None]) -> None:
@@ -129,18 +129,18 @@ class BlockFetch:
         return self.early_block
 
     def done_future(self) -> "asyncio.Future[None]":
-        """Return a future that is done when the flight has landed."""
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Return a future that is done when the fetch has ended."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def tell(_: BlockFetch) -> None:
-            if not landed.done():  # otherwise cancelled
-                landed.set_result(None)
+            if not ended.done():  # otherwise cancelled
+                ended.set_result(None)
 
         self.add_done_callback(tell)
-        return landed
+        return ended
 
     def finish(self, outcome: BlockFetchOutcome) -> None:
-        """End the flight with *outcome*."""
+        """End the fetch with *outcome*."""
         self.outcome, self.is_done = outcome, True
         # No reference may keep the bytes until a garbage collection: the connection reuses their memory.
         self.data, self.early_block, self.peer_search, self.deadline.pause = b"", None, None, asyncio.sleep
@@ -156,14 +156,14 @@ class BlockFetch:
 
 
 class FetchWaiter:
-    """A reader that waits for a flight."""
+    """A reader that waits for a fetch."""
 
     __slots__ = ("_fetch", "_is_notified", "_on_result", "_timer", "_until")
 
     def __init__(
         self, fetch: BlockFetch, until: float, on_result: Callable[[BlockFetch], None], *, early: bool
     ) -> None:
-        """on_result: called once: when the flight has landed, is stuck, or at *until* (loop time). early: also when the
+        """on_result: called once: when the fetch has ended, is stuck, or at *until* (loop time). early: also when the
         bytes have arrived."""
         self._fetch = fetch
         self._until = until

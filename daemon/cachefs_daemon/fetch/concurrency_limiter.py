@@ -1,8 +1,8 @@
 """Limits concurrent origin reads, and decides which read is admitted next.
 
 Reads on demand (a reader waits) come first, in turns between askers, so that no asker waits behind thousands of reads
-of another. Reads ahead follow in the order of the time at which they are needed. A read asks for a slot, waits until it
-is admitted, holds the slot while it runs, and gives it back.
+of another. Reads ahead follow in the order of the time at which they are needed. A read asks for a permit, waits until
+it is admitted, holds the permit while it runs, and gives it back.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _BESIDE_DEMAND_DIVISOR: Final = 2
 # its first one is decoded.
 _RECENT_DEMAND_SECONDS: Final = 0.25
 
-# Id of the asker on whose behalf the current code requests slots. Tasks inherit it, so no call has to pass it on.
+# Id of the asker on whose behalf the current code requests permits. Tasks inherit it, so no call has to pass it on.
 REQUESTER: Final = ContextVar("ASKER", default=0)
 
 
@@ -91,8 +91,8 @@ class _ServerQueue:
         self.last_demand_at = waited  # monotonic time at which the last read on demand ended
         self.demand = _PermitQueue()  # ordered by turns
         self.ahead = _PermitQueue()  # ordered by the time at which the block is needed
-        self.permits_in_use = self.ahead_permits_in_use = 0  # slots taken, in all and by reads ahead
-        self.bytes_in_use = self.ahead_bytes_in_use = 0  # bytes of reads with slots, in all and of reads ahead
+        self.permits_in_use = self.ahead_permits_in_use = 0  # permits taken, in all and by reads ahead
+        self.bytes_in_use = self.ahead_bytes_in_use = 0  # bytes of reads with permits, in all and of reads ahead
 
     @property
     def is_idle(self) -> bool:
@@ -107,7 +107,7 @@ class _ServerQueue:
         return self.permits_in_use < self.server.width
 
     def has_room_ahead(self, size: int) -> bool:
-        """Return whether the server would take one more read ahead of *size* bytes, outside of the slots reserved for
+        """Return whether the server would take one more read ahead of *size* bytes, outside of the permits reserved for
         demand.
 
         While a read on demand waits or runs, reads ahead get fewer bytes, as they would take the link from it. They
@@ -124,7 +124,7 @@ class _ServerQueue:
     @property
     def has_waiting_reader(self) -> bool:
         """Whether a reader waits for a read from this server, or did within the last _RECENT_DEMAND_SECONDS."""
-        # A read whose bytes come with another read's request holds bytes but no slot.
+        # A read whose bytes come with another read's request holds bytes but no permit.
         if (
             self.permits_in_use > self.ahead_permits_in_use
             or self.bytes_in_use > self.ahead_bytes_in_use
@@ -134,43 +134,43 @@ class _ServerQueue:
         return time.monotonic() < self.last_demand_at + _RECENT_DEMAND_SECONDS
 
 
-def _ahead_share(slots: int) -> int:
-    """Return how many of *slots* reads ahead may take."""
-    return max(1, slots - max(1, slots // 4))
+def _ahead_share(permits: int) -> int:
+    """Return how many of *permits* reads ahead may take."""
+    return max(1, permits - max(1, permits // 4))
 
 
 class ConcurrencyLimiter:
     """Admits a limited number of reads at once, with a limited number of bytes between them.
 
-    A quarter of the slots (at least one, where there are several) is reserved for reads on demand, so that reads ahead
-    never take all slots. Reads ahead are admitted in the order in which they are needed; reads on demand in turns, one
-    read of each asker per round. A read larger than the whole capacity is admitted when no other read runs.
+    A quarter of the permits (at least one, where there are several) is reserved for reads on demand, so that reads
+    ahead never take all permits. Reads ahead are admitted in the order in which they are needed; reads on demand in
+    turns, one read of each asker per round. A read larger than the whole capacity is admitted when no other read runs.
 
-    A server whose width is below the number of slots gets no more reads than its width, in the same order and with the
-    same reserved quarter. Reads that wait for one server do not block reads from others. Reads ahead have no more bytes
-    in flight than keep the server's link busy: with more, blocks needed first would arrive as late as those needed
-    last.
+    A server whose width is below the number of permits gets no more reads than its width, in the same order and with
+    the same reserved quarter. Reads that wait for one server do not block reads from others. Reads ahead have no more
+    bytes in flight than keep the server's link busy: with more, blocks needed first would arrive as late as those
+    needed last.
 
-    Reads from an origin that hangs may hold all slots until their deadline. So that reads from other origins need not
-    wait as long, each server has a reserve for reads on demand: an eighth of the slots and bytes, at least one read,
-    admitted on top of the limits when no slot is free.
+    Reads from an origin that hangs may hold all permits until their deadline. So that reads from other origins need not
+    wait as long, each server has a reserve for reads on demand: an eighth of the permits and bytes, at least one read,
+    admitted on top of the limits when no permit is free.
     """
 
     def __init__(self, permits: int, capacity: int) -> None:
         """permits: reads at once; capacity: their total bytes."""
         self._permits = permits
-        self.ahead_permits = _ahead_share(permits)  # slots that reads ahead may take
+        self.ahead_permits = _ahead_share(permits)  # permits that reads ahead may take
         self.capacity = capacity
         self._queues: dict[LimitedServer, _ServerQueue] = {}  # servers with reads that wait or run
         self._numbers = itertools.count()
-        self._queued_demand = 0  # reads on demand that wait for a slot
+        self._queued_demand = 0  # reads on demand that wait for a permit
         self._last_rank = 0.0  # rank of the last read on demand that was admitted from the queue
         self._next_ranks: dict[int, float] = {}  # by asker: rank of its next read on demand
         self._max_ranks = _MAX_STALE  # size of _next_ranks at which askers without waiting reads are dropped
-        self.queued_ahead = 0  # reads ahead that wait for a slot
-        self._ahead_in_use = 0  # slots held by reads ahead
-        self.in_use = 0  # slots held
-        self.bytes_in_use = 0  # bytes of the reads that hold slots
+        self.queued_ahead = 0  # reads ahead that wait for a permit
+        self._ahead_in_use = 0  # permits held by reads ahead
+        self.in_use = 0  # permits held
+        self.bytes_in_use = 0  # bytes of the reads that hold permits
         self._bytes_on_demand = 0  # bytes of the reads that were admitted as reads on demand
         # By server without a lane: monotonic time at which its last read on demand ended.
         self._last_demand_at: dict[LimitedServer, float] = {}
@@ -178,14 +178,14 @@ class ConcurrencyLimiter:
 
     @property
     def max_planned(self) -> int:
-        """Limit on planned reads ahead that are here at once: those with slots, and half as many waiting, so that no
-        slot is idle until the planner runs again."""
+        """Limit on planned reads ahead that are here at once: those with permits, and half as many waiting, so that no
+        permit is idle until the planner runs again."""
         return self.ahead_permits + self.ahead_permits // 2
 
     def new_permit(
         self, key: bytes, size: int, server: LimitedServer, *, ahead: bool, needed_at: float = math.inf
     ) -> "Permit":
-        """Return a slot: an async context manager that waits for admission and holds the slot.
+        """Return a permit: an async context manager that waits for admission and holds the permit.
 
         key: identifies the read to `promote`; unique among waiting reads. size: bytes of the read. server: the server
         it reads from. ahead: no reader waits for it yet. needed_at: loop time at which a reader will.
@@ -199,7 +199,7 @@ class ConcurrencyLimiter:
 
     @property
     def has_waiting_reader(self) -> bool:
-        """Whether a reader waits for a slot, or for a read that was admitted as a read on demand.
+        """Whether a reader waits for a permit, or for a read that was admitted as a read on demand.
 
         A read ahead that a reader began to wait for only after its admission does not count, and does not hold back
         other reads ahead: it shows that reads ahead come too late. (Three copies of 100 small files each, on a busy
@@ -208,19 +208,19 @@ class ConcurrencyLimiter:
         return self._queued_demand > 0 or self._bytes_on_demand > 0
 
     def waiting_and_running(self, server: LimitedServer) -> tuple[int, int]:
-        """Return how many reads from the *server* wait for a slot, and how many hold one."""
+        """Return how many reads from the *server* wait for a permit, and how many hold one."""
         queue = self._queues.get(server)
         return (
             (len(queue.demand.by_key) + len(queue.ahead.by_key), queue.permits_in_use) if queue is not None else (0, 0)
         )
 
     def is_idle(self, server: LimitedServer) -> bool:
-        """Return whether no read waits for the *server*, and more slots are free for its reads than they hold."""
+        """Return whether no read waits for the *server*, and more permits are free for its reads than they hold."""
         waiting, running = self.waiting_and_running(server)
         return not waiting and self.free_permits(server) > running
 
     def free_permits(self, server: LimitedServer) -> int:
-        """Return how many slots reads from the *server* could take now."""
+        """Return how many permits reads from the *server* could take now."""
         queue = self._queues.get(server)
         return max(
             0, min(self._permits - self.in_use, server.width - (queue.permits_in_use if queue is not None else 0))
@@ -249,7 +249,7 @@ class ConcurrencyLimiter:
         self._admit()
 
     def admit_with_other(self, key: bytes, server: LimitedServer) -> bool:
-        """Admit the waiting read *key* without a slot of its own: another read of the *server* brings its bytes too.
+        """Admit the waiting read *key* without a permit of its own: another read of the *server* brings its bytes too.
         Returns False if it does not wait, or if its bytes exceed the capacity."""
         queue = self._queues.get(server)
         request = (queue.ahead.by_key.get(key) or queue.demand.by_key.get(key)) if queue is not None else None
@@ -284,7 +284,7 @@ class ConcurrencyLimiter:
             self._remove_if_idle(queue)
 
     def release(self, request: "Permit") -> None:
-        """For `Permit`: return a held slot."""
+        """For `Permit`: return a held permit."""
         queue = self._queues[request.server]
         self._count_in_use(request, queue, -1)
         if request.is_on_demand:
@@ -314,7 +314,7 @@ class ConcurrencyLimiter:
 
     def _enqueue(self, request: "Permit", lane: _ServerQueue) -> None:
         queue = lane.queue_of(request)
-        # A cancelled read of the same key may still be queued: it waits for its end, and not for a slot.
+        # A cancelled read of the same key may still be queued: it waits for its end, and not for a permit.
         is_new = request.key not in queue.by_key
         request.number = next(self._numbers)
         if request.is_ahead:
@@ -354,14 +354,14 @@ class ConcurrencyLimiter:
                 del self._last_demand_at[next(iter(self._last_demand_at))]
 
     def _count_in_use(self, request: "Permit", queue: _ServerQueue, sign: int) -> None:
-        slots, size = sign * request.count, sign * request.size
-        self.in_use += slots
-        queue.permits_in_use += slots
+        permits, size = sign * request.count, sign * request.size
+        self.in_use += permits
+        queue.permits_in_use += permits
         self.bytes_in_use += size
         queue.bytes_in_use += size
         if request.is_ahead:
-            self._ahead_in_use += slots
-            queue.ahead_permits_in_use += slots
+            self._ahead_in_use += permits
+            queue.ahead_permits_in_use += permits
             queue.ahead_bytes_in_use += size
 
     def _admit(self) -> None:
@@ -465,16 +465,16 @@ class Permit:
         self.requester = REQUESTER.get()
         self.rank = 0.0  # lowest goes first among waiting reads
         self.number = 0  # sequence number among reads that had to wait
-        self.count = 1  # slots it takes: 0 if its bytes come with another read
+        self.count = 1  # permits it takes: 0 if its bytes come with another read
         self.on_admission: Callable[[], None] | None = None  # called upon admission, set while waiting
         self._limiter = limiter
 
     def request(self, admitted: Callable[[], None]) -> bool:
-        """Return True if the slot is held from now on; otherwise *admitted* is called upon admission."""
+        """Return True if the permit is held from now on; otherwise *admitted* is called upon admission."""
         return self._limiter.request(self, admitted)
 
     async def acquire(self, *, ahead: bool, needed_at: float = math.inf) -> None:
-        """Wait for the slot. See ConcurrencyLimiter.new_permit."""
+        """Wait for the permit. See ConcurrencyLimiter.new_permit."""
         self.is_ahead, self.needed_at = ahead, needed_at
         await self._acquire()
 
@@ -498,23 +498,24 @@ class Permit:
         self._limiter.promote(self.key)
 
     def count_as_demand(self) -> None:
-        """Count a held slot as a read on demand: a reader waits for its block now."""
+        """Count a held permit as a read on demand: a reader waits for its block now."""
         if self.is_held and self.is_ahead:
             self._limiter.count_as_demand(self)
 
     def cancel_or_release(self) -> None:
-        """Give the slot back, or stop waiting for it."""
+        """Give the permit back, or stop waiting for it."""
         self._limiter.leave_queue(self)
         self.release()
 
     def split_off(self) -> "Permit":
-        """Return a second Slot that takes over the slot, while this one keeps its bytes. Both must be given back."""
+        """Return a second Permit that takes over the permit, while this one keeps its bytes. Both must be given
+        back."""
         other = Permit(self._limiter, self.key, 0, self.server, self.is_ahead, self.needed_at)
         other.is_held, other.requester, other.count, self.count = self.is_held, self.requester, self.count, 0
         return other
 
     def release(self) -> None:
-        """Release the slot. Does nothing if it is not held."""
+        """Release the permit. Does nothing if it is not held."""
         if self.is_held:
             self.is_held = False
             self._limiter.release(self)

@@ -1,6 +1,6 @@
 """Fetches the rest of files and directories that readers seem to want (cachefs.planning.prefetch.area_readahead).
 
-A few blocks at a time, and only while no other read ahead waits for a slot.
+A few blocks at a time, and only while no other read ahead waits for a permit.
 """
 
 import functools

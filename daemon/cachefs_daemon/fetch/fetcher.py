@@ -23,7 +23,7 @@ from cachefs_daemon.fetch.in_flight import InFlightFetches
 from cachefs_daemon.fetch.random_reads import RandomReads
 from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
 
-# Reads ahead that may wait for slots. Hints beyond that are dropped: they would come too late to help.
+# Reads ahead that may wait for permits. Hints beyond that are dropped: they would come too late to help.
 MAX_AHEAD: Final = 8192
 
 # Assumed seconds until a peer needs a block that it requests without hurry: as soon as planned blocks of this node's
@@ -90,7 +90,7 @@ class Fetcher:
 
     @property
     def latency(self) -> FetchLatency:
-        """Time of a fetch, from its slot until its block is in a tier."""
+        """Time of a fetch, from its permit until its block is in a tier."""
         return self.in_flight_fetches.latency
 
     @property
@@ -110,7 +110,7 @@ class Fetcher:
 
     @property
     def has_queued_ahead(self) -> bool:
-        """Whether reads ahead wait for slots."""
+        """Whether reads ahead wait for permits."""
         return self._ahead_queued > 0
 
     @property
@@ -217,7 +217,7 @@ class Fetcher:
     def _return_result(
         self, refs: Sequence[BlockRef], until: float, answer: ResultCallback, fetch: BlockFetch, *, for_peer: bool
     ) -> None:
-        """Pass on the result: the flight has landed, is stuck or out of time, or has bytes for an early reader."""
+        """Pass on the result: the fetch has ended, is stuck or out of time, or has bytes for an early reader."""
         outcome = fetch.early_block if fetch.is_being_stored else self.in_flight_fetches.outcome_of(fetch)
         if outcome is None:
             self._fetch_in_task(refs, until, answer, for_peer=for_peer)  # see `fetch_on_demand`
@@ -275,7 +275,7 @@ class Fetcher:
         """Start fetches of blocks that were in no tier at *looked_up_at*, and will be needed at *needed_at* (loop
         times, soonest first). may_be_transient: blocks that no policy admits become transient blocks.
 
-        Returns for each block its flight, or its outcome if known already. The index is not read again: that releases
+        Returns for each block its fetch, or its outcome if known already. The index is not read again: that releases
         the interpreter lock once per block, and the store checks the index before it writes.
         """
         sources = self._lookups.find_sources_now(refs)
@@ -346,14 +346,12 @@ class Fetcher:
         ]
 
     async def _wait_until_done(self, wanted: Collection[BlockFetch], until: float | None) -> None:
-        """Wait until all flights have landed, or until *until* (loop time). With a deadline, stop at flights that are
+        """Wait until all fetches have ended, or until *until* (loop time). With a deadline, stop at fetches that are
         stuck at a disk."""
         loop = asyncio.get_running_loop()
-        landings = {fetch: fetch.done_future() for fetch in wanted if not fetch.is_done}
+        ends = {fetch: fetch.done_future() for fetch in wanted if not fetch.is_done}
         while waiting := [
-            landing
-            for flight, landing in landings.items()
-            if not landing.done() and (until is None or not flight.is_stuck(loop.time()))
+            end for fetch, end in ends.items() if not end.done() and (until is None or not fetch.is_stuck(loop.time()))
         ]:
             timeout = min(max(0.0, until - loop.time()), block_fetch.STORE_WAIT_SECONDS) if until is not None else None
             _, left = await asyncio.wait(waiting, timeout=timeout)

@@ -1,8 +1,8 @@
-"""Merges reads of neighbouring blocks of one object into one request, if more blocks wait than there are slots.
+"""Merges reads of neighbouring blocks of one object into one request, if more blocks wait than there are permits.
 
 The bytes are passed on block by block as they arrive, so no block waits for the ones after it. The best size of a
-request is learned per server (cachefs.planning.requests.throughput_fit). While slots are free, each block has a request
-of its own: several parallel requests are quicker than a large one.
+request is learned per server (cachefs.planning.requests.throughput_fit). While permits are free, each block has a
+request of its own: several parallel requests are quicker than a large one.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ class MergedReads:
         self._limiter = limiter
         self._read_deadline = read_deadline
         self._discard = discard
-        self._waiting: dict[_Object, dict[int, BlockSource]] = {}  # blocks that wait for a slot, by offset
+        self._waiting: dict[_Object, dict[int, BlockSource]] = {}  # blocks that wait for a permit, by offset
         self._parts: dict[int, BytesFuture] = {}  # blocks in merged requests, by id of their source
         self._tasks: set[asyncio.Task[None]] = set()
         self.requests = 0  # merged requests since the daemon started
 
     def add_waiting_block(self, source: BlockSource) -> None:
-        """Register a block that waits for a slot. Call `remove_block` in the end."""
+        """Register a block that waits for a permit. Call `remove_block` in the end."""
         self._waiting.setdefault(_object(source), {})[source.range.offset] = source
 
     def remove_block(self, source: BlockSource) -> None:
@@ -54,9 +54,9 @@ class MergedReads:
         """Mark the bytes of a block as taken."""
         self._parts.pop(id(source), None)
 
-    def start_request(self, source: BlockSource, slot: Permit) -> BytesFuture | None:
-        """Start the request of a block whose *slot* was admitted. Returns its future if it comes with others; otherwise
-        None."""
+    def start_request(self, source: BlockSource, permit: Permit) -> BytesFuture | None:
+        """Start the request of a block whose *permit* was admitted. Returns its future if it comes with others;
+        otherwise None."""
         known = self._parts.get(id(source))
         if known is not None:
             return known
@@ -73,7 +73,7 @@ class MergedReads:
         loop = asyncio.get_running_loop()
         parts: list[BytesFuture] = [loop.create_future() for _ in taken]
         self._parts.update(zip(map(id, taken), parts, strict=True))
-        task = loop.create_task(self._read(source.origin, taken, parts, slot.split_off()))
+        task = loop.create_task(self._read(source.origin, taken, parts, permit.split_off()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return parts[0]
@@ -95,7 +95,7 @@ class MergedReads:
         """Return the block and its successors that should come with it."""
         waiting = self._waiting.get(_object(source), {})
         endpoint = source.origin.endpoint
-        # This block counts as waiting, and its slot as free.
+        # This block counts as waiting, and its permit as free.
         share = -(-len(waiting) // (self._limiter.free_permits(endpoint) + 1))
         if share < 2 or not isinstance(source.origin, RangeOrigin) or not source.origin.can_read_ranges:
             return [source]
@@ -110,7 +110,7 @@ class MergedReads:
         return run
 
     async def _read(
-        self, origin: RangeOrigin, taken: list[BlockSource], parts: list[BytesFuture], slot: Permit
+        self, origin: RangeOrigin, taken: list[BlockSource], parts: list[BytesFuture], permit: Permit
     ) -> None:
         def arrived(number: int, data: Data) -> None:
             if parts[number].done():
@@ -127,7 +127,7 @@ class MergedReads:
             with contextlib.suppress(CachefsError, TimeoutError), Deadline.after(self._read_deadline).enforced():
                 await origin.read_parts(wanted, lengths, arrived)
         finally:
-            slot.release()
+            permit.release()
             for part in parts:
                 if not part.done():
                     part.set_result(None)

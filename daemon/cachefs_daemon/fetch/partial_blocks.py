@@ -107,7 +107,7 @@ async def skip_retry(seconds: float) -> None:
 
 
 async def read_with_parts(
-    source: BlockSource, parts: Sequence[BlockPart], patience: Deadline, discard: Callable[[int], None], *, at_once: int
+    source: BlockSource, parts: Sequence[BlockPart], deadline: Deadline, discard: Callable[[int], None], *, at_once: int
 ) -> Data:
     """Return the whole block: fetch the gaps around the *parts*, with up to *at_once* concurrent requests. discard:
     called with the bytes received if the fetch fails. Raises as `Origin.read` does."""
@@ -115,9 +115,9 @@ async def read_with_parts(
     came = [len(part.data) for part in parts]
     failed: list[tuple[int, int, OriginUnavailable]] = []
 
-    async def fill(begin: int, end: int, patience: Deadline) -> None:
+    async def fill(begin: int, end: int, deadline: Deadline) -> None:
         wanted = ObjectRange(one.key, one.version, one.size, one.offset + begin, end - begin)
-        between = await source.origin.read(wanted, patience)
+        between = await source.origin.read(wanted, deadline)
         came.append(len(between))
         if len(between) != wanted.length:
             raise OriginError(f"{source.subject}: got {len(between)} bytes for {wanted.length}")
@@ -126,8 +126,8 @@ async def read_with_parts(
     async def try_to_fill(begin: int, end: int) -> None:
         async with turn:
             try:
-                # The block's own patience serves one request at a time.
-                await fill(begin, end, Deadline(patience.until, skip_retry))
+                # The block's own deadline serves one request at a time.
+                await fill(begin, end, Deadline(deadline.until, skip_retry))
             except OriginUnavailable as error:
                 failed.append((begin, end, error))
 
@@ -137,8 +137,8 @@ async def read_with_parts(
         await asyncio.gather(*tasks)
         for begin, end, error in failed:
             if isinstance(error, RetrySkipped):
-                await patience.pause(error.seconds)
-            await fill(begin, end, patience)
+                await deadline.pause(error.seconds)
+            await fill(begin, end, deadline)
     except BaseException:
         for task in tasks:
             task.cancel()

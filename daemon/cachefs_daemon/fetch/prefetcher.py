@@ -19,8 +19,8 @@ from cachefs_daemon.fetch.step_timer import StepTimer
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 
-# Seconds for which a block queued for a slot may be overtaken by one that is needed sooner. While estimates of the rate
-# grow, all later blocks seem to be needed sooner.
+# Seconds for which a block queued for a permit may be overtaken by one that is needed sooner. While estimates of the
+# rate grow, all later blocks seem to be needed sooner.
 OVERTAKE_SECONDS: Final = 0.1
 
 

@@ -47,10 +47,10 @@ _PUSH_SECONDS: Final = 0.02
 _FIRST_BLOCKS: Final = 4
 # Key that stands for an unplanned block.
 _UNPLANNED_KEY: Final = b"\xff" * KEY_SIZE
-# Fractions that guesses may take: of the room that is free or evictable, and of the slots while a plan is published.
+# Fractions that guesses may take: of the room that is free or evictable, and of the permits while a plan is published.
 _ROOM_DIVISOR: Final = 2
 _PERMITS_DIVISOR: Final = 4
-# Blocks that may be requested at once per slot, while no plan is published.
+# Blocks that may be requested at once per permit, while no plan is published.
 _QUEUED_PER_PERMIT: Final = 4
 # With less room than this, in bytes, guesses become transient blocks.
 _MIN_ROOM: Final = 16 << 20
@@ -189,9 +189,9 @@ class ReadaheadFetcher:
         """Search along the streams, and fetch the missing blocks. room: see `_room_for_blocks`."""
         if not transient:
             room //= _ROOM_DIVISOR
-        slots = self._fetcher.ahead_permits
+        permits = self._fetcher.ahead_permits
         most = (
-            _QUEUED_PER_PERMIT * slots if self._plan.is_empty else max(1, slots // _PERMITS_DIVISOR)
+            _QUEUED_PER_PERMIT * permits if self._plan.is_empty else max(1, permits // _PERMITS_DIVISOR)
         ) - self._in_flight
         if most <= 0:
             return
@@ -259,8 +259,8 @@ class ReadaheadFetcher:
         if not self._fetched or now - self._last_push < _PUSH_SECONDS:
             return
         self._last_push = now
-        landed, self._fetched = self._fetched, {}
-        for (mount, snapshot), guesses in landed.items():
+        fetched, self._fetched = self._fetched, {}
+        for (mount, snapshot), guesses in fetched.items():
             entries = np.array([guess.name[1] for guess in guesses], np.int64)
             numbers = np.array([guess.name[2] for guess in guesses], np.int64)
             self._page_caches.push(mount, FileBlocks(snapshot, entries, numbers), sum(guess.size for guess in guesses))

@@ -37,7 +37,7 @@ _MAX_BATCH_BYTES: Final = 4 << 20
 # % more processor time of threads.
 _GATHER_SECONDS: Final = 0.005
 _GATHER_BLOCKS: Final = 8
-# Blocks that may wait here without a slot, at most.
+# Blocks that may wait here without a permit, at most.
 _MAX_WITHOUT_PERMIT: Final = 32
 
 _RunInThread = Callable[
@@ -142,7 +142,7 @@ class TierWrites:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more block may wait here after giving back its slot."""
+        """Whether one more block may wait here after giving back its permit."""
         return len(self._waiting) < _MAX_WITHOUT_PERMIT
 
     async def write_block(self, block: BlockToStore, *, is_urgent: bool = True) -> StoreOutcome:

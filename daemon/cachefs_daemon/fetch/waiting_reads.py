@@ -27,7 +27,7 @@ class WaitingRead:
     endpoint: Endpoint
     # Loop time at which the first of the reads began to wait.
     since: float
-    # Whether a request may be in flight; otherwise the read waits for a slot.
+    # Whether a request may be in flight; otherwise the read waits for a permit.
     has_permit: bool
     # Names of the nodes with requests for it in flight.
     peers: tuple[str, ...] = ()
