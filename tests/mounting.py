@@ -20,7 +20,7 @@ COMMAND = [sys.executable, str(Path(sys.executable).with_name("mount.cachefs"))]
 MODULES = (
     "cachefs.mount.cli",
     "cachefs.mount.block_reader",
-    "cachefs.mount.control_directory",
+    "cachefs.mount.control.control_directory",
     "cachefs.mount.push.process",
     "importlib.metadata",
     "importlib.resources",

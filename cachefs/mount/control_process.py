@@ -19,10 +19,11 @@ from typing import Final
 import trio
 
 from cachefs.errors import CachefsError
-from cachefs.mount import control_reader, device
+from cachefs.mount import device
 from cachefs.mount.child_process import fork_watched
-from cachefs.mount.control_directory import fifo_path
-from cachefs.mount.control_reader import ControlReader
+from cachefs.mount.control import line_reader
+from cachefs.mount.control.control_directory import fifo_path
+from cachefs.mount.control.line_reader import ControlReader
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.line_rate_limit import LineRateLimit
 from cachefs.mount.namespace import shown_datasets
@@ -111,7 +112,7 @@ class ControlProcess:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
         mount = self._mount
-        logging.getLogger(control_reader.__name__).addFilter(LineRateLimit(MAX_LINES, seconds=1))
+        logging.getLogger(line_reader.__name__).addFilter(LineRateLimit(MAX_LINES, seconds=1))
         client = DaemonClient(mount.options.socket, for_unknown_user=True)
         first, *later = mount.views.read_new()
         last = later[-1] if later else first

@@ -19,9 +19,9 @@ import trio
 from cachefs.block import MAX_LOCATED_BLOCKS, block_count, describe_tiers
 from cachefs.errors import CachefsError, NotFound
 from cachefs.inodes import IDENTITY_ENTRY, IDENTITY_NAME, ROOT, inode_of, is_identity_link
-from cachefs.mount import control_directory
 from cachefs.mount.block_reader import BlockReader
-from cachefs.mount.control_directory import ControlDirectory
+from cachefs.mount.control import control_directory
+from cachefs.mount.control.control_directory import ControlDirectory
 from cachefs.mount.counters import Counters
 from cachefs.mount.namespace import Namespace
 from cachefs.mount.options import MountOptions

@@ -24,7 +24,7 @@ from cachefs import __version__
 from cachefs.errors import CachefsError
 from cachefs.messages import MIN_REPORT_SECONDS, MountReport, NodeView
 from cachefs.mount.block_reader import MAX_WAITING, BlockReader
-from cachefs.mount.control_directory import ControlDirectory
+from cachefs.mount.control.control_directory import ControlDirectory
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.fetch_channel import FetchChannelClient
 from cachefs.mount.namespace import Namespace
@@ -64,7 +64,7 @@ class MountState:
     directory: Path
     options: MountOptions
     views: ViewLog
-    # An eventfd, set when a program is about to write to the control FIFO (cachefs.mount.control_directory).
+    # An eventfd, set when a program is about to write to the control FIFO (cachefs.mount.control.control_directory).
     control_wakeup: int
     # Descriptors of marks (cachefs.mount.read_marks): of blocks read, and of blocks whose fetch failed at a deadline.
     read_marks: int

@@ -15,10 +15,9 @@ from cachefs.control_calls import RequestEnd, RequestPart
 from cachefs.errors import CachefsError, ConfigError, DaemonUnavailable
 from cachefs.job_messages import JobProgress, JobPublication
 from cachefs.messages import Empty
-from cachefs.mount import control_reader
-from cachefs.mount.control_lines import ControlCall, decode_line, translate_call, translate_line
-from cachefs.mount.control_reader import ControlReader, LineQueue
-from cachefs.mount.control_responses import ResponseFifos
+from cachefs.mount.control import line_reader
+from cachefs.mount.control.calls import ControlCall, decode_line, translate_call, translate_line
+from cachefs.mount.control.line_reader import ControlReader, LineQueue, ResponseFifos
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.rpc import JOB_PUBLISH
 
@@ -82,8 +81,8 @@ def test_of_heartbeats_only_the_latest_of_each_consumer_waits() -> None:
 
 
 def test_where_too_much_waits_lines_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_reader, "MAX_LINES", 3)
-    monkeypatch.setattr(control_reader, "MAX_BYTES", 100)
+    monkeypatch.setattr(line_reader, "MAX_LINES", 3)
+    monkeypatch.setattr(line_reader, "MAX_BYTES", 100)
 
     async def test(daemon: Daemon, outbox: LineQueue) -> None:
         outbox.queue_line(beat("a", 1), 40)
@@ -99,8 +98,8 @@ def test_where_too_much_waits_lines_are_dropped(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_user_who_has_most_of_the_room_loses_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_reader, "MAX_LINES", 20)
-    monkeypatch.setattr(control_reader, "MAX_BYTES", 1000)
+    monkeypatch.setattr(line_reader, "MAX_LINES", 20)
+    monkeypatch.setattr(line_reader, "MAX_BYTES", 1000)
 
     async def test(daemon: Daemon, outbox: LineQueue) -> None:
         for number in range(20):
@@ -125,7 +124,7 @@ def test_a_line_waits_for_the_daemon_for_a_while_and_jobs_not_for_each_other(
             for consumer in "01":
                 outbox.queue_line(beat(job, 1, consumer), 10)
         await outbox.empty.wait()
-        assert trio.current_time() - began == control_reader.CALL_SECONDS
+        assert trio.current_time() - began == line_reader.CALL_SECONDS
 
     assert run(test).told == []
     assert len(caplog.records) == 6
@@ -143,7 +142,7 @@ def test_who_has_sent_a_call_is_what_the_kernel_says_and_not_what_the_call_says(
 def test_lines_are_found_in_what_a_pipe_holds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control_reader, "MAX_LINE", 200_000)
+    monkeypatch.setattr(line_reader, "MAX_LINE", 200_000)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     found: list[bytes] = []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError
 from cachefs.job_messages import JobPublication, SampleMap
-from cachefs.mount.control_lines import PublishLine, decode_line, translate_line
+from cachefs.mount.control.calls import PublishLine, decode_line, translate_line
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import KINDS, MAX_EPOCHS, MAX_SAMPLES, TORCH_LIMIT, SamplerSpec
 

@@ -22,10 +22,9 @@ from cachefs.control_calls import (
 )
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.job_messages import JobEpoch, JobPublication
-from cachefs.mount import control_requests
-from cachefs.mount.control_lines import ControlLine, decode_line, translate_call
-from cachefs.mount.control_requests import PART_SECONDS, IncompleteRequests
-from cachefs.mount.control_responses import make_error_response
+from cachefs.mount.control import calls
+from cachefs.mount.control.calls import PART_SECONDS, ControlLine, IncompleteRequests, decode_line, translate_call
+from cachefs.mount.control.line_reader import make_error_response
 from cachefs.rpc import DATASET_REMOVE, JOB_EPOCH, JOB_PUBLISH, encode
 
 TOKEN = format_token(7)
@@ -103,20 +102,20 @@ def test_what_was_begun_and_stays_away_is_forgotten() -> None:
 def test_what_is_begun_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = IncompleteRequests()
     part = RequestPart(TOKEN, 0, 0, bytes(100))
-    for number in range(2 * control_requests.MAX_INCOMPLETE):
+    for number in range(2 * calls.MAX_INCOMPLETE):
         requests.add_part(msgspec.structs.replace(part, id=number), 0)
-    assert len(requests._incomplete) == control_requests.MAX_OF_CALLER
-    for number in range(2 * control_requests.MAX_INCOMPLETE):
+    assert len(requests._incomplete) == calls.MAX_OF_CALLER
+    for number in range(2 * calls.MAX_INCOMPLETE):
         requests.add_part(msgspec.structs.replace(part, answers=format_token(number)), 0)
-    assert len(requests._incomplete) == control_requests.MAX_INCOMPLETE
-    monkeypatch.setattr(control_requests, "MAX_BYTES", 250)
+    assert len(requests._incomplete) == calls.MAX_INCOMPLETE
+    monkeypatch.setattr(calls, "MAX_BYTES", 250)
     requests = IncompleteRequests()
     for number in range(10):
         requests.add_part(msgspec.structs.replace(part, answers=format_token(number)), 0)
         requests.add_part(msgspec.structs.replace(part, answers=format_token(number), at=100), 0)
     assert requests._bytes == 200
     requests = IncompleteRequests()
-    monkeypatch.setattr(control_requests, "MAX_REQUEST_BYTES", 150)
+    monkeypatch.setattr(calls, "MAX_REQUEST_BYTES", 150)
     requests.add_part(part, 0)
     with pytest.raises(ConfigError, match="use the daemon's socket"):
         requests.add_part(msgspec.structs.replace(part, at=100), 0)
@@ -131,21 +130,21 @@ def test_who_begins_many_calls_keeps_no_other_caller_out() -> None:
         for _ in range(count):
             requests.add_part(RequestPart(format_token(next(strangers)), 1, 0, b"x"), 0)
 
-    flood(2 * control_requests.MAX_INCOMPLETE)
+    flood(2 * calls.MAX_INCOMPLETE)
     for line in mine[:-1]:
         assert isinstance(line, RequestPart)
         requests.add_part(line, 0)
-        flood(control_requests.MAX_INCOMPLETE - 2)
+        flood(calls.MAX_INCOMPLETE - 2)
     assert taken(requests, mine[-1:]) == bytes(2 * PART_BYTES + 1)
     requests.add_part(mine[0], 0)  # type: ignore[arg-type]
-    flood(control_requests.MAX_INCOMPLETE)
+    flood(calls.MAX_INCOMPLETE)
     with pytest.raises(Busy, match="try again"):
         taken(requests, mine[-1:])
 
 
 def test_a_user_who_begins_many_calls_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many tokens the user has, and however large the calls are."""
-    monkeypatch.setattr(control_requests, "MAX_BYTES", 100 * PART_BYTES)
+    monkeypatch.setattr(calls, "MAX_BYTES", 100 * PART_BYTES)
     requests = IncompleteRequests()
     mine, theirs = parsed(bytes(40 * PART_BYTES + 1)), parsed(bytes(2 * PART_BYTES + 1), token=format_token(8))
     strangers = iter(range(100, 100_000))
@@ -156,7 +155,7 @@ def test_a_user_who_begins_many_calls_takes_no_room_of_others(monkeypatch: pytes
             requests.add_part(RequestPart(token, 1, at, bytes(PART_BYTES)), 0, 1000)
 
     def flood_with_small() -> None:
-        for _ in range(2 * control_requests.MAX_INCOMPLETE):
+        for _ in range(2 * calls.MAX_INCOMPLETE):
             requests.add_part(RequestPart(format_token(next(strangers)), 1, 0, b"x"), 0, 1000)
 
     requests.add_part(theirs[0], 0)  # type: ignore[arg-type]  # of a user who is not known
@@ -167,12 +166,12 @@ def test_a_user_who_begins_many_calls_takes_no_room_of_others(monkeypatch: pytes
         flood_with_small()
     assert taken(requests, mine[-1:]) == bytes(40 * PART_BYTES + 1)
     assert taken(requests, theirs[1:]) == bytes(2 * PART_BYTES + 1)
-    assert requests._bytes <= control_requests.MAX_BYTES
+    assert requests._bytes <= calls.MAX_BYTES
     assert requests._bytes == sum(len(begun.data) for begun in requests._incomplete.values())
 
 
 def test_a_user_alone_has_all_the_room_and_is_told_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_requests, "MAX_BYTES", 250)
+    monkeypatch.setattr(calls, "MAX_BYTES", 250)
     requests = IncompleteRequests()
     requests.add_part(RequestPart(TOKEN, 1, 0, bytes(200)), 0, 1000)
     with pytest.raises(Busy, match="try again"):

@@ -4,6 +4,9 @@ Lines are taken out of the FIFO as they come, and queued for the daemon. The lin
 jobs do not wait for each other. Of a consumer's heartbeats only the latest is queued. While the daemon is away, lines
 are dropped and logged once they are CALL_SECONDS old. When the queue is full, the user who has most of it loses a line.
 Lines that are not calls do not identify their writer; together they have the share of one user.
+
+An answer to a call is one line, written to the FIFO that the caller named. A caller that does not read or has gone
+loses its answer; the mount does not wait for it.
 """
 
 import contextlib
@@ -17,18 +20,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import trio
 
-from cachefs.control_calls import RequestEnd, RequestPart, response_fifo_name
+from cachefs.control_calls import MAX_LINE_BYTES, CallResponse, RequestEnd, RequestPart, response_fifo_name
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.job_messages import JobProgress
+from cachefs.job_messages import JobProgress, JobView
 from cachefs.largest_user import find_largest_user
 from cachefs.messages import Message
-from cachefs.mount.control_lines import ControlCall, decode_line, translate_call, translate_line
-from cachefs.mount.control_requests import IncompleteRequests
-from cachefs.mount.control_responses import ResponseFifos, make_error_response, make_response
+from cachefs.mount.control.calls import ControlCall, IncompleteRequests, decode_line, translate_call, translate_line
 from cachefs.mount.daemon_link import DaemonLink
 
+# Most characters of an error that an answer has.
+_MAX_ERROR_TEXT: Final = 500
 log = logging.getLogger(__name__)
 
 # Seconds within which a writer that has looked up the FIFO's name opens the FIFO.
@@ -44,6 +48,40 @@ MAX_TOKENS: Final = 1024
 _PIPE: Final = 1 << 16
 # Most characters of a line, and of its error, that are logged.
 _MAX_TEXT: Final = 200
+
+
+class ResponseFifos:
+    """Writes to the answer FIFOs of one mount."""
+
+    def __init__(self, directory: Path) -> None:
+        """directory: the control directory."""
+        self._directory = directory
+
+    async def write_response(self, token: str, answer: CallResponse) -> None:
+        line = msgspec.json.encode(answer) + b"\n"
+        if len(line) <= MAX_LINE_BYTES:
+            await trio.to_thread.run_sync(self._write, token, line, abandon_on_cancel=True)
+
+    def _write(self, token: str, line: bytes) -> None:
+        with contextlib.suppress(OSError):
+            # Neither call blocks: the open fails without a reader, the write fails where the FIFO is full.
+            fd = os.open(self._directory / response_fifo_name(token), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(fd, line)
+            finally:
+                os.close(fd)
+
+
+def make_response(number: int, reply: Message) -> CallResponse:
+    if isinstance(reply, JobView):  # the caller needs only name and state; a thousand ranks do not fit into a line
+        reply = msgspec.structs.replace(reply, consumers=[], dataset="", snapshot="", source="", reason="")
+    return CallResponse(number, reply=msgspec.msgpack.encode(reply))
+
+
+def make_error_response(number: int, error: CachefsError) -> CallResponse:
+    """Return an error answer. Unprintable characters, which a caller may have sent, become question marks."""
+    text = "".join(one if one.isprintable() else "?" for one in str(error)[:_MAX_ERROR_TEXT])
+    return CallResponse(number, error=type(error).__name__, text=text)
 
 
 @dataclass(frozen=True, slots=True)
