@@ -57,9 +57,10 @@ def test_a_token_that_is_still_good_is_used_while_no_other_is_found(monkeypatch:
         hanging.wait(30)
         return bearer.Token("late")
 
-    finds = iter([lambda: bearer.Token("t", time.time() + bearer._MARGIN - 1), refuse, hang])
+    finds = iter([lambda: bearer.Token("t", time.time() + 1e5), refuse, hang])
 
     async def work() -> None:
+        monkeypatch.setattr(bearer, "_MARGIN", 1e6)  # it is looked for from now on, and good for longer than any test
         monkeypatch.setattr(bearer, "RENEWAL_WAIT_SECONDS", 0.01)
         tokens = bearer.BearerTokens(lambda: next(finds)())
         try:
