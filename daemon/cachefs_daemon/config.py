@@ -226,8 +226,7 @@ class Config(Section):
                 blocks = f"{count or 'no'} {'block' if count == 1 else 'blocks'}"
                 yield (
                     f"{name}.budget = {format_size(budget)}: holds {blocks} of {format_size(self.daemon.block_size)}, "
-                    "so most of larger files goes past it to their readers; "
-                    f"give it at least {format_size(FEW_BLOCKS * record)}"
+                    f"so most blocks of larger files bypass it; give it at least {format_size(FEW_BLOCKS * record)}"
                 )
             if budget > room:
                 yield (
@@ -239,7 +238,7 @@ class Config(Section):
             if self.ssd_budget <= room < self.ssd_budget + self.ssd_min_free:
                 yield (
                     f"ssd.budget = {format_size(self.ssd_budget)}: of {format_size(room)}, min_free leaves "
-                    f"{format_size(room - self.ssd_min_free)}; the tier takes no more than that"
+                    f"{format_size(room - self.ssd_min_free)}; the tier uses no more than that"
                 )
         if not self.prefetch.enabled and self.prefetch.processes > 0:
             given = self.prefetch.processes
@@ -426,7 +425,7 @@ def _impossible_directories(config: Config) -> Iterator[str]:
             nearest = _nearest_existing(directory)
             # `cachefs_daemon.store.config_check` checks the directory itself.
             if nearest != directory and not nearest.is_dir():
-                yield f"{key} = {_display_value(str(directory))}: {nearest} is no directory"
+                yield f"{key} = {_display_value(str(directory))}: {nearest} is not a directory"
         except OSError as error:
             yield f"{key} = {_display_value(str(directory))}: {error.strerror}"
 

@@ -157,7 +157,7 @@ class ReportDispatcher:
             try:
                 self._dispatch_reads(mount, one)
             except Exception:  # the other mounts' reads are still followed
-                log.exception("what mount %s has read is not followed", mount)
+                log.exception("failed to process the reads that mount %s reported", mount)
         accessed = [key for one in heard.values() for key in one.accessed]
         if len(accessed) > MAX_COUNTED_ON_LOOP or not self._tiering.try_acquire():
             await self._threads.run(self._count_uses, accessed)

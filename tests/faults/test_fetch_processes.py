@@ -297,7 +297,7 @@ def test_a_process_that_is_killed_loses_nothing_and_is_replaced(
 
     with caplog.at_level(logging.WARNING):
         play(root, proxy.endpoint, scene)
-    assert len([one for one in caplog.records if "a fetch process is gone" in one.message]) == 1
+    assert len([one for one in caplog.records if "a fetch process failed" in one.message]) == 1
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["it goes on", "it does not"])
@@ -358,7 +358,7 @@ def test_without_processes_everything_works_and_the_log_says_so_once(
 
     with caplog.at_level(logging.DEBUG):
         play(root, proxy.endpoint, scene)
-    said = [one.levelno for one in caplog.records if "a fetch process is gone" in one.message]
+    said = [one.levelno for one in caplog.records if "a fetch process failed" in one.message]
     assert said.count(logging.WARNING) == 1
     assert len(said) > 1
 

@@ -135,7 +135,7 @@ class SnapshotFiles:
             except TimeoutError:
                 raise PeerFailed(
                     f"received {format_size(partial.size)} of snapshot {snapshot_id}, then less than "
-                    f"{format_size(DEADLINE_BYTES)} within {FILE_SECONDS:.0f} s"
+                    f"{format_size(DEADLINE_BYTES)} more within {FILE_SECONDS:.0f} s"
                 ) from None
 
     async def _fetch(self, snapshot_id: str, likely: Sequence[str], partial: _PartialFile) -> SnapshotMeta:

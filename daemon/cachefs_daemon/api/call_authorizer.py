@@ -26,7 +26,7 @@ class CallAuthorizer:
         caller = self.identities.verify(said)
         if caller is None:
             raise Unidentified(
-                f"the daemon cannot tell who calls {method.name}: {self.identities.socket_path.path} cannot be "
+                f"the daemon cannot identify the caller of {method.name}: {self.identities.socket_path.path} cannot be "
                 "reached; in a container, mount the directory of the daemon's socket, not only the socket"
             )
         if method.right == AccessRight.ADMINISTER and not caller.is_administrator:

@@ -150,7 +150,7 @@ class FetchChannelServer:
         try:
             uid, groups = peer_credentials(client)
         except (OSError, KeyError) as error:
-            raise CachefsError(f"the daemon cannot tell who calls: {error}") from None
+            raise CachefsError(f"the daemon cannot identify the caller: {error}") from None
         self._admission.require_mount_right(self._admission.caller_of(uid, groups))
         user = self._users.get(uid) or _User(uid)
         if user.connections >= MAX_CONNECTIONS:
@@ -241,7 +241,7 @@ class _Connection(asyncio.BufferedProtocol):
             for body in self._frames.split_frames(self._channel.receive_buffer[:nbytes]):
                 self._handle_frame(body)
         except InvalidFrame as error:
-            self._hang_up(f"a client has sent what is no question: {error}")
+            self._hang_up(f"a client sent an invalid request: {error}")
         except Exception as error:
             self._hang_up(f"internal error ({error!r})", bug=error)
         finally:
@@ -323,7 +323,7 @@ class _Connection(asyncio.BufferedProtocol):
         """Count the blocks of a request. Raises Busy, ConfigError."""
         assert self._user is not None
         if sum(max(0, ref.size) + 2 * PIECE_SIZE for ref in blocks if ref.size) > MAX_RESPONSE_BYTES // 2:
-            raise ConfigError(f"the bytes of {len(blocks)} blocks are more than one answer can have")
+            raise ConfigError(f"the bytes of {len(blocks)} blocks are more than one response can hold")
         if self._blocks + len(blocks) > MAX_CONNECTION_BLOCKS:
             raise Busy(f"a mount's worker waits for {self._blocks} blocks already; is an origin hanging?")
         self._user.reserve_blocks(len(blocks))
@@ -408,7 +408,7 @@ def _fetched_block(ref: BlockRef, answer: PeerOutcome, source: str) -> FetchedBl
     if isinstance(answer, FetchedBlock):
         return answer
     if isinstance(answer, BypassBlock) and ref.size <= 0:
-        answer = StoreFull("no tier can hold the block, and who asks takes no bytes; see `cachectl status`")
+        answer = StoreFull("no tier can hold the block, and the client accepts no bytes; see `cachectl status`")
     if isinstance(answer, BypassBlock):
         data = answer.pieces(ref.start, ref.size)
         return FetchedBlock(location=b"", data=data, checksums=answer.checksums, source=source)

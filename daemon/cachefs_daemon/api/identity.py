@@ -128,7 +128,7 @@ class Identities:
             uid, groups = peer_credentials(writer.get_extra_info("socket"))
             writer.write(self.issue(self._admission.caller_of(uid, groups)).encode())
         except (OSError, KeyError) as error:
-            log.warning("%s: cannot tell who a caller is: %s", self.socket_path.path, error)
+            log.warning("%s: cannot identify a caller: %s", self.socket_path.path, error)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()

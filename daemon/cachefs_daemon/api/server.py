@@ -145,7 +145,7 @@ class _UnknownCallHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         async def call(_: bytes, context: Any) -> bytes:
             error = CachefsError(
-                f"this daemon (cachefs {__version__}) knows no call {name}: the client is of another version; "
+                f"this daemon (cachefs {__version__}) does not know the call {name}: the client is of another version; "
                 "unmount and mount again, or restart the daemon"
             )
             await _fail(context, name, error)

@@ -37,7 +37,7 @@ class SocketKeeper:
             if str(error) != self._logged_error:
                 self._logged_error = str(error)
                 log.error(
-                    "%s is no longer this daemon's, so no program can connect to it; trying again: %s", path, error
+                    "%s is no longer this daemon's socket, so clients cannot connect; trying again: %s", path, error
                 )
         else:
             log.warning("%s had been removed, such as by a cleaner of temporary files; it is there again", path)

@@ -40,14 +40,14 @@ class WarmupPersistence:
             try:
                 run = await self._warmups.start(self._snapshot(request.dataset), request)
             except CachefsError as error:
-                log.warning("a warmup of %s is not taken up again: %s", request.dataset, error)
+                log.warning("a warmup of %s is not resumed: %s", request.dataset, error)
                 self._warmups.has_unsaved = True
             else:
-                log.info("warmup %d of %s goes on where the last daemon ended", run.id, request.dataset)
+                log.info("warmup %d of %s is resumed after the restart of the daemon", run.id, request.dataset)
 
     async def run(self) -> None:
         """Save changes as long as the daemon runs."""
-        await autosave(self.save, "warmups in the background do not go on")
+        await autosave(self.save, "background warmups are not resumed")
 
     async def save(self) -> None:
         """Write the file if anything has changed. Raises OSError; the old file then stays."""
@@ -66,7 +66,7 @@ def _load(path: Path) -> list[WarmupRequest]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        log.warning("%s is of no use (%s) and is ignored; warmups do not go on", path, error)
+        log.warning("%s cannot be used (%s) and is ignored; background warmups are not resumed", path, error)
         return []
 
 

@@ -130,7 +130,7 @@ class Catalog:
             known = ", ".join(sorted(self._datasets)) or "none yet"
             if "/" in name:
                 raise NotFound(
-                    f"{name!r} is a path, and no name of a dataset (known: {known}); `cachectl mounts` shows which "
+                    f"{name!r} is a path, not the name of a dataset (known: {known}); `cachectl mounts` shows which "
                     "dataset is mounted there"
                 )
             raise NotFound(f"no dataset named {name!r} (known: {known}); add it with `cachectl dataset add {name} URL`")
@@ -282,7 +282,7 @@ class Catalog:
         dataset.origin = origin
         self._remove_unused()
         log.info(
-            "dataset %s is reached in another way: %s", name, origin_access.describe_options(way.options) or "defaults"
+            "dataset %s: new options of its origin: %s", name, origin_access.describe_options(way.options) or "defaults"
         )
         self.shared.note_change(name)
 

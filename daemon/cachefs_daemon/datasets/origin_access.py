@@ -106,7 +106,7 @@ def check_any_alike(name: str, found: ListingComparison) -> None:
     """Raise ConfigError where no object is as it was listed."""
     if not found.alike:
         what = "there are no objects" if not found.compared else (
-            f"none of the first {found.compared:,} objects there is as it was listed"
+            f"none of the first {found.compared:,} objects there has the size and version that were listed"
         )  # fmt: skip
         raise ConfigError(
             f"dataset {name} stays as it is: {what}. Add what is there as another dataset; or repeat with "

@@ -152,7 +152,7 @@ class BlockFetch:
             try:
                 tell(self)
             except Exception:  # the other callbacks still run
-                log.exception("one who waited for %s was not told", self.source.subject)
+                log.exception("a callback of the fetch of %s failed", self.source.subject)
 
 
 class FetchWaiter:

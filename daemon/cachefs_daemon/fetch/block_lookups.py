@@ -99,7 +99,7 @@ class BlockLookups:
         except CachefsError as error:
             return error
         except ValueError as error:
-            return CachefsError(f"block {ref.number} of entry {ref.entry} was complained of wrongly: {error}")
+            return CachefsError(f"block {ref.number} of entry {ref.entry} was reported at an invalid location: {error}")
 
 
 def count_disk_waits() -> int:

@@ -131,7 +131,7 @@ class DirectoryReadaheadFetcher:
             else:
                 self._readahead.note_undone(swept)
         except Exception:
-            log.exception("guessing begins anew")
+            log.exception("readahead is reset after an internal error")
             self.reset()
         self._on_fetch_end()
 
@@ -146,7 +146,7 @@ class DirectoryReadaheadFetcher:
             try:
                 placed += self._area_index.areas_of_blocks(snapshot, some)
             except CachefsError as error:
-                log.debug("nothing is guessed of snapshot %s: %s", snapshot_id, error)
+                log.debug("no readahead in snapshot %s: %s", snapshot_id, error)
         return placed
 
     def _find_missing(self, search: AreaSearch) -> AreaSearchResult:
@@ -156,5 +156,5 @@ class DirectoryReadaheadFetcher:
         try:
             return self._area_index.find_missing_blocks(snapshot, search)
         except CachefsError as error:
-            log.debug("nothing is guessed of snapshot %s: %s", snapshot.id, error)
+            log.debug("no readahead in snapshot %s: %s", snapshot.id, error)
             return AreaSearchResult(len(search.places), ())

@@ -305,7 +305,7 @@ class FetchProcesses:
     def _note_process_failure(self, why: str) -> None:
         """Log the unexpected end of a process, and pause before the next start."""
         level = logging.DEBUG if self._is_end_logged else logging.WARNING
-        log.log(level, "a fetch process is gone, %s; the daemon itself fetches what it was to bring", why)
+        log.log(level, "a fetch process failed: %s; the daemon fetches its blocks itself", why)
         self._is_end_logged = True
         self._next_start_at = _now() + self._restart_pause
         self._restart_pause = min(_MAX_RESTART_PAUSE, 2 * self._restart_pause)
@@ -363,7 +363,7 @@ class FetchProcesses:
             lived = _now() - process.started_at
             if lived >= _MAX_RESTART_PAUSE:
                 self._restart_pause, self._is_end_logged = _MIN_RESTART_PAUSE, False
-            self._note_process_failure(f"having ended with status {status} after {lived:.0f} s")
+            self._note_process_failure(f"it ended with status {status} after {lived:.0f} s")
 
 
 @functools.cache

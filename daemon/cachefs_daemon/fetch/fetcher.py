@@ -360,4 +360,4 @@ class Fetcher:
 
 
 def _evicted_before_read() -> CachefsError:
-    return OriginUnavailable("the block came and went; read again")
+    return OriginUnavailable("the block was evicted before it was read; read again")

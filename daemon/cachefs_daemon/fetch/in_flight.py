@@ -232,7 +232,9 @@ class InFlightFetches:
             return True
         # A bug: otherwise the fetch would never end, and all readers would wait for their deadlines.
         except Exception as error:
-            self._errors.add(fetch.source.subject, f"internal error ({error!r}); its origin is asked", bug=error)
+            self._errors.add(
+                fetch.source.subject, f"internal error ({error!r}); fetching from the origin instead", bug=error
+            )
             if fetch.peer_search is not None:
                 fetch.peer_search.cancel()
                 fetch.peer_search = None
@@ -284,7 +286,7 @@ class InFlightFetches:
         if fetch.is_done:
             return fetch.outcome
         why = fetch.deadline.last_error or "its origin is slow or unreachable"
-        return OriginUnavailable(f"{fetch.source.subject} did not come within the read deadline; {why}")
+        return OriginUnavailable(f"{fetch.source.subject} did not arrive within the read deadline; {why}")
 
     async def bypass(self, fetch: BlockFetch, reason: str) -> BypassBlock:
         """Return the arrived bytes as a bypass block, which no tier has or takes. reason: for the log."""

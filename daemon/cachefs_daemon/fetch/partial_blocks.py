@@ -97,7 +97,7 @@ class RetrySkipped(OriginUnavailable):
     """Raised instead of a retry. *seconds*: pause after which a retry would have been made."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__("it is asked for in another way")
+        super().__init__("it is requested in another way")
         self.seconds = seconds
 
 
@@ -120,7 +120,7 @@ async def read_with_parts(
         between = await source.origin.read(wanted, deadline)
         came.append(len(between))
         if len(between) != wanted.length:
-            raise OriginError(f"{source.subject}: got {len(between)} bytes for {wanted.length}")
+            raise OriginError(f"{source.subject}: got {len(between)} bytes instead of {wanted.length}")
         data[begin:end] = between
 
     async def try_to_fill(begin: int, end: int) -> None:

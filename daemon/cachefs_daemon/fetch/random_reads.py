@@ -144,7 +144,7 @@ class RandomReads:
             else:
                 self._fetches.counts.count_discarded(len(data))
         except (CachefsError, TimeoutError) as error:
-            log.debug("a part of %s did not come: %s", source.subject, error)
+            log.debug("a part of %s could not be read: %s", source.subject, error)
         finally:
             reading = self._reading[source.key]
             told = reading.pop((wanted.offset, wanted.length)).callbacks

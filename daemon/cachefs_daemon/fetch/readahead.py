@@ -143,7 +143,7 @@ class ReadaheadFetcher:
 
     def _reset(self) -> None:
         """Reset all state after a bug, which must not fail any read."""
-        log.exception("guessing begins anew")
+        log.exception("readahead is reset after an internal error")
         self._readahead = SequentialReadahead(self.book)
         self._directory_readahead.reset()
 
@@ -282,7 +282,7 @@ class ReadaheadFetcher:
         try:
             return find(snapshot, search)
         except CachefsError as error:
-            log.debug("nothing is guessed of snapshot %s: %s", snapshot.id, error)
+            log.debug("no readahead in snapshot %s: %s", snapshot.id, error)
             return StreamSearchResult((), 0, has_ended=True)
 
     def _find_missing_in_listing(self, snapshot: Snapshot, search: StreamSearch) -> StreamSearchResult:

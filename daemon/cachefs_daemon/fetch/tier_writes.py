@@ -207,7 +207,7 @@ class TierWrites:
                 batch[0][1].set_exception(error)
             return
         if len(stored) != len(batch):
-            raise AssertionError(f"of {len(batch)} blocks, the store has said what came of {len(stored)}")
+            raise AssertionError(f"the store returned {len(stored)} results for {len(batch)} blocks")
         for (_, future), outcome in zip(batch, stored, strict=True):
             if not future.done():  # otherwise the caller was cancelled
                 future.set_result(outcome)

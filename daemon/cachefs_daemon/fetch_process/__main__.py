@@ -17,7 +17,9 @@ def main() -> None:
     parser.add_argument("--channel", type=int, required=True, help="Descriptor of the socket to the daemon.")
     parser.add_argument("--parent", type=int, required=True, help="Process id of the daemon.")
     parser.add_argument("--requests", type=int, required=True, help="Descriptor of memory for counts of requests.")
-    parser.add_argument("--longest", type=float, required=True, help="Seconds after which an object is given up.")
+    parser.add_argument(
+        "--longest", type=float, required=True, help="Seconds after which the download of an object is cancelled."
+    )
     arguments = parser.parse_args()
     if not child_process.set_up_child("cachefs-fetch", arguments.parent):
         return

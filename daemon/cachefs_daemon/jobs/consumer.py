@@ -153,7 +153,7 @@ class Consumer:
 
     def fail(self, error: BaseException) -> None:
         """Give up the plan after an internal error. The consumer has none until it is published again."""
-        log.error("job %s, consumer %s: no plan any more", self.request.job, self.name, exc_info=error)
+        log.error("job %s, consumer %s: no plan any longer", self.request.job, self.name, exc_info=error)
         self._task.cancel()
         self._leave_plan()
         self._problems[ConsumerProblem.WORK] = f"internal error ({error!r}); see the daemon's log, and publish again"
@@ -309,7 +309,7 @@ class Consumer:
         """Record the reason for which other nodes reject the consumer's publication; "" where they accept it."""
         self._problems.pop(ConsumerProblem.SHARED, None)
         if why:
-            self._problems[ConsumerProblem.SHARED] = f"other nodes of the cluster do not learn of it: {why}"
+            self._problems[ConsumerProblem.SHARED] = f"it is not published to other nodes of the cluster: {why}"
 
     # --- sequence -------------------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class Consumer:
                 self._give_up(str(error))
                 return
             except (CachefsError, OSError) as error:
-                self._problems[ConsumerProblem.WORK] = f"{error}; it is tried again"
+                self._problems[ConsumerProblem.WORK] = f"{error}; trying again"
                 pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
                 self._failures += 1
                 log.warning(

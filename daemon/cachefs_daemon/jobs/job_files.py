@@ -127,7 +127,7 @@ def _read(path: Path, kind: type[Content]) -> Content | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        log.warning("%s is of no use (%s) and is ignored; the job can publish again", path, error)
+        log.warning("%s cannot be used (%s) and is ignored; the job can publish again", path, error)
         return None
 
 

@@ -46,4 +46,4 @@ class PublisherLiveness:
             return f"its process {self.pid} is gone"
         if self.process_start is not None and self._owner is not None:
             return ""
-        return f"no sign of life for {self.seconds:.0f} s" if self.silence(now) > self.seconds else ""
+        return f"no heartbeat for {self.seconds:.0f} s" if self.silence(now) > self.seconds else ""

@@ -33,17 +33,17 @@ class JobPersistence:
             self._saved_positions[record.job] = places
             try:
                 self._jobs.restore(record, places)
-                log.info("job %s goes on from before the restart", record.job)
+                log.info("job %s is restored after the restart", record.job)
             except CachefsError as error:
-                log.info("job %s of before the restart is over: %s", record.job, error)
+                log.info("job %s is not restored: %s", record.job, error)
                 self._jobs.unsaved_jobs.add(record.job)
             except (IndexError, ValueError) as error:
-                log.warning("what is kept of job %s makes no sense (%s) and is forgotten", record.job, error)
+                log.warning("the saved state of job %s is invalid (%s) and is removed", record.job, error)
                 self._jobs.unsaved_jobs.add(record.job)
 
     async def run(self) -> None:
         """Save from time to time, as long as the daemon runs."""
-        await autosave(self.save, "jobs are where they were last saved")
+        await autosave(self.save, "jobs are restored as they were last saved")
 
     async def save(self) -> None:
         """Write the changes since the last call. Raises CachefsError, OSError, after writing all that can be

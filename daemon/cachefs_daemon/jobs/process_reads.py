@@ -51,7 +51,7 @@ class ProcessReads:
         if caller.uid < 0:
             return ReadsResponse(reads=[])
         if len(request.pids) > MAX_PROCESSES or len(request.asker) > MAX_NAME:
-            raise ConfigError(f"one may ask for the reads of {MAX_PROCESSES} processes at most")
+            raise ConfigError(f"a request for reads may name at most {MAX_PROCESSES} processes")
         self._forget_silent(now)
         key, processes = (
             (caller.uid, request.asker),
@@ -95,8 +95,8 @@ class ProcessReads:
     def _check_limits(self, user: int) -> None:
         if len(self._helpers) >= MAX_HELPERS or Counter(one for one, _ in self._helpers)[user] >= MAX_HELPERS_OF_USER:
             raise Busy(
-                f"{len(self._helpers)} training processes ask which files they read; {MAX_HELPERS_OF_USER} of a user "
-                "may"
+                f"{len(self._helpers)} training processes request their reads; the limit is {MAX_HELPERS_OF_USER} per "
+                f"user and {MAX_HELPERS} in all"
             )
 
     def _rebuild_index(self) -> None:

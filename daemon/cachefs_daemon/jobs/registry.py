@@ -56,7 +56,7 @@ MAX_CONSUMERS: Final = 8192
 # One part in USER_LIMIT_DIVISOR is what each user may have, except the one that the daemon runs as; and what all users
 # that publish through control files may have together.
 USER_LIMIT_DIVISOR: Final = 4
-_EVICTED_FOR_USER: Final = "another user publishes through a control file, and this one has most of the room there"
+_EVICTED_FOR_USER: Final = "another user of control files needed room, and this user had most of the room there"
 # Reads of all consumers that are examined for display (20 ms). Of more, every n-th stands for the others.
 MAX_EXAMINED_READS: Final = 1 << 21
 # Ended jobs that are still shown, with their stalls and the reason for their end.
@@ -348,7 +348,7 @@ class JobRegistry:
             )
         consumer = self._consumer(request.job, request.consumer)
         if request.loader is not None and not is_loader_valid(request.loader):
-            raise ConfigError(f"job {given_name(request.job)}: what it says of its loader makes no sense")
+            raise ConfigError(f"job {given_name(request.job)}: the description of its loader is invalid")
         consumer.note, consumer.loader = request.note, request.loader or consumer.loader
         if request.part_of >= 0:
             consumer.note_part(request.epoch, request.part_of, request.part_begins)

@@ -100,66 +100,68 @@ def _experimental(metric: Metric) -> Metric:
 
 # --- reads through mounts ---------------------------------------------------------------------------------------------
 READS: Final = _counter(
-    "reads", "reads", "Reads that reached the mount, by what answered them: a tier, or a fetch that they waited for. "
-    "Reads that the page cache answers are not counted.", ANSWERED_BY,
+    "reads", "reads", "Reads that reached the mount, by source: a tier, or a fetch that they waited for. Reads that "
+    "the page cache answers are not counted.", ANSWERED_BY,
 )  # fmt: skip
 READ_BYTES: Final = _counter("read_bytes", "bytes", "Bytes of these reads.", ANSWERED_BY)
 FUSE_REQUESTS: Final = _counter("fuse_requests", "requests", "Requests of the kernel to mounts.", OPERATION)
 FUSE_ERRORS: Final = _counter("fuse_errors", "requests", "Of these, those that failed, other than for a missing name.")
 BAD_COPIES: Final = _counter(
-    "bad_copies", "copies", "Copies in a tier whose bytes readers found wrong; they read others."
+    "bad_copies", "copies", "Copies in a tier whose bytes readers found wrong; readers then use another copy."
 )
-WAITS: Final = _counter("read_waits", "reads", "Reads that waited, by what they waited for.", WAITED_FOR)
-WAIT_SECONDS: Final = _counter("read_wait_seconds", "seconds", "Seconds that these reads waited together.", WAITED_FOR)
+WAITS: Final = _counter("read_waits", "reads", "Reads that waited, by reason.", WAITED_FOR)
+WAIT_SECONDS: Final = _counter("read_wait_seconds", "seconds", "Seconds that these reads waited in total.", WAITED_FOR)
 # --- fetched blocks ---------------------------------------------------------------------------------------------------
 FETCHED_BLOCKS: Final = _counter(
-    "fetched_blocks", "blocks", "Blocks that came, by where from and what became of them: stored in a tier, passed to "
-    "readers as no tier could hold them, or discarded.", SOURCE, FETCH_OUTCOME,
+    "fetched_blocks", "blocks", "Blocks received, by source and outcome: stored in a tier, passed to readers as no "
+    "tier could hold them, or discarded.", SOURCE, FETCH_OUTCOME,
 )  # fmt: skip
 FETCHED_BYTES: Final = _counter(
-    "fetched_bytes", "bytes", "Bytes that came, the same way. Of origins, bytes of broken and cancelled answers are "
-    "among the discarded ones; so the sum is what was received for reads.", SOURCE, FETCH_OUTCOME,
+    "fetched_bytes", "bytes", "Bytes received, by source and outcome. Of origins, bytes of broken and cancelled "
+    "responses count as discarded; so the sum is all bytes that were received for reads.", SOURCE, FETCH_OUTCOME,
 )  # fmt: skip
 IN_FLIGHT_BLOCKS: Final = _gauge("in_flight_blocks", "blocks", "Blocks that are being fetched.")
 IN_FLIGHT_BYTES: Final = _gauge("in_flight_bytes", "bytes", "Bytes of these blocks.")
 GUESSED_BLOCKS: Final = _experimental(_counter(
-    "guessed_blocks", "blocks", "Blocks that were fetched on a guess and then read, or evicted unread.",
+    "guessed_blocks", "blocks", "Blocks that readahead fetched, once they were read or evicted unread.",
     READAHEAD_OUTCOME,
 ))  # fmt: skip
 FETCH_PROCESSES: Final = _gauge("fetch_processes", "processes", "Fetch processes that are ready.")
 # --- origins ----------------------------------------------------------------------------------------------------------
 ORIGIN_REQUESTS: Final = _counter(
-    "origin_requests", "requests", "Requests to origins that have ended, and how. A server has seen all but those that "
-    "were unreachable.", ORIGIN_KIND, PURPOSE, OUTCOME,
+    "origin_requests", "requests", "Completed requests to origins, by outcome. Servers have received all but those "
+    "whose outcome is `unreachable`.", ORIGIN_KIND, PURPOSE, OUTCOME,
 )  # fmt: skip
 ORIGIN_IN_FLIGHT: Final = _gauge(
-    "origin_requests_in_flight", "requests", "Requests to origins that are under way.", ORIGIN_KIND, PURPOSE
+    "origin_requests_in_flight", "requests", "Requests to origins in progress.", ORIGIN_KIND, PURPOSE
 )
 ORIGIN_RECEIVED: Final = _counter(
-    "origin_received_bytes", "bytes", "Bytes of bodies that came, of requests that have ended.", ORIGIN_KIND, PURPOSE
+    "origin_received_bytes", "bytes", "Bytes of response bodies, of completed requests.", ORIGIN_KIND, PURPOSE
 )
 ORIGIN_WRONG: Final = _counter(
-    "origin_wrong_answers", "answers", "Answers that came whole, and were not what was asked for, as another version.",
+    "origin_wrong_answers", "answers", "Complete responses with wrong content, such as another version.",
     ORIGIN_KIND, PURPOSE,
 )  # fmt: skip
 ORIGIN_DETOURS: Final = _experimental(_counter("origin_detours", "reads", "Reads of S3 that went through aiobotocore."))
 ORIGIN_THROTTLED: Final = _counter(
-    "origin_throttled", "requests", "Requests that servers refused as there were too many."
+    "origin_throttled", "requests", "Requests that servers refused because there were too many."
 )
 ORIGIN_HEDGED: Final = _counter(
-    "origin_hedged_requests", "requests", "Requests that were sent again since they were late."
+    "origin_hedged_requests", "requests", "Requests that were sent a second time because the first was late."
 )
-ORIGIN_HEDGES_WON: Final = _counter("origin_hedges_won", "requests", "Of these, those that were answered first.")
+ORIGIN_HEDGES_WON: Final = _counter(
+    "origin_hedges_won", "requests", "Of these, those whose second request was answered first."
+)
 # --- tiers ------------------------------------------------------------------------------------------------------------
-TIER_BUDGET: Final = _gauge("tier_budget_bytes", "bytes", "What the tier may take by its configuration.", TIER)
+TIER_BUDGET: Final = _gauge("tier_budget_bytes", "bytes", "Bytes that the tier may use by its configuration.", TIER)
 TIER_LIMIT: Final = _gauge(
-    "tier_limit_bytes", "bytes", "What it may take now: less where disk or cgroup are full.", TIER
+    "tier_limit_bytes", "bytes", "Bytes that the tier may use now: fewer where the disk or the cgroup is full.", TIER
 )
-TIER_USED: Final = _gauge("tier_used_bytes", "bytes", "What it takes.", TIER)
-TIER_BLOCKS: Final = _gauge("tier_blocks", "blocks", "Blocks in it.", TIER)
-TIER_EVICTED: Final = _counter("tier_evicted_blocks", "blocks", "Blocks that were evicted from it.", TIER)
+TIER_USED: Final = _gauge("tier_used_bytes", "bytes", "Bytes that the tier uses.", TIER)
+TIER_BLOCKS: Final = _gauge("tier_blocks", "blocks", "Blocks in the tier.", TIER)
+TIER_EVICTED: Final = _counter("tier_evicted_blocks", "blocks", "Blocks that were evicted from the tier.", TIER)
 TIER_PROBLEM: Final = _gauge(
-    "tier_problem", "bool", "1 while it cannot be used, or not fully; `cachectl status` says why.", TIER
+    "tier_problem", "bool", "1 while the tier cannot be used, or not fully; `cachectl status` shows the reason.", TIER
 )
 REPAIRED: Final = _counter("repaired_blocks", "blocks", "Blocks whose bytes were wrong, and which were dropped.")
 # --- page caches ------------------------------------------------------------------------------------------------------
@@ -172,38 +174,40 @@ PUSH_WASTED: Final = _experimental(
     _counter("pushed_wasted_blocks", "blocks", "Blocks that were pushed, and gone before the read.")
 )
 PAGES_HELD: Final = _gauge("page_cache_held_bytes", "bytes", "Bytes in page caches that were pushed and not read yet.")
-PAGES_BUDGET: Final = _gauge("page_cache_budget_bytes", "bytes", "How many there may be.")
+PAGES_BUDGET: Final = _gauge(
+    "page_cache_budget_bytes", "bytes", "Limit of the bytes in page caches that were pushed and not read yet."
+)
 # --- other nodes ------------------------------------------------------------------------------------------------------
-SERVED_BLOCKS: Final = _counter("peer_served_blocks", "blocks", "Blocks that other nodes were given.")
+SERVED_BLOCKS: Final = _counter("peer_served_blocks", "blocks", "Blocks sent to other nodes.")
 SERVED_BYTES: Final = _counter("peer_served_bytes", "bytes", "Bytes of these blocks.")
-PEER_ASKED: Final = _counter("peer_questions", "questions", "Questions to other nodes, for a block each.")
-PEER_NOT_HERE: Final = _counter("peer_not_here", "questions", "Of these, those that were answered without the block.")
-PEER_FAILED: Final = _counter("peer_failed", "questions", "Of these, those that failed.")
-CLUSTER_NODES: Final = _gauge("cluster_nodes", "nodes", "Nodes of the cluster as this one sees it.", NODE_STATE)
-CLUSTER_PROBLEM: Final = _gauge("cluster_problem", "bool", "1 while this node does not hear who is in the cluster.")
+PEER_ASKED: Final = _counter("peer_questions", "requests", "Requests to other nodes, one per block.")
+PEER_NOT_HERE: Final = _counter(
+    "peer_not_here", "requests", "Requests to other nodes that they answered without the block."
+)
+PEER_FAILED: Final = _counter("peer_failed", "requests", "Requests to other nodes that failed.")
+CLUSTER_NODES: Final = _gauge(
+    "cluster_nodes", "nodes", "Nodes of the cluster that this node knows, by state.", NODE_STATE
+)
+CLUSTER_PROBLEM: Final = _gauge("cluster_problem", "bool", "1 while this node cannot read the cluster's membership.")
 # --- datasets, jobs, mounts -------------------------------------------------------------------------------------------
 DATASETS: Final = _gauge("datasets", "datasets", "Datasets of the node.")
 DATASETS_LOST: Final = _gauge(
     "datasets_without_snapshot", "datasets", "Of these, those whose snapshot is lost or damaged."
 )
 DATASET_BLOCKS: Final = _experimental(_counter(
-    "dataset_fetched_blocks", "blocks", "Blocks that came for a dataset.", DATASET, SOURCE,
+    "dataset_fetched_blocks", "blocks", "Blocks received for a dataset.", DATASET, SOURCE,
 ))  # fmt: skip
 DATASET_BYTES: Final = _experimental(_counter(
     "dataset_fetched_bytes", "bytes", "Bytes of these blocks.", DATASET, SOURCE,
 ))  # fmt: skip
-JOBS: Final = _gauge(
-    "jobs", "jobs", "Jobs that have published what they read. Of those that are over, the last 64.", JOB_STATE
-)
+JOBS: Final = _gauge("jobs", "jobs", "Jobs that have published what they read; of ended jobs, the last 64.", JOB_STATE)
 CONSUMERS: Final = _gauge("consumers", "consumers", "Consumers of running jobs.")
 MOUNTS: Final = _gauge(
     "mounts", "mounts", "Mounts of the node. Dead ones are mount points whose process is gone.", MOUNT_STATE
 )
-WARMUPS: Final = _gauge("warmups", "warmups", "Warmups that run.")
+WARMUPS: Final = _gauge("warmups", "warmups", "Warmups in progress.")
 # --- the daemon -------------------------------------------------------------------------------------------------------
-ERRORS: Final = _counter(
-    "errors", "failures", "Failures that an admin should know of; `cachectl errors` has the last ones."
-)
+ERRORS: Final = _counter("errors", "failures", "Failures that were recorded; `cachectl errors` lists the last ones.")
 INFO: Final = _gauge("build_info", "1", "Always 1; its label is the version of the daemon.", VERSION)
 START: Final = _gauge("start_time_seconds", "seconds", "When the daemon started: unix time.")
 

@@ -52,7 +52,7 @@ def _load(path: Path) -> list[MountRecord]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        log.warning("%s is of no use (%s) and is ignored; mounts are unknown until they report", path, error)
+        log.warning("%s cannot be used (%s) and is ignored; mounts are unknown until they report", path, error)
         return []
 
 

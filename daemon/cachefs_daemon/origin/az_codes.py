@@ -31,7 +31,7 @@ _PUBLIC: Final = ErrorMeaning(
     OriginAccessDenied, "{where}: the account allows no public access", "add the dataset without --anonymous"
 )
 _ACCOUNT: Final = ErrorMeaning(
-    OriginAccessDenied, "{where}: the account or the container is disabled", "ask who runs or pays for it"
+    OriginAccessDenied, "{where}: the account or the container is disabled", "ask the owner of the account"
 )
 _ARCHIVED: Final = ErrorMeaning(
     OriginAccessDenied,

@@ -48,7 +48,7 @@ def find_account(options: OriginOptions, environment: Mapping[str, str]) -> Azur
             "az:// needs the name of a storage account: --account, or AZURE_STORAGE_ACCOUNT of the daemon"
         )
     if not name.replace("-", "").isalnum():
-        raise ConfigError(f"{name!r} is no name of a storage account")
+        raise ConfigError(f"{name!r} is not the name of a storage account")
     suffix = parts.get("EndpointSuffix", "core.windows.net")
     endpoint = options.endpoint_url or (parts.get("BlobEndpoint") if name == own else None)
     default = f"https://{name}.blob.{suffix}"
@@ -126,6 +126,6 @@ def _find_token() -> Token:
     except (ClientAuthenticationError, CredentialUnavailableError):
         raise OriginAccessDenied(
             "the daemon finds no Azure identity; set AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY or "
-            "AZURE_STORAGE_SAS_TOKEN for it, or what azure-identity takes"
+            "AZURE_STORAGE_SAS_TOKEN for it, or the variables that azure-identity reads"
         ) from None
     return Token(found.token, float(found.expires_on))

@@ -23,7 +23,7 @@ ReportProblem = Callable[[bytes, str], None]  # called with (key, reason) for an
 
 
 # The hint where a response has the listed version but other bytes: refreshing the listing does not help.
-ALTERED_HINT: Final = "a proxy may unpack or change what it passes on: name the endpoint of the store itself"
+ALTERED_HINT: Final = "a proxy may unpack or change the response: use the endpoint of the store itself"
 
 
 def not_a_directory_error(url: str) -> NotFound:

@@ -151,7 +151,7 @@ def _openat2(directory: int, path: bytes, flags: int) -> int:
 
 def _open_no_link(name: bytes, flags: int, directory: int) -> int:
     if name in (b"", b".", b".."):
-        raise OSError(errno.EXDEV, "is no plain name")
+        raise OSError(errno.EXDEV, "is not a plain name")
     try:
         fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=directory)
     except OSError as error:

@@ -153,7 +153,7 @@ class Endpoint:
         self._concurrency.note_refusal(_RATE_HEADROOM * self._rates.lowest * seconds if seconds else 0.0, now)
         if now - self._logged_at >= _LOG_SECONDS:
             log.warning(
-                "%s throttles: %d requests refused since this was last said, now at most %d at once; readers wait: %s",
+                "%s throttles: %d requests refused since the last warning; now at most %d at once, so readers wait: %s",
                 self.name, self._unlogged, self.width, reason,
             )  # fmt: skip
             self._logged_at, self._unlogged = now, 0

@@ -31,7 +31,7 @@ _PROJECT: Final = ErrorMeaning(
     "check its name, its billing, and the daemon's right serviceusage.services.use in it",
 )
 _ACCOUNT: Final = ErrorMeaning(
-    OriginAccessDenied, "{where}: Google has closed the account or the bucket", "ask who runs or pays for it"
+    OriginAccessDenied, "{where}: Google has closed the account or the bucket", "ask the owner of the account"
 )
 _KEY: Final = ErrorMeaning(
     OriginAccessDenied,
@@ -47,7 +47,7 @@ _TLS: Final = ErrorMeaning(
     OriginAccessDenied, "{where}: Google takes requests with TLS only", "name an https:// endpoint"
 )
 _COUNTRY_BLOCKED: Final = ErrorMeaning(
-    OriginAccessDenied, "{where}: Google does not serve this country or network", "ask who runs the network"
+    OriginAccessDenied, "{where}: Google does not serve this country or network", "ask the administrator of the network"
 )
 _NO_BUCKET: Final = ErrorMeaning(NotFound, "there is no bucket {bucket} at {endpoint}", "check the URL")
 
@@ -83,7 +83,7 @@ _CODES: Final[ErrorMeanings] = {
     400: ErrorMeaning(
         OriginAccessDenied,
         "{where}: Google does not take the request",
-        "where it says that the requester pays, name the project that pays with --user-project PROJECT",
+        "if the requester pays for this bucket, name the project to bill: --user-project PROJECT",
     ),
     "accountDisabled": _ACCOUNT,
     "BillingDisabled": _ACCOUNT,

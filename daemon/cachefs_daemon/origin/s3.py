@@ -72,7 +72,7 @@ class S3Origin:
         if options.user_project:
             raise ConfigError("--user-project is for gs://; for s3:// it is --requester-pays")
         if options.requester_pays and options.anonymous:
-            raise ConfigError("--requester-pays needs credentials, which say who pays: leave out --anonymous")
+            raise ConfigError("--requester-pays needs credentials, as their account pays: leave out --anonymous")
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self.requests = 0
         self.errors = 0

@@ -30,7 +30,7 @@ _SKEWED: Final = ErrorMeaning(
     is_transient=True,
 )
 _ACCOUNT: Final = ErrorMeaning(
-    OriginAccessDenied, "{where}: the server has closed the account or the bucket", "ask who runs or pays for it"
+    OriginAccessDenied, "{where}: the server has closed the account or the bucket", "ask the owner of the account"
 )
 _ARCHIVED: Final = ErrorMeaning(
     OriginAccessDenied,
@@ -67,8 +67,8 @@ _SIGNATURE: Final = ErrorMeaning(
 _NO_S3: Final = ErrorMeaning(
     OriginUnavailable,
     "{where}: the server does not understand the request",
-    "where it says no more, the endpoint is no S3 server, or its region, its port or http:// in place of https:// is "
-    "wrong",
+    "if the server gives no reason, the endpoint is not an S3 server, or the region, the port or the scheme (http:// "
+    "or https://) is wrong",
 )
 _UNABLE: Final = ErrorMeaning(
     OriginUnavailable, "{where}: the server does not know such requests", "check the endpoint, or use another server"

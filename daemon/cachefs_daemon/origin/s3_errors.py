@@ -17,7 +17,7 @@ from cachefs_daemon.origin.retry import Failure
 from cachefs_daemon.origin.s3_codes import OTHER_REGION, S3
 from cachefs_daemon.origin.s3_response import BrokenS3Response, S3Target
 
-_PAYER: Final = ", or add --requester-pays if who reads the bucket pays for it"
+_PAYER: Final = ", or add --requester-pays if the bucket's readers pay"
 
 # Meanings of exceptions that are no response of the server: the first row with a matching type applies.
 _EXCEPTION_MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], ErrorMeaning], ...]] = (
@@ -135,7 +135,7 @@ def _line(error: Exception) -> str:
 def _tls_problem(error: Exception) -> str:
     reason = _tls_reason(error)
     if reason == "WRONG_VERSION_NUMBER":  # OpenSSL's name for a response that is not TLS
-        return "the server speaks no TLS at this port; write http:// in the endpoint, or name the port for https://"
+        return "the server does not use TLS at this port; write http:// in the endpoint, or give the port for https://"
     return (
         f"the server's certificate is not trusted, or TLS fails ({reason}); for a private authority set AWS_CA_BUNDLE "
         "for the daemon to the file of its certificates"

@@ -107,7 +107,7 @@ class S3Get:
         """
         etag = wanted.version.decode()
         if _needs_botocore(target.key, etag):
-            raise UnsupportedByClient("a key or an ETag is odd", asked=False)
+            raise UnsupportedByClient("a key or an ETag has unusual characters", asked=False)
         if self._credentials.is_refresh_due:
             await self._credentials.refresh()
             self._accesses.clear()
@@ -248,4 +248,4 @@ def _raise_if_suspect(answer: HttpResponse) -> None:
     proxy that is out of step sends wrong responses for as long as the connection is used."""
     if answer.reused_connection is not None:
         answer.reused_connection.abort()
-        raise SuspectResponse("a connection that had been used before gave the answer to another request")
+        raise SuspectResponse("a reused connection gave the response to another request")

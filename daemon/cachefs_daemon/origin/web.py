@@ -221,7 +221,7 @@ class WebOrigin:
             is_version = self._store.is_version(wanted, answer)
             if is_version is None:
                 # A login page or a maintenance notice.
-                raise BrokenWebResponse("it does not say which version it has")
+                raise BrokenWebResponse("the response does not name the version of the object")
             if not is_version:
                 if is_weak_form(
                     answer.headers.get("ETag", ""), request.headers.get("If-Match", "").strip('"').encode()
@@ -272,7 +272,7 @@ class WebOrigin:
                 "upload it again or refresh the dataset"
             )
         last.add(wrong)
-        raise BrokenWebResponse(f"what it sends does not have the {checksum.kind} of the object")
+        raise BrokenWebResponse(f"the response does not have the {checksum.kind} of the object")
 
     def _display_name(self, key: str) -> str:
         return f"{self.url}/{key}".rstrip("/") + self._server_suffix
@@ -304,11 +304,11 @@ _EXCEPTION_CAUSES: Final[tuple[tuple[tuple[type[Exception], ...], str], ...]] = 
         "the authorities that the daemon trusts",
     ),
     ((aiohttp.ClientConnectorError,), "no server answers for {where}; check the URL and the network"),
-    ((aiohttp.ServerTimeoutError,), "{where}: nothing has come for too long"),
+    ((aiohttp.ServerTimeoutError,), "{where}: the server sent nothing for too long"),
     ((aiohttp.ClientPayloadError,), "{where} is broken: the answer was cut short"),
     (
         (aiohttp.ClientResponseError,),
-        "{where}: the head of the answer is no HTTP, or has a line of more than 8 KiB or too many lines",
+        "{where}: the head of the response is not HTTP, or has a line of more than 8 KiB or too many lines",
     ),
     ((aiohttp.ClientError, OSError), "{where} is unreachable or broken ({error})"),
 )

@@ -350,7 +350,7 @@ def redirect_target(url: str, where: str) -> str:
     there = urljoin(url, where)
     parts = urlsplit(there)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise BrokenWebResponse("it redirects to something that is no URL of a web server")
+        raise BrokenWebResponse("it redirects to an invalid URL")
     if url.startswith("https:") and parts.scheme != "https":
         raise BrokenWebResponse(f"it redirects to {parts.hostname} without TLS")
     return there

@@ -131,6 +131,6 @@ class Residency:
         if name not in self._too_large:
             self._too_large.add(name)
             log.warning(
-                "snapshot %s has %d files, too many to tell what of each part is here: at most %d blocks of all "
-                "snapshots are followed", name, snapshot.files, MAX_BLOCKS,
+                "snapshot %s has %d files, too many to count its blocks by shard: at most %d blocks of all snapshots "
+                "are followed", name, snapshot.files, MAX_BLOCKS,
             )  # fmt: skip

@@ -40,10 +40,10 @@ class FormerTier(NamedTuple):
 
     def __str__(self) -> str:
         if self.bytes is None:
-            return f"{self.directory}, where a tier was before its dir was changed, cannot be looked at now"
+            return f"{self.directory}, a former directory of a tier, cannot be read now"
         return (
-            f"{format_size(self.bytes)} of segments are in {self.directory}, where a tier was before its dir was "
-            'changed; move them (docs: "Moving a tier"), or remove that directory'
+            f"{format_size(self.bytes)} of segments are in {self.directory}, a former directory of a tier; move them "
+            '(docs: "Moving a tier"), or remove that directory'
         )
 
 

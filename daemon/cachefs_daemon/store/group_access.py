@@ -40,10 +40,12 @@ def give_to_group(config: StoreConfig, group: int) -> None:
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise place.unusable_error(
-                    f"daemon.socket_group could not be given what is in it ({error.strerror}); "
-                    f"chgrp -R it to group {group}, or unset daemon.socket_group"
+                    f"daemon.socket_group could not be made the group of its files ({error.strerror}); chgrp -R it to "
+                    f"group {group}, or unset daemon.socket_group"
                 ) from None
-            log.warning("%s %s is read-only: not all in it is for daemon.socket_group", place.setting, place.path)
+            log.warning(
+                "%s %s is read-only: daemon.socket_group may not read all of its files", place.setting, place.path
+            )
         finally:
             os.close(descriptor)
 

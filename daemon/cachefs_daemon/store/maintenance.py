@@ -175,7 +175,7 @@ class Maintenance:
             blocks, freed = blocks + dropped, freed + size
             time.sleep(YIELD_SECONDS)
         if blocks:
-            _log.info("dropped %d blocks (%d bytes) that were not read for their time", blocks, freed)
+            _log.info("dropped %d blocks (%d bytes) that were not read within their ttl", blocks, freed)
 
     def _oldest_blocks(self, tier: Tier, size: int) -> list[bytes]:
         """Return the oldest blocks, of *size* bytes, where the policy names none. The limit is physical: where all

@@ -125,8 +125,8 @@ def _require_ours(place: ConfiguredDirectory, found: os.stat_result, owner: int 
         )
     if found.st_mode & stat.S_IWOTH:
         raise place.unusable_error(
-            f"everybody may write to it (mode {stat.S_IMODE(found.st_mode):04o}); choose a new directory in it, or"
-            " chmod it to 0750 if it is for this alone"
+            f"any user may write to it (mode {stat.S_IMODE(found.st_mode):04o}); choose a new directory in it, or "
+            "chmod it to 0750 if it is for this alone"
         )
 
 

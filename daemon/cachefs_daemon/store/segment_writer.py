@@ -244,7 +244,7 @@ def survey(file: SegmentFile) -> tuple[int, list[tuple[int, int]]]:
 
 def _require_own(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        raise OSError(errno.EPERM, "it is no file, or has another name too")
+        raise OSError(errno.EPERM, "it is not a regular file, or has another name too")
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OSError(errno.EPERM, f"user {found.st_uid} or others may have written to it")
 

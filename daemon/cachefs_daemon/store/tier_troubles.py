@@ -62,6 +62,6 @@ def trouble_of(tier: TierUsage, full: float = _FULL_FRACTION) -> tuple[str, str]
     if tier.limit < _FULL_FRACTION * tier.budget and tier.used >= full * tier.limit:
         return "full", (
             f"has no more room: {format_size(max(0, tier.limit))} of its budget of {format_size(tier.budget)} can be "
-            f"used, as others have taken the rest of what {tier.directory} is on"
+            f"used, as other programs have taken the rest of the file system of {tier.directory}"
         )
     return "", ""

@@ -77,7 +77,7 @@ class WebPage:
             try:
                 self._shards.forget_unseen()
             except Exception:
-                log.exception("a map of shards is followed on")
+                log.exception("failed to drop unused shard maps")
 
     def _json_handler(self, make: Callable[[Mapping[str, str]], Awaitable[object]]) -> Handler:
         async def made(query: Mapping[str, str]) -> bytes:

@@ -105,9 +105,9 @@ class ShardMaps:
             await self._node.threads.background(self._node.residency.count_changes, RESIDENCY_CLIENT, wanted)
             self._counted = set(wanted)
         except CachefsError as error:
-            log.warning("what is here of datasets is not counted: %s", error)
+            log.warning("the blocks of datasets on this node are not counted: %s", error)
         except Exception:
-            log.exception("what is here of datasets is not counted")
+            log.exception("the blocks of datasets on this node are not counted")
         finally:
             ended = time.monotonic()
             self._next_allowed = ended + PAUSE_FACTOR * (ended - began)

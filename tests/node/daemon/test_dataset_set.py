@@ -112,7 +112,9 @@ def test_an_endpoint_that_does_not_have_it_is_refused(daemon: Daemon, radosgw: S
     change(daemon, endpoint_url=radosgw.endpoint)
     assert daemon.read(view, "07") == OBJECTS["set/07"]
     radosgw.put(bucket, {key: value + b"x" for key, value in OBJECTS.items()})
-    with pytest.raises(ConfigError, match=r"none of the first 10 objects there is as it was listed.*--unchecked"):
+    with pytest.raises(
+        ConfigError, match=r"none of the first 10 objects there has the size and version that were listed.*--unchecked"
+    ):
         change(daemon, region="us-east-1")
 
 

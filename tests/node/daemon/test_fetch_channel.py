@@ -147,7 +147,7 @@ def test_an_older_mount_is_told_what_to_do(daemon: Daemon) -> None:
     channel = grpc.insecure_channel(f"unix:{daemon.socket}")
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(f"/{SERVICE}/Fetch")(b"\x80", timeout=20)
-    assert "knows no call Fetch" in dict(caught.value.trailing_metadata())[ERROR_TRAILER]
+    assert "does not know the call Fetch" in dict(caught.value.trailing_metadata())[ERROR_TRAILER]
     assert "unmount and mount again" in caught.value.details()
     channel.close()
 

@@ -205,7 +205,7 @@ def test_a_job_ends_with_its_process_or_its_lease(daemon: Daemon, tmp_path: Path
     try:
         for job, pid, lease in (("dies", process.pid, 0.1), ("lapses", 0, 0.1), ("lives", os.getpid(), 0.1)):
             daemon.client.call(JOB_PUBLISH, JobPublication(job=job, dataset="images", pid=pid, lease=lease))
-        assert "no sign of life" in wait_for_state(daemon, "lapses", "ended").reason
+        assert "no heartbeat" in wait_for_state(daemon, "lapses", "ended").reason
         assert daemon.client.call(JOB_SHOW, JobName(job="dies")).state == "running"
     finally:
         process.kill()

@@ -23,7 +23,7 @@ NOW = 1_000_100.0
 SINCE = 1_000_065.0
 OUTAGE = Trouble(Cause.ORIGIN, "S3 at http://x", SINCE, NOW - 2, "connection refused")
 REFUSED = Trouble(Cause.REFUSED, "pets", SINCE, NOW - 3, "s3://b/k is refused (403)", failed=1889, snapshots=["one"])
-AWAY = Trouble(Cause.PEER, "b", SINCE, NOW, "it gives no sign of life")
+AWAY = Trouble(Cause.PEER, "b", SINCE, NOW, "it sends no heartbeats")
 FULL = Trouble(Cause.TIER, "ssd", SINCE, NOW, "has no more room")
 
 
@@ -73,8 +73,7 @@ def waiting(one: Trouble, count: int, longest: float) -> Trouble:
         ),
         (
             AWAY,
-            "node b has not answered for 35 s; its blocks come from other nodes or the origin "
-            "(it gives no sign of life)",
+            "node b has not answered for 35 s; its blocks come from other nodes or the origin (it sends no heartbeats)",
         ),
         (FULL, "the ssd tier has no more room"),
         (Trouble("sunspots", "the sky", SINCE, NOW, "too bright"), "the sky: too bright"),

@@ -277,7 +277,7 @@ def test_a_valid_file_is_explained(tmp_path: Path) -> None:
         ("[memory]\nbudget = '" + "9" * 5000 + "'", "memory.budget = '9999"),
         ('[memory]\ndir = "/a\\u0000b"', "memory.dir = '/a\\x00b': expected a path without NUL"),
         ('[daemon]\nsocket = "/a\\u0000b"', "expected a path without NUL"),
-        ("[ssd]\ndir = '/dev/null/x'", "ssd.dir = '/dev/null/x': /dev/null is no directory"),
+        ("[ssd]\ndir = '/dev/null/x'", "ssd.dir = '/dev/null/x': /dev/null is not a directory"),
         ("[memory]\ndir = '/" + "x" * 300 + "'", "File name too long"),
         ("x = " + "[" * 5000, "is not valid TOML"),
     ],

@@ -65,8 +65,8 @@ def test_a_job_that_ended_is_done_and_says_nothing_is_wrong() -> None:
     through = msgspec.structs.replace(TRAIN, epochs=5, epoch_samples=1000)
     view = job(consumer("0", through, "ended"), consumer("0.1", VAL, "ended"), state="ended")
     assert state_text(view) == "ended after 5 epochs"
-    assert state_text(msgspec.structs.replace(view, reason="no sign of life for 60 s")) == (
-        "ended after 5 epochs (no sign of life for 60 s)"
+    assert state_text(msgspec.structs.replace(view, reason="no heartbeat for 60 s")) == (
+        "ended after 5 epochs (no heartbeat for 60 s)"
     )
     row = job_row(view)
     assert row[2:8] == ("ended", "1", "5/5", "100 %", "-", "-")

@@ -187,7 +187,7 @@ def test_what_a_block_has_become_is_said(tmp_path: Path) -> None:
         assert (changed.errno, changed.message) == (ObjectChanged.errno, "it has changed")
         assert passed.data == data[PIECE_SIZE : 2 * PIECE_SIZE]
         assert pieces_match(KEY, passed.checksums, 1, memoryview(passed.data))
-        assert "takes no bytes" in unasked.message
+        assert "accepts no bytes" in unasked.message
 
     play(tmp_path, scene)
 
@@ -243,7 +243,7 @@ def test_garbage_ends_the_connection_with_one_line(
 
     play(tmp_path, scene)
     [line] = caplog.messages
-    assert "user 0: a client has sent what is no question" in line
+    assert "user 0: a client sent an invalid request" in line
 
 
 class Transport:

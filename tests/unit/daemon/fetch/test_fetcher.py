@@ -414,7 +414,7 @@ def test_a_body_of_another_length_is_never_stored(store: OpenStore) -> None:
         bench.origin.extra = b"too much"
         (outcome,) = await bench.demand([ref(1)], 20)
         assert isinstance(outcome, CachefsError)
-        assert "100008 bytes for 100000" in str(outcome)
+        assert "100008 bytes instead of 100000" in str(outcome)
         assert bench.store.get(key_of(1)) is None
 
     on_bench(store, scene)

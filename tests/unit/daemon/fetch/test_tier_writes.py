@@ -156,7 +156,7 @@ def test_a_store_that_does_not_say_what_came_of_each_block_leaves_nobody_waiting
         store: Any = Store()
         store.put_many = lambda blocks: []
         store.go.set()
-        with pytest.raises(AssertionError, match="of 1 blocks"):
+        with pytest.raises(AssertionError, match="0 results for 1 blocks"):
             await TierWrites(store, store.run).write_block(BlockToStore(b"7", b"x"))
 
     virtual_time.run(scenario())

@@ -11,7 +11,7 @@ from cachefs_daemon.runtime import pid_namespaces
 OTHER = os.getuid() + 4711
 
 
-@pytest.mark.parametrize(("owner", "lapsed"), [(os.getuid(), ""), (0, ""), (OTHER, "no sign of life for 5 s")])
+@pytest.mark.parametrize(("owner", "lapsed"), [(os.getuid(), ""), (0, ""), (OTHER, "no heartbeat for 5 s")])
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_only_a_process_of_ones_own_keeps_a_job(
     owner: int, lapsed: str, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
@@ -29,7 +29,7 @@ def test_for_somebody_unknown_a_process_only_ends_a_job_sooner() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         liveness = PublisherLiveness(process.pid, 5, 0.0, owner=None)
         assert liveness.end_reason(4.0) == ""
-        assert liveness.end_reason(6.0) == "no sign of life for 5 s"
+        assert liveness.end_reason(6.0) == "no heartbeat for 5 s"
         process.communicate()
         assert liveness.end_reason(4.0) == f"its process {process.pid} is gone"
 

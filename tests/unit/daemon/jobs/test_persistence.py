@@ -100,7 +100,7 @@ def test_a_record_that_makes_no_sense_is_forgotten(tmp_path: Path, caplog: pytes
         persistence = JobPersistence(jobs, tmp_path, threads)
         virtual_time.run(persistence.restore())
         virtual_time.run(persistence.save())
-    assert "what is kept of job odd makes no sense" in caplog.text
+    assert "the saved state of job odd is invalid" in caplog.text
     assert JobFiles(tmp_path).load() == []
 
 

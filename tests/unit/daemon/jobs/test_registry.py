@@ -147,7 +147,7 @@ def test_a_failure_that_passes_is_tried_again(tmp_path: Path, monkeypatch: pytes
         jobs.say()
         await until_async(lambda: jobs.state()[1] != "")
         state, problem = jobs.state()
-        assert (state, problem.partition(";")[2]) == ("preparing", " it is tried again")
+        assert (state, problem.partition(";")[2]) == ("preparing", " trying again")
         await planned(jobs)
         assert jobs.state() == ("waiting", "")
 
@@ -276,7 +276,7 @@ def test_no_user_takes_the_room_of_others_in_control_files(tmp_path: Path, monke
             await asyncio.sleep(1)
             jobs.note_progress(JobProgress(job=f"{number}~control", consumer="0", epoch=0, position=1))
         jobs.say("theirs~control", sent_by=2000)
-        assert jobs.get("2~control").reason.startswith("another user publishes")
+        assert jobs.get("2~control").reason.startswith("another user of control files")
         jobs.say("unknown~control")
         with pytest.raises(Busy, match="4 jobs of control files"):
             jobs.say("more~control", sent_by=1000)
@@ -380,14 +380,14 @@ def test_an_end_that_was_wanted_needs_no_reason(tmp_path: Path, caplog: pytest.L
         states = {name: (view.state, view.reason) for name, view in views.items()}
         assert states["through"] == ("ended", "")
         assert states["stopped"] == ("cancelled", "")
-        assert states["silent"] == ("ended", "no sign of life for 5 s")
+        assert states["silent"] == ("ended", "no heartbeat for 5 s")
         assert {consumer.rate for view in views.values() for consumer in view.consumers} == {0}
 
     with caplog.at_level("INFO"):
         play(tmp_path, scene)
     said = [record.message for record in caplog.records]
     assert {"job through has ended", "job stopped has been cancelled"} <= set(said)
-    assert "job silent has ended: no sign of life for 5 s" in said
+    assert "job silent has ended: no heartbeat for 5 s" in said
 
 
 def test_what_is_shown_of_ended_consumers_does_not_grow(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_damaged_file_is_ignored(
 ) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     assert restored(tmp_path, threads).views() == []
-    assert f"{tmp_path / FILE_NAME} is of no use" in caplog.text
+    assert f"{tmp_path / FILE_NAME} cannot be used" in caplog.text
 
 
 def test_what_could_not_be_written_is_tried_again(tmp_path: Path, threads: Threads) -> None:

@@ -32,8 +32,8 @@ def test_refusals_lower_width_and_rate_and_are_told_once(caplog: pytest.LogCaptu
     assert 0 < status.rate < 10_000
     assert endpoint.is_limited
     assert [record.message for record in caplog.records] == [
-        "S3 at x throttles: 1 requests refused since this was last said, now at most "
-        f"{status.width} at once; readers wait: 503 SlowDown"
+        "S3 at x throttles: 1 requests refused since the last warning; now at most "
+        f"{status.width} at once, so readers wait: 503 SlowDown"
     ]
 
 

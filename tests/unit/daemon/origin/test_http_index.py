@@ -109,7 +109,7 @@ def test_an_index_without_an_end_is_one_clear_line(tmp_path: Path, monkeypatch: 
             "sends a part",
         ),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", "a line of more than 8 KiB"),
-        (b"SSH-2.0-OpenSSH_9\r\n", "is no HTTP"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "is not HTTP"),
     ],
     ids=["part", "head", "not HTTP"],
 )

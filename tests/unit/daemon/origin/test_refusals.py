@@ -44,7 +44,7 @@ KEY = Outcome(OriginAccessDenied, "key")
 RIGHTS = Outcome(OriginAccessDenied, "THING is refused")
 EXPIRED = Outcome(OriginAccessDenied, "renew them for the daemon", True)
 CLOCK = Outcome(OriginAccessDenied, "set this node's clock", True)
-CLOSED = Outcome(OriginAccessDenied, "ask who runs or pays for it")
+CLOSED = Outcome(OriginAccessDenied, "ask the owner of the account")
 SIGNED = Outcome(OriginAccessDenied, "leave out --anonymous")
 NO_BUCKET = Outcome(NotFound, "there is no ")
 NAME = Outcome(ConfigError, "check the URL")
@@ -77,7 +77,7 @@ EXPECTED: dict[str, dict[Outcome, str]] = {
         BUSY: "RequestTimeout InternalError ServiceUnavailable OperationAborted Busy XMinioServerNotInitialized"
         " XMinioReadQuorum",
         Outcome(OriginUnavailable, "does not know such requests"): "NotImplemented MethodNotAllowed 501",
-        Outcome(OriginUnavailable, "the endpoint is no S3 server"): "400",
+        Outcome(OriginUnavailable, "the endpoint is not an S3 server"): "400",
     },
     "gs": {
         REFRESH: "notFound NoSuchKey gone conditionNotMet PreconditionFailed requestedRangeNotSatisfiable InvalidRange",

@@ -38,7 +38,7 @@ def test_failed_tls_says_how_a_private_authority_is_trusted_and_no_url_twice(err
 def test_a_status_is_not_said_twice_and_has_a_way_out() -> None:
     said = str(judge_error(client_error_of(400, {}, b""), S3Target("bucket", "key", "http://server")).error)
     assert "400 400" not in said
-    assert "endpoint is no S3 server" in said
+    assert "endpoint is not an S3 server" in said
     said = str(judge_error(client_error_of(405, {}, b""), S3Target("bucket", "key", "http://server")).error)
     assert "(405: Method Not Allowed);" in said
     said = str(judge_error(client_error_of(500, {}, b""), S3Target("bucket", "key", "http://server")).error)

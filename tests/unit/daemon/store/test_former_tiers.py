@@ -46,11 +46,13 @@ def test_a_changed_directory_is_named_until_it_is_empty(
     changed = replace(config, memory=replace(config.memory, directory=tmp_path / "new"))
     for _ in range(3):  # before the first start, and after it
         assert former(changed) == [old]
-        assert sum(f"are in {old}, where a tier was" in note for note in config_check.notes(changed)) == 1
+        assert sum(f"are in {old}, a former directory of a tier" in note for note in config_check.notes(changed)) == 1
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert not has_block(changed)
-        assert sum(f"are in {old}, where a tier was" in record.getMessage() for record in caplog.records) == 1
+        assert (
+            sum(f"are in {old}, a former directory of a tier" in record.getMessage() for record in caplog.records) == 1
+        )
     shutil.rmtree(old)
     assert former(changed) == []
     has_block(changed)
@@ -96,7 +98,7 @@ def test_a_disk_that_hangs_holds_up_no_start_and_no_check(
             patch.setattr(former_tiers, "LOOK_SECONDS", 0.1)
             assert has_block(changed) is False
             [found] = former_tiers.find(changed.state_dir, [changed.memory.directory])
-            assert str(found) == f"{old}, where a tier was before its dir was changed, cannot be looked at now"
+            assert str(found) == f"{old}, a former directory of a tier, cannot be read now"
     finally:
         answers.set()
     assert str(old) in (config.state_dir / former_tiers.FILE_NAME).read_text()

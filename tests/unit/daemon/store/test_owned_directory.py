@@ -54,7 +54,7 @@ def test_a_directory_of_somebody_else_is_refused_by_name(tmp_path: Path) -> None
 def test_a_directory_that_everybody_may_write_to_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "shm").mkdir()
     (tmp_path / "shm").chmod(0o1777)
-    assert "everybody may write to it (mode 1777); choose a new directory in it" in refusal(tmp_path / "shm")
+    assert "any user may write to it (mode 1777); choose a new directory in it" in refusal(tmp_path / "shm")
     assert mode_of(tmp_path / "shm") == 0o1777
     os.close(open_owned(ConfiguredDirectory("[memory] dir", tmp_path / "shm/cachefs")))
 

@@ -27,6 +27,6 @@ def test_a_trouble_is_one_failure_until_there_is_another_one() -> None:
     causes = {one.message: one.count for one in errors.causes()}
     assert causes == {
         "takes no new blocks: /ssd: No space left on device": 2,
-        "has no more room: 1 GiB of its budget of 10 GiB can be used, as others have taken the rest of what "
-        "/ssd is on": 1,
+        "has no more room: 1 GiB of its budget of 10 GiB can be used, as other programs have taken the rest "
+        "of the file system of /ssd": 1,
     }
