@@ -279,7 +279,7 @@ class JoinedCluster:
                 yield AwayNode(record.name, reason)
             elif record.id in silent:
                 since = time.time() - (now - silent[record.id])
-                yield AwayNode(record.name, "it gives no sign of life", since)
+                yield AwayNode(record.name, "it sends no heartbeats", since)
             elif record.state == "away":
                 yield AwayNode(record.name, "it is away from the cluster")
 

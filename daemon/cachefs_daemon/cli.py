@@ -57,7 +57,7 @@ UMASK: Final = 0o007
 @click.option(
     "--config", "path", type=click.Path(path_type=Path), help=f"Configuration file [{configuration.DEFAULT_PATH}]."
 )
-@click.option("--check-config", is_flag=True, help="Check the configuration, print a summary of it, and exit.")
+@click.option("--check-config", is_flag=True, help="Check the configuration, print a summary, and exit.")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Overrides daemon.log_level."
 )

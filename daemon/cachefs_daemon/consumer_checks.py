@@ -48,7 +48,7 @@ def is_consumer_name(name: str) -> bool:
 def check_consumer(value: ConsumerDescription) -> None:
     """Validate a consumer's description. A daemon applies the same bounds to its own jobs and to other nodes. Raises
     ValueError and ConfigError with a message."""
-    require(is_consumer_name(consumer_name(value.job, value.consumer)), "a name that no consumer has")
+    require(is_consumer_name(consumer_name(value.job, value.consumer)), "an invalid consumer name")
     require(
         0 <= value.rank < value.world_size < MAX_LOADER,
         f"rank {value.rank} of {value.world_size}: expected a rank below the world size, and a world size below "

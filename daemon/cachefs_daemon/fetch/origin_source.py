@@ -171,7 +171,7 @@ class OriginSource:
         data = merged if merged is not None else await self._read_from_origin(fetch, parts)
         if len(data) != source.length:
             self._counts.count_discarded(len(data))
-            raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
+            raise OriginError(f"{source.subject}: got {len(data)} bytes instead of {source.length}")
         self._latency.measure(clock() - fetch.started_at)
         fetch.set_bytes(data, clock())
         return True
@@ -231,7 +231,7 @@ class OriginSource:
             with fetch.deadline.enforced():
                 data = await part
         except TimeoutError:
-            raise OriginUnavailable(f"{fetch.source.subject} did not come in time") from None
+            raise OriginUnavailable(f"{fetch.source.subject} did not arrive in time") from None
         self._merged_reads.mark_taken(fetch.source)  # now, as the source may be replaced
         if data is None:
             await fetch.deadline.pause(0)  # it shared the permit of another block
