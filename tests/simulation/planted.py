@@ -14,7 +14,8 @@ from cachefs_cluster.peers import connection
 from cachefs_cluster.peers.in_flight import BytesInFlight
 from cachefs_cluster.peers.peer_health import PeerHealth
 from cachefs_cluster.search.home_routes import HomeRoutes
-from cachefs_cluster.search.peer_search import PeerSearch, PeerSearchState
+from cachefs_cluster.search.peer_search import PeerSearch
+from cachefs_cluster.search.search_state import PeerSearchState
 from cachefs_daemon.datasets.stamps import Removals
 from cachefs_daemon.fetch.block_fetch import BlockFetch, FetchWaiter
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter, Permit

@@ -10,13 +10,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from cachefs_daemon.fetch.concurrency_limiter import Permit
 from cachefs_daemon.ports import FoundBlock, FoundCallback
 
-from cachefs.planning.requests.hedging import HedgeBudget
-from cachefs.planning.requests.recent_times import TimesBySize
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers.peer_requests import (
     BlockNotFound,
@@ -31,38 +29,26 @@ from cachefs_cluster.peers.peer_requests import (
     SnapshotNotFound,
 )
 from cachefs_cluster.search.awaited_snapshots import AWAITED_SECONDS
-from cachefs_cluster.search.heartbeat_health import SILENT_FETCH_SECONDS, SILENT_HOLDER_SECONDS, PeerHeartbeatHealth
-from cachefs_cluster.search.missing_snapshots import MissingSnapshots
-from cachefs_cluster.search.response_health import PeerResponseHealth
+from cachefs_cluster.search.search_state import HELD_BLOCK_SECONDS, MIN_LATE_SECONDS, PeerRequest, PeerSearchState
 
-# Longest time in seconds for a peer to give a block that it has, also as a fraction of the time left. A healthy peer
-# takes 0.3 ms for 110 KB.
-HELD_BLOCK_SECONDS: Final = 2.0
+# Longest time for a peer to give a block that it has, as a fraction of the time left (see also HELD_BLOCK_SECONDS).
 HELD_BLOCK_FRACTION: Final = 0.25
 # Longest time for a peer that fetches the block, as a fraction of the time left; with a waiting reader also the larger
 # of FETCH_SECONDS and FETCH_LATE_FACTOR the late threshold. The rest of the time is for the origin.
 FETCH_FRACTION: Final = 0.5
 FETCH_SECONDS: Final = 5.0
 FETCH_LATE_FACTOR: Final = 3.0
-# Seconds after which a response is late: at least, and while no response times are known. On a busy machine a process
-# waits for 20 ms at times.
-MIN_LATE_SECONDS: Final = 0.02
-INITIAL_LATE_SECONDS: Final = 1.0
-# The same where the next source is the origin, so that a hedge would cost another read of the origin.
+# Seconds after which a response is late where the next source is the origin, so that a hedge would cost another read of
+# the origin.
 ORIGIN_LATE_SECONDS: Final = 1.0
 # Seconds by which a timer of the loop may be late. After a longer pause, the messages that peers sent meanwhile are
 # read first.
 LOOP_DELAY_SECONDS: Final = 0.1
-# Hedged requests as a fraction of all requests.
-HEDGED_FRACTION: Final = 0.02
 # Seconds after a reader begins to wait for an unhurried fetch by a peer until the peer is told.
 REPEAT_REQUEST_SECONDS: Final = 0.05
 # Seconds until peers are asked again after two nodes disagreed on cluster membership: the node that missed a change or
-# a restart fetches the news meanwhile. For DISAGREEMENT_SECONDS, reads wait in this way. A longer disagreement
-# needs an operator; reads ignore it until IGNORE_DISAGREEMENT_SECONDS have passed.
+# a restart fetches the news meanwhile.
 RETRY_DISAGREEMENT_SECONDS: Final = 0.3
-DISAGREEMENT_SECONDS: Final = 2.0
-IGNORE_DISAGREEMENT_SECONDS: Final = 60.0
 # Seconds until the origin is asked beside peers that may wait for the snapshot, once one has said that it lacks it:
 # AWAIT_SNAPSHOT_SECONDS from that request, plus STAND_IN_SECONDS for the next node to fetch the block, counted from its
 # response at least. Only the first node is told to wait; nodes of earlier releases always wait.
@@ -73,134 +59,6 @@ _TRY_ORIGIN_NEXT: Final = (FailureKind.FAILED, FailureKind.LATE, FailureKind.WRO
 _TIMED_OUT: Final = PeerRequestFailed("it has not responded in time", FailureKind.LATE)
 
 SearchSteps = list[tuple[NodeRecord, bool]]
-
-
-class PeerRequest(Protocol):
-    """A request to a peer."""
-
-    def cancel(self) -> None:
-        """Cancel the request; no reader waits for the response."""
-
-
-class PeerBlockClient(Protocol):
-    """Client for requests to peers: see `cachefs_cluster.peers.client.PeerClient`."""
-
-    def request_block(
-        self, node: NodeRecord, wanted: BlockRequest, how: RequestOptions, answer: Callable[[PeerResponse], None], /
-    ) -> PeerRequest:
-        """Send a request. *answer* is called once, in a later turn of the loop."""
-
-    def is_usable(self, node_id: str, /) -> bool:
-        """Return whether the node responds, as far as is known."""
-
-    def expected_seconds(self, node: NodeRecord, length: int, /) -> float:
-        """Return the expected seconds for a block of *length* bytes that the node has."""
-
-    def last_heartbeat(self, node_id: str, /, *, fetch: bool) -> float:
-        """Return the loop time of the node's last sign that it gives blocks (fetch: that it fetches them)."""
-
-    def probe_silent(self, node_id: str, /) -> None:
-        """Probe the node: it gives no heartbeat."""
-
-
-@dataclass(slots=True)
-class SearchCounts:
-    """Counts requests to peers since the daemon started."""
-
-    # All requests; those answered without a block; those that failed.
-    asked: int = 0
-    not_here: int = 0
-    failed: int = 0
-    # Requests to peers and origins sent beside a late one.
-    hedged: int = 0
-    # Requests sent beside a peer without heartbeat.
-    silent: int = 0
-    # Requests that an overloaded peer handed back for this node to fetch; and blocks that this node, while overloaded,
-    # handed to other nodes.
-    taken: int = 0
-    given: int = 0
-
-
-class PeerSearchState:
-    """State shared by all searches: peer health, response times and hedge budget. All times are loop times."""
-
-    def __init__(self, peers: PeerBlockClient, missing_snapshots: MissingSnapshots) -> None:
-        self.peers = peers
-        self.missing_snapshots = missing_snapshots
-        self.counts = SearchCounts()
-        self.response_health = PeerResponseHealth()
-        self._heartbeat_health = PeerHeartbeatHealth()
-        self._hedge_budget = HedgeBudget(HEDGED_FRACTION)
-        self._disagreements: dict[str, float] = {}  # by node id: loop time of the first disagreement with this node
-        # Seconds to get a block: from peers that had it (False), and from peers that fetched it (True).
-        self._block_times = {False: TimesBySize(), True: TimesBySize()}
-
-    def keep_known_nodes(self, is_known: Callable[[str], bool]) -> None:
-        """Forget nodes for whose id *is_known* returns False: they have left the cluster."""
-        self.response_health.keep_known_nodes(is_known)
-        self._heartbeat_health.keep_known_nodes(is_known)
-        self._disagreements = {node: since for node, since in self._disagreements.items() if is_known(node)}
-
-    def is_agreement_likely(self, node_id: str, now: float) -> bool:
-        """Return whether a node that disagrees about membership is likely to agree soon."""
-        since = self._disagreements.get(node_id, -math.inf)
-        if now - since > IGNORE_DISAGREEMENT_SECONDS:
-            since = self._disagreements[node_id] = now
-        return now - since < DISAGREEMENT_SECONDS and self.peers.is_usable(node_id)
-
-    def can_ask(self, node: NodeRecord, length: int, seconds: float) -> bool:
-        """Return whether the node may respond within *seconds*."""
-        return self.peers.is_usable(node.id) and self.peers.expected_seconds(node, length) < seconds
-
-    def silent_nodes(self) -> dict[str, float]:
-        """Return the time at which each silent node was noticed, by id: nodes without a heartbeat since the last
-        request."""
-        found: dict[str, float] = {}
-        for node, fetch, noticed in self._heartbeat_health.silences():
-            if self.peers.last_heartbeat(node, fetch=fetch) <= noticed:
-                found[node] = min(noticed, found.get(node, noticed))
-        return found
-
-    def has_heartbeat(self, node_id: str, now: float, *, fetch: bool) -> bool:
-        """Return whether the node gives heartbeats, as far as is known, or is due for a try by a reader."""
-        return self._heartbeat_health.can_ask(
-            node_id, now, self.peers.last_heartbeat(node_id, fetch=fetch), fetch=fetch
-        )
-
-    def silent_from(self, node_id: str, length: int, asked: float, *, fetch: bool) -> float:
-        """Return the time at which the node counts as silent, so that it is no longer waited for alone."""
-        known = self._block_times[fetch].times_of(length).late_after
-        longest = (
-            SILENT_FETCH_SECONDS if fetch else max(SILENT_HOLDER_SECONDS, known if known < HELD_BLOCK_SECONDS else 0.0)
-        )
-        return max(asked, self.peers.last_heartbeat(node_id, fetch=fetch)) + longest
-
-    def note_silence(self, node_id: str, asked: float, now: float, *, fetch: bool) -> None:
-        """Record that the node gave no heartbeat since *asked*, so that another node is asked beside it."""
-        self._heartbeat_health.note_silence(node_id, asked, now, fetch=fetch)
-        self.counts.silent += 1
-        self.peers.probe_silent(node_id)
-
-    def count_request(self) -> None:
-        """Count a request."""
-        self.counts.asked += 1
-        self._hedge_budget.note_sent()
-
-    def late_after(self, length: int, *, fetch: bool) -> float:
-        """Return the seconds after which a block is late."""
-        known = self._block_times[fetch].times_of(length).late_after
-        return max(MIN_LATE_SECONDS, known) if known < math.inf else INITIAL_LATE_SECONDS
-
-    def note_block_time(self, length: int, seconds: float, now: float, *, fetch: bool) -> None:
-        """Record how many *seconds* a block took."""
-        self._block_times[fetch].times_of(length).add_request(length, seconds, now)
-
-    def try_hedge(self) -> bool:
-        """Return whether another request may be sent beside a late one. If so, it is counted."""
-        if not self._hedge_budget.take_hedge():
-            return False
-        self.counts.hedged += 1
-        return True
 
 
 @dataclass(slots=True, eq=False)

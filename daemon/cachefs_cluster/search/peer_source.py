@@ -18,13 +18,8 @@ from cachefs_cluster.membership.view import ClusterView
 from cachefs_cluster.peers.peer_requests import BlockRequest
 from cachefs_cluster.search.block_route import BlockRoute
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
-from cachefs_cluster.search.peer_search import (
-    PeerBlockClient,
-    PeerSearch,
-    PeerSearchState,
-    SearchCounts,
-    SearchSteps,
-)  # fmt: skip
+from cachefs_cluster.search.peer_search import PeerSearch, SearchSteps
+from cachefs_cluster.search.search_state import PeerBlockClient, PeerSearchState, SearchCounts
 
 # Concurrent reads from peers, as a multiple of those from origins: most of them wait for an origin too, and several
 # nodes have one each.

@@ -1,7 +1,15 @@
 """Peers that show no sign of life."""
 
-from cachefs_cluster.search.heartbeat_health import MAX_PAUSE, MIN_PAUSE, PeerHeartbeatHealth
-from cachefs_cluster.search.response_health import PeerResponseHealth
+from cachefs_cluster.search.search_state import (
+    MAX_SILENT_PAUSE as MAX_PAUSE,
+)
+from cachefs_cluster.search.search_state import (
+    MIN_SILENT_PAUSE as MIN_PAUSE,
+)
+from cachefs_cluster.search.search_state import (
+    PeerHeartbeatHealth,
+    PeerResponseHealth,
+)
 
 
 def test_a_silent_peer_is_passed_over_until_a_sign_but_for_one_try_after_each_pause() -> None:

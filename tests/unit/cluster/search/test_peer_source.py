@@ -24,11 +24,10 @@ from cachefs_cluster.peers.peer_requests import (
 )
 from cachefs_cluster.search import (
     awaited_snapshots,
-    heartbeat_health,
     missing_snapshots,
     peer_search,
     peer_source,
-    response_health,
+    search_state,
 )
 from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
 from cachefs_cluster.search.block_route import BlockRoute
@@ -662,7 +661,7 @@ def test_two_nodes_that_do_not_agree_on_the_cluster_find_each_other_a_moment_lat
         (await bench.question(2)).give_block()
         assert bench.holds(1, await answer)
         assert (bench.peers.asked[1], bench.origin.requests) == (("node-3", True), 0)
-        monkeypatch.setattr(peer_search, "DISAGREEMENT_SECONDS", 0)  # they do not agree for long
+        monkeypatch.setattr(search_state, "DISAGREEMENT_SECONDS", 0)  # they do not agree for long
         answer = bench.ask(2)
         (await bench.question(3)).give(PeerRequestFailed("another list", FailureKind.OTHER_EPOCH))
         assert bench.holds(2, await answer)
@@ -677,9 +676,10 @@ def test_two_nodes_that_do_not_agree_on_the_cluster_find_each_other_a_moment_lat
 def test_of_late_answers_a_few_have_another_one_asked_beside_them(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_search, "INITIAL_LATE_SECONDS", 0.01)
+    monkeypatch.setattr(search_state, "INITIAL_LATE_SECONDS", 0.01)
     monkeypatch.setattr(peer_search, "ORIGIN_LATE_SECONDS", 0.01)
-    monkeypatch.setattr(peer_search, "MIN_LATE_SECONDS", 0.0)
+    for module in (peer_search, search_state):
+        monkeypatch.setattr(module, "MIN_LATE_SECONDS", 0.0)
 
     async def scene(bench: Bench) -> None:
         for entry in range(1, 51):  # which one second question in fifty comes of
@@ -706,8 +706,8 @@ def test_of_late_answers_a_few_have_another_one_asked_beside_them(
 def test_a_block_that_comes_late_all_the_same_counts_if_it_is_first(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_search.PeerSearchState, "try_hedge", lambda _: True)
-    monkeypatch.setattr(peer_search, "INITIAL_LATE_SECONDS", 0.01)
+    monkeypatch.setattr(search_state.PeerSearchState, "try_hedge", lambda _: True)
+    monkeypatch.setattr(search_state, "INITIAL_LATE_SECONDS", 0.01)
     monkeypatch.setattr(peer_search, "ORIGIN_LATE_SECONDS", 0.01)
 
     async def scene(bench: Bench) -> None:
@@ -747,8 +747,8 @@ def test_every_reader_goes_on_at_once_where_a_peer_gives_no_sign_of_life(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_search, "ORIGIN_LATE_SECONDS", 1000.0)
-    monkeypatch.setattr(peer_search, "SILENT_FETCH_SECONDS", 0.05)
-    monkeypatch.setattr(peer_search.PeerSearchState, "try_hedge", lambda _: False)
+    monkeypatch.setattr(search_state, "SILENT_FETCH_SECONDS", 0.05)
+    monkeypatch.setattr(search_state.PeerSearchState, "try_hedge", lambda _: False)
 
     async def scene(bench: Bench) -> None:
         bench.route = BlockRoute(fetching_node=TWO, stand_in_node=THREE)
@@ -777,7 +777,7 @@ def test_every_reader_goes_on_at_once_where_a_peer_gives_no_sign_of_life(
         bench.peers.questions[22].give_block()
         assert bench.holds(22, await answer)
 
-    monkeypatch.setattr(heartbeat_health, "MIN_PAUSE", 1000.0)
+    monkeypatch.setattr(search_state, "MIN_SILENT_PAUSE", 1000.0)
     on_bench(store, scene)
 
 
@@ -785,8 +785,9 @@ def test_a_peer_that_gives_signs_is_waited_for_however_long_its_origin_takes(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_search, "ORIGIN_LATE_SECONDS", 1000.0)
-    monkeypatch.setattr(peer_search, "SILENT_FETCH_SECONDS", 0.01)
-    monkeypatch.setattr(peer_search, "MIN_LATE_SECONDS", 0.01)
+    monkeypatch.setattr(search_state, "SILENT_FETCH_SECONDS", 0.01)
+    for module in (peer_search, search_state):
+        monkeypatch.setattr(module, "MIN_LATE_SECONDS", 0.01)
 
     async def scene(bench: Bench) -> None:
         bench.peers.alive = {TWO.id}
@@ -807,8 +808,8 @@ def test_readers_do_not_wait_again_and_again_for_a_peer_that_lives_and_does_not_
 ) -> None:
     monkeypatch.setattr(peer_search, "FETCH_SECONDS", 0.05)
     monkeypatch.setattr(peer_search, "ORIGIN_LATE_SECONDS", 0.02)
-    monkeypatch.setattr(response_health, "MIN_PAUSE", 1000.0)
-    monkeypatch.setattr(response_health, "MAX_PAUSE", 1000.0)
+    monkeypatch.setattr(search_state, "MIN_LATE_PAUSE", 1000.0)
+    monkeypatch.setattr(search_state, "MAX_LATE_PAUSE", 1000.0)
 
     async def scene(bench: Bench) -> None:
         bench.peers.alive = {TWO.id}
@@ -1142,8 +1143,8 @@ def test_every_kind_of_route() -> None:
 def test_a_late_answer_has_another_node_asked_soon_and_the_origin_only_after_a_second(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_search.PeerSearchState, "try_hedge", lambda _: True)
-    monkeypatch.setattr(peer_search, "INITIAL_LATE_SECONDS", 0.01)
+    monkeypatch.setattr(search_state.PeerSearchState, "try_hedge", lambda _: True)
+    monkeypatch.setattr(search_state, "INITIAL_LATE_SECONDS", 0.01)
     monkeypatch.setattr(peer_search, "ORIGIN_LATE_SECONDS", 0.3)
 
     async def scene(bench: Bench) -> None:

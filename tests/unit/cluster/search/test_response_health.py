@@ -1,6 +1,8 @@
 """Peers that live and do not give."""
 
-from cachefs_cluster.search.response_health import MAX_PAUSE, MIN_PAUSE, PeerResponseHealth
+from cachefs_cluster.search.search_state import MAX_LATE_PAUSE as MAX_PAUSE
+from cachefs_cluster.search.search_state import MIN_LATE_PAUSE as MIN_PAUSE
+from cachefs_cluster.search.search_state import PeerResponseHealth
 
 
 def test_a_peer_is_left_out_after_two_in_a_row_and_asked_once_after_each_pause() -> None:
