@@ -25,7 +25,7 @@ from cachefs_cluster.membership.open_membership import open_membership
 from cachefs_cluster.membership.secret import load_secret
 from cachefs_cluster.membership.status import cluster_brief, cluster_status, scaled_nodes
 from cachefs_cluster.node_sharing import NodeSharing, SharingContext, counters_of
-from cachefs_cluster.peers.fetches_for_peers import FetchesForPeers
+from cachefs_cluster.peers.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
 from cachefs_cluster.peers.plane import DataPlane
 from cachefs_cluster.placement.cluster_placement import ClusterPlacement
 from cachefs_cluster.placement.cluster_routes import ClusterRoutes
@@ -36,7 +36,6 @@ from cachefs_cluster.reporting.command_executor import CommandContext, CommandEx
 from cachefs_cluster.reporting.observer_endpoint import ObserverEndpoint
 from cachefs_cluster.reporting.reports import NodeReports, ReportSources
 from cachefs_cluster.reporting.shard_warmups import ShardWarmups
-from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
 from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource

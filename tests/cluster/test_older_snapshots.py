@@ -6,7 +6,7 @@ import pytest
 from cachefs_bench.lab.job import JobSettings, LabJob, start_job
 from cachefs_bench.lab.node import LabNode
 from cachefs_bench.lab.scratch_config import TierSettings
-from cachefs_cluster.search.awaited_snapshots import AWAITED_SECONDS
+from cachefs_cluster.peers.fetches_for_peers import AWAITED_SECONDS
 
 from cachefs.messages import DatasetName, DatasetView, Empty
 from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_REFRESH

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from cachefs_cluster.membership.identity import NodeIdentity, make_own_record
 from cachefs_cluster.membership.shared import SharedMembership
-from cachefs_cluster.peers.fetches_for_peers import FetchesForPeers
+from cachefs_cluster.peers.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
 from cachefs_cluster.peers.plane import DataPlane
-from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
 from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource

@@ -10,7 +10,7 @@ from cachefs.planning.cluster.homes import NO_NODE
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
-from cachefs_cluster.search.block_route import BlockRoute
+from cachefs_cluster.search.home_routes import BlockRoute
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 
 

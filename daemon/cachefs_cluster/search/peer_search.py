@@ -16,6 +16,7 @@ from cachefs_daemon.fetch.concurrency_limiter import Permit
 from cachefs_daemon.ports import FoundBlock, FoundCallback
 
 from cachefs_cluster.membership.view import NodeRecord
+from cachefs_cluster.peers.fetches_for_peers import AWAITED_SECONDS
 from cachefs_cluster.peers.peer_requests import (
     BlockNotFound,
     BlockRequest,
@@ -28,7 +29,6 @@ from cachefs_cluster.peers.peer_requests import (
     RequestOptions,
     SnapshotNotFound,
 )
-from cachefs_cluster.search.awaited_snapshots import AWAITED_SECONDS
 from cachefs_cluster.search.search_state import HELD_BLOCK_SECONDS, MIN_LATE_SECONDS, PeerRequest, PeerSearchState
 
 # Longest time for a peer to give a block that it has, as a fraction of the time left (see also HELD_BLOCK_SECONDS).

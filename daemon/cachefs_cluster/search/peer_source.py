@@ -16,7 +16,7 @@ from cachefs.messages import BlockRef
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.view import ClusterView
 from cachefs_cluster.peers.peer_requests import BlockRequest
-from cachefs_cluster.search.block_route import BlockRoute
+from cachefs_cluster.search.home_routes import BlockRoute
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_search import PeerSearch, SearchSteps
 from cachefs_cluster.search.search_state import PeerBlockClient, PeerSearchState, SearchCounts

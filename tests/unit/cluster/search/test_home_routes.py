@@ -8,8 +8,7 @@ import pytest
 import xxhash
 from cachefs_cluster.membership.view import ClusterView, NodeRecord
 from cachefs_cluster.search import home_routes, missing_snapshots
-from cachefs_cluster.search.block_route import BlockRoute
-from cachefs_cluster.search.home_routes import HomeRoutes
+from cachefs_cluster.search.home_routes import BlockRoute, HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.base import ObjectRange, Origin

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from cachefs_cluster.membership.view import NodeRecord
-from cachefs_cluster.peers.fetches_for_peers import FetchesForPeers
+from cachefs_cluster.peers import fetches_for_peers
+from cachefs_cluster.peers.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
 from cachefs_cluster.peers.peer_requests import (
     BLOCK_NOT_FOUND,
     FETCH_YOURSELF,
@@ -22,16 +23,8 @@ from cachefs_cluster.peers.peer_requests import (
     PeerResponse,
     RequestOptions,
 )
-from cachefs_cluster.search import (
-    awaited_snapshots,
-    missing_snapshots,
-    peer_search,
-    peer_source,
-    search_state,
-)
-from cachefs_cluster.search.awaited_snapshots import AwaitedSnapshots
-from cachefs_cluster.search.block_route import BlockRoute
-from cachefs_cluster.search.home_routes import HomeRoutes
+from cachefs_cluster.search import missing_snapshots, peer_search, peer_source, search_state
+from cachefs_cluster.search.home_routes import BlockRoute, HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource
 from cachefs_daemon.datasets.block_source import BlockSource
@@ -289,8 +282,8 @@ def test_a_home_waits_for_a_snapshot_that_is_on_its_way(store: OpenStore) -> Non
 
 
 def test_a_snapshot_that_does_not_come_is_waited_for_once(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(awaited_snapshots, "AWAITED_SECONDS", 0.1)
-    monkeypatch.setattr(awaited_snapshots, "MAX_SNAPSHOTS", 2)
+    monkeypatch.setattr(fetches_for_peers, "AWAITED_SECONDS", 0.1)
+    monkeypatch.setattr(fetches_for_peers, "MAX_SNAPSHOTS", 2)
 
     async def scene(bench: Bench) -> None:
         bench.known = _nothing_known
@@ -313,8 +306,8 @@ def test_a_snapshot_that_does_not_come_is_waited_for_once(store: OpenStore, monk
 def test_a_snapshot_of_which_nothing_was_heard_is_waited_for_as_long_as_news_takes(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(awaited_snapshots, "AWAITED_SECONDS", 60.0)
-    monkeypatch.setattr(awaited_snapshots, "UNKNOWN_SECONDS", 0.02)
+    monkeypatch.setattr(fetches_for_peers, "AWAITED_SECONDS", 60.0)
+    monkeypatch.setattr(fetches_for_peers, "UNKNOWN_SECONDS", 0.02)
 
     async def scene(bench: Bench) -> None:
         bench.known = _nothing_known
