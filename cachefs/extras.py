@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 # The name of the distribution. The name of the import package, `cachefs`, belongs to another project on PyPI.
 DISTRIBUTION: Final = "cachefsd"
 USAGE_EXIT_STATUS: Final = 2
-_OWN_PACKAGES: Final = ("cachefs", "cachefs_cluster", "cachefs_daemon", "cachefs_scheduler", "cachefs_tools")
+_OWN_PACKAGES: Final = (
+    "cachefs", "cachefs_cluster", "cachefs_daemon", "cachefs_scheduler", "cachefs_tools", "cachefsd",
+)  # fmt: skip
 
 
 def install_command(extra: str, installed: "Distribution | None" = None) -> str:

@@ -56,7 +56,7 @@ _WITH_PARENT = ["setpriv", "--pdeathsig=KILL"]
 
 # cachefsd imports the others where its configuration or a dataset asks for them.
 MODULES = (
-    "cachefs_daemon.cli",
+    "cachefsd.command",
     "cachefs_cluster.cluster",
     "cachefs_daemon.api.local_pages",
     "cachefs_cluster.placement.cooperation",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 from cachefs_daemon.cluster import AdoptConnection, BackgroundWork, NodeParts
+from cachefs_daemon.config import Config
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.ports import AwayNode, BlockPeers
 from cachefs_daemon.runtime.error_log import ErrorLog
@@ -19,6 +20,7 @@ from cachefs.cluster_messages import ClusterStatus, DrainStatus, NodeCounters, S
 from cachefs.messages import ClusterBrief, PeerCounts
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.cluster.scale import SnapshotDemand
+from cachefs_cluster.config import cluster_section
 from cachefs_cluster.directory.cluster_directory import ClusterDirectory
 from cachefs_cluster.directory.used_snapshots import LocalDatasets
 from cachefs_cluster.membership.open_membership import open_membership
@@ -40,6 +42,13 @@ from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource
 from cachefs_cluster.section import ClusterSection
+
+
+def join_cluster(config: Config, errors: ErrorLog) -> "JoinedCluster":
+    """Return the cluster that the configuration names. Raises CachefsError."""
+    return JoinedCluster(
+        cluster_section(config), config.daemon.state_dir, errors, memory=config.memory_budget, ssd=config.ssd_budget
+    )
 
 
 class JoinedCluster:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from cachefs_daemon.section import OptionalPath, Seconds, Section, Size
+from cachefs_daemon.section import ClusterTable, OptionalPath, Seconds, Size
 from pydantic import AfterValidator, BeforeValidator, Field
 
 DEFAULT_PORT: Final = 7380
@@ -131,7 +131,7 @@ Address = Annotated[str, AfterValidator(_check_address)]
 Observer = Annotated[str, Field(min_length=1), AfterValidator(_check_host)]
 
 
-class ClusterSection(Section):
+class ClusterSection(ClusterTable):
     """[cluster]: many nodes that share one cache."""
 
     membership: Literal["none", "static", "etcd", "kubernetes"] = "none"
@@ -162,11 +162,6 @@ class ClusterSection(Section):
     steal: bool = True
     observers: Annotated[tuple[Observer, ...], Field(max_length=16)] = ()
     schedulers: Annotated[tuple[Observer, ...], Field(max_length=16)] = ()
-
-    @property
-    def enabled(self) -> bool:
-        """Whether this node is in a cluster."""
-        return self.membership != "none"
 
     @property
     def own_name(self) -> str:
@@ -203,6 +198,15 @@ class ClusterSection(Section):
         """Whether nodes, which are then all on loopback, authenticate each other with a shared secret."""
         return self.enabled and not self.has_certificates and not self.insecure_peers
 
+    def summary(self) -> str:
+        return _summary(self)
+
+    def remarks(self) -> Iterator[str]:
+        return _remarks(self)
+
+    def problems(self) -> Iterator[str]:
+        return _problems(self)
+
 
 def is_loopback(host: str) -> bool:
     """Return whether *host* is reachable from this machine only."""
@@ -212,14 +216,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def summary(section: ClusterSection) -> str:
+def _summary(section: ClusterSection) -> str:
     """Return the section's part of the summary line."""
     if not section.enabled:
         return ""
     return f", node {section.own_name} of cluster {section.cluster} ({section.membership}) on {section.listen}"
 
 
-def remarks(section: ClusterSection) -> Iterator[str]:
+def _remarks(section: ClusterSection) -> Iterator[str]:
     """Yield a warning for each setting that is allowed but probably a mistake."""
     if not section.enabled:
         if section.observers or section.schedulers:
@@ -254,7 +258,7 @@ def remarks(section: ClusterSection) -> Iterator[str]:
         yield "cluster.etcd_user: its password goes over the network in the clear, since cluster.etcd has http:// URLs"
 
 
-def problems(section: ClusterSection) -> Iterator[str]:
+def _problems(section: ClusterSection) -> Iterator[str]:
     """Yield an error for each contradiction between settings that are valid one by one."""
     if not section.enabled:
         return

@@ -9,13 +9,11 @@ import grp
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import psutil
-from cachefs_cluster import section as cluster_section
-from cachefs_cluster.section import ClusterSection
 from pydantic import BeforeValidator, Field, ValidationError
 
 from cachefs.block import PIECE_SIZE
@@ -27,7 +25,7 @@ from cachefs.sizes import SizeSetting, format_size
 from cachefs.socket_path import DEFAULT_SOCKET, MAX_SOCKET_PATH
 from cachefs_daemon.metrics_section import MetricsSection
 from cachefs_daemon.runtime.logs import LogFormat
-from cachefs_daemon.section import AbsolutePath, Amount, Count, OptionalPath, Seconds, Section, Size
+from cachefs_daemon.section import AbsolutePath, Amount, ClusterTable, Count, OptionalPath, Seconds, Section, Size
 from cachefs_daemon.web_section import WebSection
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
@@ -150,7 +148,7 @@ class SecuritySection(Section):
 
 
 class Config(Section):
-    """The whole file. docs/configuration.md describes each key."""
+    """The whole file, of a node that is in no cluster. docs/configuration.md describes each key."""
 
     daemon: DaemonSection = DaemonSection()
     memory: MemorySection = MemorySection()
@@ -158,7 +156,7 @@ class Config(Section):
     origin: OriginSection = OriginSection()
     prefetch: PrefetchSection = PrefetchSection()
     security: SecuritySection = SecuritySection()
-    cluster: ClusterSection = ClusterSection()
+    cluster: ClusterTable = ClusterTable()
     metrics: MetricsSection = MetricsSection()
     web: WebSection = WebSection()
 
@@ -243,7 +241,7 @@ class Config(Section):
         if not self.prefetch.enabled and self.prefetch.processes > 0:
             given = self.prefetch.processes
             yield f"prefetch.processes = {given}: no fetch processes run, since prefetch.enabled is false"
-        yield from cluster_section.remarks(self.cluster)
+        yield from self.cluster.remarks()
 
     def summary(self) -> str:
         """Return the configuration in one line."""
@@ -251,7 +249,7 @@ class Config(Section):
         return (
             f"policy {self.daemon.eviction_policy}, blocks of {format_size(self.daemon.block_size)}, "
             f"memory tier {format_size(self.memory_budget)} in {self.memory.dir}, ssd tier {ssd}, "
-            f"socket {self.daemon.socket}{cluster_section.summary(self.cluster)}"
+            f"socket {self.daemon.socket}{self.cluster.summary()}"
         )
 
 
@@ -259,18 +257,22 @@ class Config(Section):
 _MAX_BYTES: Final = 4 << 20
 
 
-def load(path: Path | None) -> Config:
-    """Load the configuration from *path* (None: the system's file where there is one, else the defaults). Raises
-    InvalidConfig with every error found."""
+# Returns the model of a configuration with the tables of all packages.
+FullModel = Callable[[], type["Config"]]
+
+
+def load(path: Path | None, full_model: FullModel = lambda: Config) -> Config:
+    """Load the configuration from *path* (None: the system's file where there is one, else the defaults). full_model:
+    see `parse`. Raises InvalidConfig with every error found."""
     if path is None and not DEFAULT_PATH.exists():
-        return parse({})
+        return parse({}, full_model)
     path = path or DEFAULT_PATH
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
             raise InvalidConfig([f"is larger than {format_size(_MAX_BYTES)}; is it a configuration?"])
-        return parse(tomllib.loads(text.decode()))
+        return parse(tomllib.loads(text.decode()), full_model)
     except OSError as error:
         raise InvalidConfig([f"{path}: cannot be read: {error.strerror}"]) from None
     except RecursionError:
@@ -281,17 +283,26 @@ def load(path: Path | None) -> Config:
         raise InvalidConfig([f"{path}: {problem}" for problem in error.problems]) from None
 
 
-def parse(values: Mapping[str, Any]) -> Config:
-    """Validate *values*. Raises InvalidConfig with every error found."""
+def parse(values: Mapping[str, Any], full_model: FullModel = lambda: Config) -> Config:
+    """Validate *values*. full_model: called where they are more than a node in no cluster has, or wrong. Raises
+    InvalidConfig with every error found."""
+    try:
+        return _validate(values, Config)
+    except InvalidConfig:
+        return _validate(values, full_model())
+
+
+def _validate(values: Mapping[str, Any], model: type[Config]) -> Config:
+    """Validate *values* by a model. Raises InvalidConfig with every error found."""
     wrong: list[str] = []
     left_out: list[tuple[int | str, ...]] = []
     try:
-        config = Config.model_validate(values)
+        config = model.model_validate(values)
     except ValidationError as error:
-        wrong = [_explain(detail) for detail in error.errors()]
+        wrong = [_explain(detail, _sections_of(model)) for detail in error.errors()]
         try:
             left_out = [detail["loc"] for detail in error.errors()]
-            config = Config.model_validate(_without(values, left_out))
+            config = model.model_validate(_without(values, left_out))
         except ValidationError:
             raise InvalidConfig(wrong) from None
     found = list(_contradictions(config))
@@ -315,14 +326,14 @@ def _without(values: Mapping[str, Any], locations: Sequence[tuple[int | str, ...
     return left
 
 
-def _explain(detail: Any) -> str:
+def _explain(detail: Any, sections: Mapping[str, type[Section]]) -> str:
     """Return one line for an error of pydantic."""
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location)
     if key in _REMOVED_KEYS:
         return f"{key}: {_REMOVED_KEYS[key]}"
     if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key; {_suggest_key(location)}"
+        return f"{key}: unknown key; {_suggest_key(location, sections)}"
     if detail["type"] == "model_type":
         return f"{key} = {_display_value(detail['input'])}: expected a table, [{key}]"
     if detail["type"] == "tuple_type":
@@ -340,24 +351,26 @@ def _display_value(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
-def _suggest_key(location: list[str]) -> str:
-    sections = {name: _SECTIONS[name].model_fields for name in _SECTIONS}
+def _suggest_key(location: list[str], sections: Mapping[str, type[Section]]) -> str:
     *section, name = location
-    known = list(sections[section[0]]) if section else list(sections)
+    known = list(sections[section[0]].model_fields) if section else list(sections)
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"did you mean `{close[0]}`?"
-    homes = [other for other, fields in sections.items() if name in fields]
+    homes = [other for other, table in sections.items() if name in table.model_fields]
     if homes:
         return f"`{name}` belongs in [{homes[0]}]"
     return f"known here: {', '.join(known)}"
 
 
-_SECTIONS: Final[dict[str, type[Section]]] = {
-    "daemon": DaemonSection, "memory": MemorySection, "ssd": SsdSection, "origin": OriginSection,
-    "prefetch": PrefetchSection, "security": SecuritySection, "cluster": ClusterSection,
-    "metrics": MetricsSection, "web": WebSection,
-}  # fmt: skip
+def _sections_of(model: type[Config]) -> dict[str, type[Section]]:
+    """Return the tables of a configuration, by name."""
+    found: dict[str, type[Section]] = {}
+    for name, field in model.model_fields.items():
+        kinds = get_args(field.annotation) or (field.annotation,)  # a table that may be missing is a union with None
+        found[name] = next(one for one in kinds if isinstance(one, type) and issubclass(one, Section))
+    return found
+
 
 # Keys of earlier releases, with the message for a file that still has them.
 _REMOVED_KEYS: Final = {
@@ -405,7 +418,7 @@ def _contradictions(config: Config) -> Iterator[str]:
     ):
         if group and not _is_group(group):
             yield f"{key} = {group!r}: no such group on this machine"
-    yield from cluster_section.problems(config.cluster)
+    yield from config.cluster.problems()
 
 
 def _is_group(name: str) -> bool:

@@ -108,15 +108,23 @@ class LiveSettings:
 
 def find_changes(before: Config, now: Config) -> Iterator[_SettingChange]:
     """Yield the differences, in the order of the sections. A table that is new, or gone, is one change."""
-    for name in Config.model_fields:
+    for name in type(now).model_fields:
         old, new = getattr(before, name), getattr(now, name)
         if old is None or new is None:
             if old is not new:
                 yield _SettingChange(name, old, new)
             continue
-        for key in type(new).model_fields:
-            if getattr(old, key) != getattr(new, key):
-                yield _SettingChange(f"{name}.{key}", getattr(old, key), getattr(new, key))
+        for key in {**type(old).model_fields, **type(new).model_fields}:
+            was, is_now = _value_of(old, key, new), _value_of(new, key, old)
+            if was != is_now:
+                yield _SettingChange(f"{name}.{key}", was, is_now)
+
+
+def _value_of(table: Section, key: str, other: Section) -> object:
+    """Return a value of a table; where it has no such key, the default of the other: a node in no cluster has only some
+    keys of [cluster]."""
+    fields = type(table).model_fields
+    return getattr(table, key) if key in fields else type(other).model_fields[key].default
 
 
 def _with_changes(config: Config, found: list[_SettingChange]) -> Config:

@@ -1,6 +1,7 @@
-"""The base of a table of the configuration file, and kinds of values that several tables have."""
+"""The bases of tables of the configuration file, and kinds of values that several tables have."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,35 @@ class Section(BaseModel):
     """A table of the file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _check_alone(value: str) -> str:
+    if value != "none":
+        raise ValueError("expected none")
+    return value
+
+
+class ClusterTable(Section):
+    """[cluster] of a node that is in no cluster. `cachefs_cluster.section` has the table of a node in one."""
+
+    membership: Annotated[str, AfterValidator(_check_alone)] = "none"
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this node is in a cluster."""
+        return self.membership != "none"
+
+    def summary(self) -> str:
+        """Return the table's part of the summary line."""
+        return ""
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a warning for each setting that is allowed but probably a mistake."""
+        yield from ()
+
+    def problems(self) -> Iterator[str]:
+        """Yield an error for each contradiction between settings that are valid one by one."""
+        yield from ()
 
 
 def _absolute(path: Path) -> Path:

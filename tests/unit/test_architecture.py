@@ -17,6 +17,7 @@ WINGS = {
     "cachefs": "",
     "cachefs_cluster": "daemon",
     "cachefs_daemon": "daemon",
+    "cachefsd": "daemon",
     "cachefs_scheduler": "scheduler_plugin",
     "cachefs_tools": "tools",
     "cachefs_bench": "tools",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cachefs_daemon import config as daemon_config
+from cachefs_cluster import config as daemon_config
 from cachefs_scheduler import config as scheduler_config
 from cachefs_scheduler.certificates import ServerCertificates
 from cachefs_scheduler.kube.admission_webhook import AdmissionWebhook

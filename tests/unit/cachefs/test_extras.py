@@ -14,8 +14,8 @@ from cachefs.extras import install_command, require_extra
 @pytest.mark.parametrize(
     ("module", "missing", "command", "extra"),
     [
-        ("cachefs_daemon.cli", "psutil", "cachefsd", "daemon"),
-        ("cachefs_daemon.cli", "pydantic", "cachefsd", "daemon"),
+        ("cachefsd.command", "psutil", "cachefsd", "daemon"),
+        ("cachefsd.command", "pydantic", "cachefsd", "daemon"),
     ],
 )
 def test_help_names_the_extra(module: str, missing: str, command: str, extra: str) -> None:

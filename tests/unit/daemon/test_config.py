@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_cluster import config as cluster_config
+from cachefs_cluster.config import ClusterConfig
 from cachefs_daemon import config
-from cachefs_daemon.cli import main
 from cachefs_daemon.config import Config, InvalidConfig
 from cachefs_daemon.node import origin_settings
 from cachefs_daemon.store_settings import store_config
+from cachefsd.command import main
 from click.testing import CliRunner
 
 from cachefs.sizes import SizeSetting, format_size, parse_share, parse_size
@@ -66,9 +68,9 @@ def test_sizes_are_shown_as_people_write_them() -> None:
 def test_the_example_shows_every_key_with_its_default() -> None:
     uncommented = re.sub(r"^#(?=\[|[a-z_]+ = )", "", EXAMPLE, flags=re.MULTILINE)
     shown = tomllib.loads(uncommented)
-    assert config.parse(shown) == config.parse({"ssd": {}})
+    assert cluster_config.parse(shown) == cluster_config.parse({"ssd": {}})
     assert {name: set(section) for name, section in shown.items()} == {
-        name: set(section.model_fields) for name, section in config._SECTIONS.items()
+        name: set(section.model_fields) for name, section in config._sections_of(ClusterConfig).items()
     }
 
 

@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_cluster import config
+from cachefs_cluster.config import ClusterConfig
 from cachefs_cluster.section import ClusterSection, StaticNode, is_loopback, parse_static_node, split_address
-from cachefs_daemon import config
-from cachefs_daemon.config import Config, InvalidConfig
+from cachefs_daemon.config import InvalidConfig
 
 ETCD = {"membership": "etcd", "etcd": ["http://127.0.0.1:2379"], "name": "a"}
 STATIC = {"membership": "static", "name": "a", "nodes": ["a=127.0.0.1:7380", "b=127.0.0.1:7480"]}
 
 
-def parse(values: dict[str, Any]) -> Config:
+def parse(values: dict[str, Any]) -> ClusterConfig:
     return config.parse({"cluster": values})
 
 
@@ -24,9 +25,9 @@ def problems(values: dict[str, Any]) -> list[str]:
 
 
 def test_by_default_a_node_is_alone() -> None:
-    assert not Config().cluster.enabled
-    assert list(Config().remarks()) == []
-    assert "cluster" not in Config().summary()
+    assert not ClusterConfig().cluster.enabled
+    assert list(ClusterConfig().remarks()) == []
+    assert "cluster" not in ClusterConfig().summary()
 
 
 def test_names_come_from_the_host_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def gather_part(part: BundlePart) -> Any:
 
 def known_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known keys of a configuration. Others may hold anything, so only their number is given."""
-    from cachefs_daemon.config import Config
+    from cachefs_cluster.config import ClusterConfig as Config
 
     result: dict[str, Any] = {}
     others = 0

@@ -43,12 +43,13 @@ def gather(argument: object) -> ConfigFacts:
     is_named, path = not socket or bool(in_use), in_use or path
     is_there = Path(path).exists()
     try:
-        from cachefs_daemon import config as configuration
+        from cachefs_cluster import config as configuration
+        from cachefs_daemon.config import InvalidConfig
     except ModuleNotFoundError as error:
         return ConfigFacts(path, is_there, lacking=error.name or "a package")
     try:
         config = configuration.load(Path(path) if is_named or is_there else None)
-    except configuration.InvalidConfig as error:
+    except InvalidConfig as error:
         return ConfigFacts(path, is_there, problems=error.problems)
     memory, ssd = config.memory, config.ssd
     places = [DaemonDirectory(MEMORY, str(memory.dir), config.memory_budget, 0, config.memory_min_free)]

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from cachefs_cluster import config
 from cachefs_cluster.peers.own_certificate import own_certificate_problem
 from cachefs_cluster.peers.tls import TlsFiles
-from cachefs_daemon import config
 
 from cachefs.errors import ConfigError
 from tests.certificates import Authority
@@ -27,7 +27,7 @@ def test_a_certificate_that_others_accept_needs_no_remark(tmp_path: Path) -> Non
     authority = Authority(tmp_path / "ca")
     assert remark(authority.issue("a")) == ""
     assert remark(authority.issue("A", alternative=False)) == ""
-    assert own_certificate_problem(config.Config().cluster) == ""
+    assert own_certificate_problem(config.ClusterConfig().cluster) == ""
 
 
 def test_a_certificate_that_others_refuse_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""The command `cachefsd`: the one place that knows both a node's daemon and its cluster."""
