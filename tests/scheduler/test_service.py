@@ -326,4 +326,4 @@ def test_a_preload_makes_room_of_what_was_read_least_recently(tmp_path: Path) ->
             )
             running.until(lambda: running.held("n0", "new") > 0.9)
             running.until(lambda: running.held("n0", "old") == 0.0)
-            assert "n0 lets go old: read least recently" in running.log.read_text()
+            assert "n0: evicting old: read least recently" in running.log.read_text()
