@@ -79,7 +79,7 @@ class MountReport(Message, frozen=True):
     spec: str
     # Number of the process that lives as long as the mount.
     pid: int
-    # Counters since the worker's process started, by name (see cachefs.mount.counters).
+    # Counters since the worker's process started, by name (see cachefs.mount.reads.block_reader).
     counters: dict[str, int] = {}
     # Keys of the blocks that were read from a tier since the last report, oldest first.
     accessed: list[bytes] = []

@@ -19,7 +19,7 @@ COMMAND = [sys.executable, str(Path(sys.executable).with_name("mount.cachefs"))]
 # What a mount imports, but pyfuse3: that may be there only when the library that comes before it is loaded.
 MODULES = (
     "cachefs.mount.cli",
-    "cachefs.mount.block_reader",
+    "cachefs.mount.reads.block_reader",
     "cachefs.mount.control.control_directory",
     "cachefs.mount.push.process",
     "importlib.metadata",

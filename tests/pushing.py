@@ -62,7 +62,7 @@ _PROGRAM: Final = """
 import logging, os, sys
 {patch}
 from pathlib import Path
-from cachefs.mount import read_marks
+from cachefs.mount.reads import read_records
 from cachefs.mount.device import FuseConnection
 from cachefs.mount.push.process import run_pusher
 from cachefs.mount.push.pusher import PusherSettings
@@ -71,7 +71,7 @@ from cachefs.sizes import parse_share
 device, socket, spec, directory, connection, mount, parent = sys.argv[1:]
 logging.basicConfig(level=logging.DEBUG, filename=directory + ".push.log")
 settings = PusherSettings(
-    int(device), read_marks.create(), MountSpec.parse(spec), Path(directory), mount, Path(socket),
+    int(device), read_records.create_read_marks(), MountSpec.parse(spec), Path(directory), mount, Path(socket),
     parse_share("50%"), 2,
 )
 run_pusher(settings, FuseConnection(int(connection), settings.directory), int(parent) or os.getppid())

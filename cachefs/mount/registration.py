@@ -13,9 +13,9 @@ import trio
 
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import MountReport, NodeView
-from cachefs.mount import fetch_channel
 from cachefs.mount.child_process import fork
 from cachefs.mount.options import MountOptions
+from cachefs.mount.reads import fetch_channel
 from cachefs.rpc import REPORT, DaemonClient, encode, response_decoder
 
 _TIMEOUT: Final = 5.0

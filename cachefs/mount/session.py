@@ -14,9 +14,9 @@ import trio
 from cachefs.errors import CachefsError
 from cachefs.mount import kernel, zero_open
 from cachefs.mount.device import FuseConnection, clone_device, device_descriptors
-from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
-from cachefs.mount.reading_processes import ReadingProcesses
+from cachefs.mount.reads.operations import Operations
+from cachefs.mount.reads.reading_processes import ReadingProcesses
 from cachefs.mount_spec import LATEST, MountSpec
 from cachefs.mount_table import mount_source
 

@@ -3,11 +3,11 @@
 The kernel refuses to unmount a mount that has open files, mappings or working directories. It does not know of a loader
 between two files, whose next open would find the empty directory below the mount: no error, but a missing file. A mount
 that gets SIGTERM is therefore unmounted only when QUIET_WATCHES consecutive watches have seen no use: the kernel calls
-the mount free, no process opens anything of it, no process that has read it still runs (cachefs.mount.reader_table),
-and no published job reads through it. If the grace (mount option `grace`) ends first, the mount's connection is ended
-and the mount point stays: every use is an error (ENOTCONN) until `cachectl umount`, `umount` or the next mount removes
-it. Where no use was seen at all, the watches may go on for UNUSED_SECONDS beyond the grace, so that a free mount does
-not stay dead because the grace is short or the node busy.
+the mount free, no process opens anything of it, no process that has read it still runs
+(cachefs.mount.reads.read_records), and no published job reads through it. If the grace (mount option `grace`) ends
+first, the mount's connection is ended and the mount point stays: every use is an error (ENOTCONN) until `cachectl
+umount`, `umount` or the next mount removes it. Where no use was seen at all, the watches may go on for UNUSED_SECONDS
+beyond the grace, so that a free mount does not stay dead because the grace is short or the node busy.
 
 A child process watches, since watching may block. Watches count rather than time: a child that gets no processor has
 seen nothing. Without root the kernel does not report opens. The kernel's cache of names is then invalidated once a
@@ -29,7 +29,7 @@ from cachefs.mount import child_process, device, kernel
 from cachefs.mount.device import FuseConnection
 from cachefs.mount.mount_users import describe_users
 from cachefs.mount.open_watch import WATCH_SECONDS, watch_opens
-from cachefs.mount.reader_table import ReaderTable
+from cachefs.mount.reads.read_records import ReaderTable
 from cachefs.mount.restart_backoff import RestartBackoff
 from cachefs.mount.worker import MountState
 from cachefs.mount_table import find_mount_point

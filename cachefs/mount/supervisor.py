@@ -17,17 +17,18 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetView, MountReport, NodeView
-from cachefs.mount import child_process, kernel, read_marks, reader_table, shield
+from cachefs.mount import child_process, kernel, shield
 from cachefs.mount.control_process import ControlProcess
 from cachefs.mount.guard import ConnectionGuard
 from cachefs.mount.namespace import named_datasets
+from cachefs.mount.node_view import ViewLog
 from cachefs.mount.options import MountOptions
 from cachefs.mount.origin_overlap import check_apart_from_origins
 from cachefs.mount.pusher_process import PusherProcess
+from cachefs.mount.reads import read_records
 from cachefs.mount.registration import register_mount
 from cachefs.mount.session import FuseSession, open_session
 from cachefs.mount.shutdown import MountShutdown
-from cachefs.mount.view_log import ViewLog
 from cachefs.mount.worker import MountState
 from cachefs.mount.worker_pool import WorkerPool
 from cachefs.mount_spec import MountSpec, SpecDataset
@@ -66,9 +67,9 @@ class Supervisor:
         _check_hides_nothing(directory, view, self._shown_datasets)
         check_apart_from_origins(directory, self._shown_datasets, view.datasets)
         wanted, told_to_end = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
-        marks, failures = read_marks.create(), read_marks.create()
+        marks, failures = read_records.create_read_marks(), read_records.create_read_marks()
         self._is_serving = False  # True once reads were answered: programs may rely on the mount
-        readers = reader_table.create()
+        readers = read_records.create_reader_table()
         self._mount = MountState(
             identity,
             os.getpid(),

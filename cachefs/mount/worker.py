@@ -23,16 +23,15 @@ import trio
 from cachefs import __version__
 from cachefs.errors import CachefsError
 from cachefs.messages import MIN_REPORT_SECONDS, MountReport, NodeView
-from cachefs.mount.block_reader import MAX_WAITING, BlockReader
 from cachefs.mount.control.control_directory import ControlDirectory
 from cachefs.mount.daemon_link import DaemonLink
-from cachefs.mount.fetch_channel import FetchChannelClient
 from cachefs.mount.namespace import Namespace
-from cachefs.mount.operations import Operations
+from cachefs.mount.node_view import LoggedView, ViewLog
 from cachefs.mount.options import MountOptions
-from cachefs.mount.read_marks import ReadMarks
-from cachefs.mount.reader_table import ReaderTable
-from cachefs.mount.view_log import LoggedView, ViewLog
+from cachefs.mount.reads.block_reader import MAX_WAITING, BlockReader
+from cachefs.mount.reads.fetch_channel import FetchChannelClient
+from cachefs.mount.reads.operations import Operations
+from cachefs.mount.reads.read_records import ReaderTable, ReadMarks
 from cachefs.mount.worker_messages import WorkerMessage, pack
 from cachefs.mount_spec import MountSpec
 from cachefs.read_messages import MountReadReport
@@ -66,10 +65,11 @@ class MountState:
     views: ViewLog
     # An eventfd, set when a program is about to write to the control FIFO (cachefs.mount.control.control_directory).
     control_wakeup: int
-    # Descriptors of marks (cachefs.mount.read_marks): of blocks read, and of blocks whose fetch failed at a deadline.
+    # Descriptors of marks (cachefs.mount.reads.read_records): of blocks read, and of blocks whose fetch failed at a
+    # deadline.
     read_marks: int
     failure_marks: int
-    # Descriptor of the table of processes that have read the mount (cachefs.mount.reader_table).
+    # Descriptor of the table of processes that have read the mount (cachefs.mount.reads.read_records).
     reader_table: int
     # An eventfd, set once a signal has asked for the end of the mount.
     end_request: int

@@ -59,7 +59,7 @@ def kernel_opens(library: ctypes.CDLL) -> KernelOpens:
 
 
 def reading_thread(library: ctypes.CDLL) -> Callable[[], int]:
-    """Return a function that returns the thread of the read being taken (cachefs.mount.reading_processes)."""
+    """Return a function that returns the thread of the read being taken (cachefs.mount.reads.reading_processes)."""
     return functools.partial(getattr, ctypes.c_int.in_dll(library, "cachefs_reading_thread"), "value")
 
 

@@ -14,7 +14,7 @@ from cachefs.index import IndexReader
 from cachefs.mount.push import pages
 from cachefs.mount.push.direct_reader import DirectReader, aligned_buffer
 from cachefs.mount.push.mounted_snapshots import MountedSnapshot
-from cachefs.mount.read_marks import ReadMarks
+from cachefs.mount.reads.read_records import ReadMarks
 from cachefs.segment import SegmentReader
 
 log = logging.getLogger(__name__)

@@ -14,14 +14,14 @@ from typing import Final
 
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import DatasetView, Empty, NodeView
+from cachefs.mount.node_view import TierView
 from cachefs.mount.push import page_cache_budget, pages
 from cachefs.mount.push.blocks import BlockMover, TierSource
 from cachefs.mount.push.command_tracker import CommandTracker
 from cachefs.mount.push.mounted_snapshots import MountedSnapshots
 from cachefs.mount.push.pages import StoreUnsupported
 from cachefs.mount.push.push_threads import PushTask, PushThreads, split_task
-from cachefs.mount.read_marks import ReadMarks
-from cachefs.mount.tier_view import TierView
+from cachefs.mount.reads.read_records import ReadMarks
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import mount_points
 from cachefs.push_messages import PushCommand, PushReport, PushResult, PushSubscription, StoredPages
@@ -42,7 +42,7 @@ class PusherSettings:
 
     # Descriptor of the pusher's own on the mount's FUSE connection.
     device: int
-    # Descriptor of the marks of blocks read by workers (cachefs.mount.read_marks).
+    # Descriptor of the marks of blocks read by workers (cachefs.mount.reads.read_records).
     marks: int
     # The mounted datasets.
     spec: MountSpec

@@ -17,7 +17,7 @@ from cachefs.fetch_frames import VERSION
 from cachefs.identity import identity_socket_path
 from cachefs.messages import BlockRef, DatasetView, FetchedBlock, FetchRequest
 from cachefs.mount import kernel
-from cachefs.mount.fetch_channel import FetchChannelClient
+from cachefs.mount.reads.fetch_channel import FetchChannelClient
 from cachefs.rpc import ERROR_TRAILER, SERVICE
 from tests.daemon import Daemon, block_ref
 from tests.fetching import FetchClient

@@ -15,11 +15,10 @@ import trio.testing
 from cachefs.block import MAX_READ, SSD, block_key
 from cachefs.errors import CachefsError
 from cachefs.messages import REPORT_SHARE, Empty
-from cachefs.mount import block_reader, cold_reads, read_marks
-from cachefs.mount.block_reader import BlockReader
-from cachefs.mount.counters import Counters
-from cachefs.mount.fetch_channel import FetchChannelClient
-from cachefs.mount.read_marks import ReadMarks
+from cachefs.mount.reads import block_reader, read_records
+from cachefs.mount.reads.block_reader import BlockReader, Counters
+from cachefs.mount.reads.fetch_channel import FetchChannelClient
+from cachefs.mount.reads.read_records import ReadMarks
 from cachefs.rpc import NODE
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Entry, Snapshot
@@ -56,7 +55,7 @@ class HangingDisk(SegmentReader):
 
 @contextlib.asynccontextmanager
 async def reading(daemon: Daemon) -> AsyncIterator[BlockReader]:
-    marks, failures = (ReadMarks(read_marks.create()) for _ in range(2))
+    marks, failures = (ReadMarks(read_records.create_read_marks()) for _ in range(2))
     channel = FetchChannelClient(daemon.socket)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)
@@ -70,8 +69,8 @@ def test_a_disk_that_hangs_is_not_waited_for(
     view = daemon.add_dataset("tree", f"file://{tmp_path}/origin")
     daemon.fetch(*(block_ref(view, f"{number}") for number in range(FILES)))
     monkeypatch.setattr(block_reader, "SegmentReader", HangingDisk)
-    monkeypatch.setattr(cold_reads, "SegmentReader", HangingDisk)
-    monkeypatch.setattr(cold_reads, "MAX_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(block_reader, "SegmentReader", HangingDisk)
+    monkeypatch.setattr(block_reader, "MAX_WAIT_SECONDS", 0.1)
     snapshot = Snapshot(Path(view.path))
     entries = [snapshot.find_path(b"%d" % number) for number in range(FILES)]
 

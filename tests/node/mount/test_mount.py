@@ -18,7 +18,7 @@ import trio
 
 from cachefs.inodes import ENTRY_BITS, read_mounted_snapshot
 from cachefs.messages import BlockRef, FetchRequest
-from cachefs.mount.fetch_channel import FetchChannelClient
+from cachefs.mount.reads.fetch_channel import FetchChannelClient
 from cachefs.mount_table import mount_points
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon

@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from cachefs.block import SSD, BlockLocation
-from cachefs.mount import cold_reads
-from cachefs.mount.cold_reads import MAX_THREADS, MAX_WAIT_SECONDS, RETEST_SECONDS, ColdReads, TierUnresponsive
+from cachefs.mount.reads import block_reader
+from cachefs.mount.reads.block_reader import MAX_THREADS, MAX_WAIT_SECONDS, RETEST_SECONDS, ColdReads, TierUnresponsive
 
 BYTES = memoryview(b"the bytes")
 
@@ -37,7 +37,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     one = Disk()
-    monkeypatch.setattr(cold_reads, "SegmentReader", one)
+    monkeypatch.setattr(block_reader, "SegmentReader", one)
     yield one
     one.goes_on.set()
 

@@ -24,8 +24,8 @@ from cachefs.fetch_frames import (
     fetch_socket_path,
 )
 from cachefs.messages import BlockRef, FetchedBlock, FetchRequest
-from cachefs.mount import fetch_channel
-from cachefs.mount.fetch_channel import FetchChannelClient
+from cachefs.mount.reads import fetch_channel
+from cachefs.mount.reads.fetch_channel import FetchChannelClient
 from tests.waiting import until_async
 
 PLACE = FetchedBlock(BlockLocation(MEMORY, 1, 2, 3, bytes(8)).pack())

@@ -12,10 +12,10 @@ import trio.testing
 from cachefs.inodes import ROOT
 from cachefs.messages import DatasetView
 from cachefs.mount import options
-from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.control.control_directory import ControlDirectory
 from cachefs.mount.namespace import Namespace
-from cachefs.mount.operations import Operations
+from cachefs.mount.reads.block_reader import BlockReader
+from cachefs.mount.reads.operations import Operations
 from cachefs.mount_spec import MountSpec
 from tests.unit.mount.test_namespace import clock, dataset
 

@@ -12,10 +12,9 @@ import trio.testing
 from cachefs.block import MEMORY, BlockLocation
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import BlockRef, FetchedBlock, FetchRequest
-from cachefs.mount import read_marks
-from cachefs.mount.fetch_channel import FetchChannelClient
-from cachefs.mount.read_marks import ReadMarks
-from cachefs.mount.shared_fetches import SharedFetches
+from cachefs.mount.reads import read_records
+from cachefs.mount.reads.fetch_channel import FetchChannelClient, SharedFetches
+from cachefs.mount.reads.read_records import ReadMarks
 
 KEY = b"k" * 16 + bytes(4)
 REF = BlockRef(snapshot="s", entry=1, number=0)
@@ -58,7 +57,9 @@ class Forgetful:
 
 
 def fetches(daemon: Daemon, marks: ReadMarks | None = None) -> SharedFetches:
-    return SharedFetches(cast(FetchChannelClient, daemon), marks or ReadMarks(read_marks.create()), lambda *_: None)
+    return SharedFetches(
+        cast(FetchChannelClient, daemon), marks or ReadMarks(read_records.create_read_marks()), lambda *_: None
+    )
 
 
 def run(test: Any) -> None:
@@ -90,7 +91,7 @@ def test_who_comes_later_waits_on_when_the_time_of_the_first_is_over() -> None:
 @pytest.mark.parametrize("failure", [None, FetchedBlock(b"", errno.EIO, "at the deadline")], ids=["daemon", "origin"])
 def test_what_one_worker_has_waited_for_in_vain_no_other_waits_for_again(failure: FetchedBlock | None) -> None:
     async def test() -> None:
-        shared = ReadMarks(read_marks.create())
+        shared = ReadMarks(read_records.create_read_marks())
         one = fetches(Daemon(failure), shared)
         with pytest.raises(CachefsError):
             await one.fetch_block(KEY, REF, trio.current_time() + DEADLINE)
@@ -106,7 +107,7 @@ def test_what_one_worker_has_waited_for_in_vain_no_other_waits_for_again(failure
 @pytest.mark.parametrize("answer", [FetchedBlock(b"", errno.EIO, "at once"), FetchedBlock(PLACE.pack())])
 def test_what_has_failed_early_or_came_is_asked_for_by_other_workers(answer: FetchedBlock) -> None:
     async def test() -> None:
-        shared = ReadMarks(read_marks.create())
+        shared = ReadMarks(read_records.create_read_marks())
         with contextlib.suppress(CachefsError):
             await fetches(Daemon(answer), shared).fetch_block(KEY, REF, trio.current_time() + DEADLINE)
         found = await fetches(Daemon(FetchedBlock(PLACE.pack())), shared).fetch_block(

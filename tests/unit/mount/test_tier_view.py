@@ -10,7 +10,7 @@ from cachefs.block import MEMORY, SSD, BlockLocation, piece_checksums
 from cachefs.errors import CachefsError
 from cachefs.index import BLOCKS_DB
 from cachefs.messages import NodeView
-from cachefs.mount.tier_view import TierView
+from cachefs.mount.node_view import TierView
 
 KEY = bytes(20)
 

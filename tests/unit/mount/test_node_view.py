@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cachefs.messages import NodeView
-from cachefs.mount import view_log
+from cachefs.mount import node_view
 from cachefs.mount.namespace import SnapshotSlot
-from cachefs.mount.view_log import ViewLog
+from cachefs.mount.node_view import ViewLog
 
 
 def view(instance: str, **others: Any) -> NodeView:
@@ -56,7 +56,7 @@ def test_processes_see_each_others_news_in_one_order() -> None:
 
 
 def test_a_process_that_was_stopped_while_it_writes_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_log, "LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(node_view, "LOCK_SECONDS", 0.01)
     log = ViewLog(view("a"))
     log.read_new()
     reader, writer = os.pipe()

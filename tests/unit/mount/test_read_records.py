@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.mount import reader_table
-from cachefs.mount.reader_table import ReaderTable
+from cachefs.mount.reads import read_records
+from cachefs.mount.reads.read_records import ReaderTable
 
 NO_SUPERVISOR = 1 << 30
 # Each says the number of the process that reads, and ends it after a line on stdin; the first one goes on after that.
@@ -34,7 +34,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def table() -> ReaderTable:
-    return ReaderTable(reader_table.create(), NO_SUPERVISOR)
+    return ReaderTable(read_records.create_reader_table(), NO_SUPERVISOR)
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def test_a_later_process_with_the_same_number_does_not_count(table: ReaderTable)
 
 def test_the_processes_of_the_mount_are_no_readers() -> None:
     with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
-        table = ReaderTable(reader_table.create(), pid)
+        table = ReaderTable(read_records.create_reader_table(), pid)
         table.record_reader(pid)
         assert not table.describe_living_reader()
 

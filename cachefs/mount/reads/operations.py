@@ -19,13 +19,12 @@ import trio
 from cachefs.block import MAX_LOCATED_BLOCKS, block_count, describe_tiers
 from cachefs.errors import CachefsError, NotFound
 from cachefs.inodes import IDENTITY_ENTRY, IDENTITY_NAME, ROOT, inode_of, is_identity_link
-from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.control import control_directory
 from cachefs.mount.control.control_directory import ControlDirectory
-from cachefs.mount.counters import Counters
 from cachefs.mount.namespace import Namespace
 from cachefs.mount.options import MountOptions
-from cachefs.mount.reading_processes import ReadingProcesses
+from cachefs.mount.reads.block_reader import BlockReader, Counters
+from cachefs.mount.reads.reading_processes import ReadingProcesses
 from cachefs.mount.zero_open import NO_KERNEL_OPENS, KernelOpens
 from cachefs.snapshot import Entry, Snapshot
 
@@ -96,7 +95,7 @@ class Operations(pyfuse3.Operations):
         self.reading_processes = ReadingProcesses()
         # Returns the thread that sent the current read or listing; -1 where unknown.
         self.reading_thread: Callable[[], int] = lambda: -1
-        # Called with each thread that reads or lists (cachefs.mount.reader_table).
+        # Called with each thread that reads or lists (cachefs.mount.reads.read_records).
         self.record_reader: Callable[[int], None] = lambda thread: None
         self._next_request: trio.Event | None = None  # None while no task is in `await_request`
         # The modes of other read-only mounts of object stores: copies of files can be written to and removed.
