@@ -23,8 +23,7 @@ from cachefs_daemon.content.warmup_persistence import WarmupPersistence
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.fetch.fetch_counts import FetchCounts
-from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
+from cachefs_daemon.fetch.fetch_parts import FetchCounts, FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetch_processes import FetchProcesses
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.prefetcher import Prefetcher

@@ -18,8 +18,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetch_processes
 from cachefs_daemon.fetch.block_fetch import BlockFetchOutcome
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.fetch.fetch_counts import FetchCounts
-from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
+from cachefs_daemon.fetch.fetch_parts import FetchCounts, FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetch_processes import FetchProcesses
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.origin import s3_get

@@ -38,7 +38,7 @@ class DaemonFetchClient:
 
     def __init__(self, link: socket.socket, on_end: Callable[[], None]) -> None:
         """on_end: called in another thread when the daemon has ended."""
-        self.on_answer: Callable[[], None] = _do_nothing  # called on each message of the daemon
+        self._message_listeners: list[Callable[[], None]] = []
         self._link = link
         self._on_end = on_end
         self._sending = threading.Lock()
@@ -46,6 +46,10 @@ class DaemonFetchClient:
         self._waiting: dict[int, tuple[int, FetchOutcomes]] = {}
         self._link.sendall(encode_frame(Hello(version=VERSION)))
         threading.Thread(target=self._receive, name="fetched", daemon=True).start()
+
+    def add_message_listener(self, listener: Callable[[], None]) -> None:
+        """Call *listener* in another thread on each message of the daemon, from now on."""
+        self._message_listeners.append(listener)
 
     def request_block(self, index: int, fetch: FetchRequest, outcomes: FetchOutcomes) -> int:
         """Have the daemon fetch the block of *fetch*, and put *index* and the outcome into *outcomes* once. Return the
@@ -67,7 +71,8 @@ class DaemonFetchClient:
         frames, room, greeted = FrameSplitter(MAX_RESPONSE_BYTES), memoryview(bytearray(_RECEIVE_BYTES)), False
         try:
             while (count := self._link.recv_into(room)) > 0:
-                self.on_answer()
+                for listener in self._message_listeners:
+                    listener()
                 for body in frames.split_frames(room[:count]):
                     if greeted:
                         self._handle_response(_answered(bytes(body)))
@@ -90,6 +95,3 @@ class DaemonFetchClient:
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
             waiting[1].put((waiting[0], outcome))
-
-
-def _do_nothing() -> None: ...

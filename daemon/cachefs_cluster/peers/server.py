@@ -72,7 +72,7 @@ class PeerServer:
         self.view = told.view or ClusterView()
         self.secret = ClusterSecret(told.secret) if told.secret else None
         self.heartbeats = Heartbeats(lambda: self._send(ServerReport(brief=True, asks=True)))
-        fetches.on_answer = self.heartbeats.note_message
+        fetches.add_message_listener(self.heartbeats.note_message)
         self._listening = listening
         self._pipe = pipe
         self._frames = FrameSplitter(MAX_STATE_BYTES)

@@ -43,14 +43,21 @@ class NodeFollower:
     While the node does not answer, its last values stay.
     """
 
-    def __init__(self, record: NodeRecord, http: PeerHttpClient, on_changes: OnChanges) -> None:
+    def __init__(
+        self,
+        record: NodeRecord,
+        http: PeerHttpClient,
+        on_changes: OnChanges,
+        on_response: OnResponse,
+        on_silence: OnSilence,
+    ) -> None:
         self.record = record  # the latest record of the node
         self.problem = ""  # why the node does not answer, or ""
         self.response_count = 0  # number of responses so far
         self.wants_progress = False  # call `poll_now` after changing it
         self.poll_seconds = 25.0  # seconds that a poll waits
-        self.on_response: OnResponse = lambda record: None
-        self.on_silence: OnSilence = lambda node_id: None
+        self._on_response = on_response
+        self._on_silence = on_silence
         self._http = http
         self._on_changes = on_changes
         self._facts = RemoteState(record.name)
@@ -174,7 +181,7 @@ class NodeFollower:
         if self._clear_problem():
             log.info("node %s (%s) answers again", self.record.name, self.record.address)
         self.response_count += 1
-        self.on_response(response.record)
+        self._on_response(response.record)
         if news:
             self._on_changes(self.record.id, news)
         if self._asked_for_all:
@@ -198,7 +205,7 @@ class NodeFollower:
                 self.record.name, self.record.address, why,
             )  # fmt: skip
         self.problem = why
-        self.on_silence(self.record.id)
+        self._on_silence(self.record.id)
         return pause
 
     def _drop_progress(self) -> None:

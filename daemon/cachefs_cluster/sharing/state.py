@@ -272,9 +272,9 @@ class SharedState:
         self._choose_followed_soon()
 
     def _follow(self, record: NodeRecord) -> None:
-        follower = self._followers[record.id] = NodeFollower(record, self.http, self._on_changes)
-        follower.on_response = self._on_response
-        follower.on_silence = self.membership.note_silence
+        follower = self._followers[record.id] = NodeFollower(
+            record, self.http, self._on_changes, self._on_response, self.membership.note_silence
+        )
         follower.start()
 
     async def _stop_following(self, follower: NodeFollower) -> None:

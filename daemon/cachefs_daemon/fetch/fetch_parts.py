@@ -1,20 +1,53 @@
-"""The parts of the node that fetches use, and the functions that say where the bytes of a block come from."""
+"""The parts of the node that fetches use: functions that say where the bytes of a block come from, and the counts of
+fetched blocks by source, and by whether they were of use."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
 
 from cachefs.messages import BlockRef
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.fetch.fetch_counts import FetchCounts
-from cachefs_daemon.fetch.process_fetch import ProcessResultCallback
+from cachefs_daemon.fetch.process import ProcessResultCallback
 from cachefs_daemon.ports import NO_PEERS, BlockPeers
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 
+# Sources of blocks.
+ORIGIN: Final = "origin"
+PEER: Final = "peer"
+SOURCES: Final = (ORIGIN, PEER)
+
 # Lets a fetch process fetch a block, if one can: see `FetchProcesses.try_fetch`.
 TryFetchInProcess = Callable[[BlockSource, ProcessResultCallback, Callable[[], None]], bool]
+
+
+class FetchResult(StrEnum):
+    """Outcome of a fetched block."""
+
+    STORED = "stored"  # written to a tier
+    BYPASSED = "passed"  # given to its readers as a bypass block, as no tier could hold it
+    DISCARDED = "discarded"  # no longer wanted, or another copy arrived first
+
+
+class FetchCounts:
+    """Counts since the daemon started. Used on the event loop."""
+
+    def __init__(self) -> None:
+        self.blocks: Counter[tuple[str, FetchResult]] = Counter()
+        self.bytes: Counter[tuple[str, FetchResult]] = Counter()
+
+    def count_block(self, source: str, result: FetchResult, size: int) -> None:
+        """Count a block of *size* bytes."""
+        self.blocks[source, result] += 1
+        self.bytes[source, result] += size
+
+    def count_discarded(self, size: int) -> None:
+        """Count discarded bytes from an origin."""
+        self.count_block(ORIGIN, FetchResult.DISCARDED, size)
 
 
 def _same_source(source: BlockSource) -> BlockSource:

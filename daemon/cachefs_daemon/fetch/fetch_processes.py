@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from cachefs.messages import FetchProcessStatus
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.fetch_counts import FetchCounts
-from cachefs_daemon.fetch.process import FetchProcess, start_fetch_process
-from cachefs_daemon.fetch.process_fetch import ProcessFetch, ProcessResultCallback
+from cachefs_daemon.fetch.fetch_parts import FetchCounts
+from cachefs_daemon.fetch.process import FetchProcess, ProcessFetch, ProcessResultCallback, start_fetch_process
 from cachefs_daemon.fetch_process.channel import ChannelClosed
 from cachefs_daemon.fetch_process.frames import MAX_BLOCKS, BlockWritten
 from cachefs_daemon.origin.prepared_get import PreparedGetOrigin

@@ -19,8 +19,7 @@ from cachefs.planning.prefetch.latency import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome, RecentOutcomes
 from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
-from cachefs_daemon.fetch.fetch_counts import ORIGIN, PEER
-from cachefs_daemon.fetch.fetch_parts import FetchParts
+from cachefs_daemon.fetch.fetch_parts import ORIGIN, PEER, FetchParts
 from cachefs_daemon.fetch.origin_source import FIRST_LATENCY, OriginSource
 from cachefs_daemon.fetch.partial_blocks import PartialBlocks
 from cachefs_daemon.fetch.tier_writes import BlockWriter

@@ -16,8 +16,7 @@ from cachefs.errors import CachefsError, OriginError, OriginUnavailable
 from cachefs.planning.prefetch.latency import FetchLatency
 from cachefs_daemon.fetch.block_fetch import BlockFetch
 from cachefs_daemon.fetch.concurrency_limiter import Permit
-from cachefs_daemon.fetch.fetch_counts import ORIGIN, FetchResult
-from cachefs_daemon.fetch.fetch_parts import FetchParts
+from cachefs_daemon.fetch.fetch_parts import ORIGIN, FetchParts, FetchResult
 from cachefs_daemon.fetch.merged_reads import MergedReads
 from cachefs_daemon.fetch.partial_blocks import BlockPart, PartialBlocks, read_with_parts
 from cachefs_daemon.origin.base import Data

@@ -1,15 +1,17 @@
-"""The daemon's side of one fetch process (see cachefs_daemon.fetch_process): start, commands, reports, end."""
+"""The daemon's side of one fetch process (see cachefs_daemon.fetch_process): start, commands, reports, end; and a block
+on its way through one."""
 
 import os
 import socket
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs_daemon.fetch.process_fetch import ProcessFetch
+from cachefs.block import BlockLocation
+from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch_process.channel import ChannelClosed, FetchProcessChannel
 from cachefs_daemon.fetch_process.frames import (
     BlockFailed,
@@ -20,12 +22,38 @@ from cachefs_daemon.fetch_process.frames import (
     NumberedGetParameters,
     SegmentToWrite,
 )
-from cachefs_daemon.origin.prepared_get import GetParameters
+from cachefs_daemon.origin.prepared_get import GetParameters, PreparedGet, PreparedGetOrigin
 from cachefs_daemon.origin.request_counters import ChildCounterSet
 from cachefs_daemon.store.space_reservations import ReservedSpace, WritableSegment
 
+# Called with the location of the block; or, at most once and before that, with None: fetch it in another way too. The
+# process may still deliver it.
+ProcessResultCallback = Callable[[BlockLocation | None], None]
+
 # Ways that are remembered. The process itself remembers a few more, the most recently used.
 _MAX_KNOWN_PARAMETERS: Final = 32
+
+
+@dataclass(slots=True, eq=False)
+class ProcessFetch:
+    """A block to be fetched by a fetch process."""
+
+    source: BlockSource
+    origin: PreparedGetOrigin
+    prepared_get: PreparedGet
+    on_result: ProcessResultCallback
+    # Called when the bytes have arrived.
+    on_arrival: Callable[[], None]
+    # Loop time of the request.
+    started_at: float
+    # Whether the block should be fetched in another way by now.
+    is_given_up: bool = False
+
+    def give_up(self) -> None:
+        """Ask for the block to be fetched in another way."""
+        if not self.is_given_up:
+            self.is_given_up = True
+            self.on_result(None)
 
 
 def start_fetch_process(longest: float) -> "FetchProcess":

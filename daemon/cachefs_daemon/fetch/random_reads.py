@@ -22,7 +22,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.fetch.fetch_counts import ORIGIN, FetchResult
+from cachefs_daemon.fetch.fetch_parts import ORIGIN, FetchResult
 from cachefs_daemon.fetch.in_flight import InFlightFetches
 from cachefs_daemon.fetch.partial_blocks import MAX_PARTS_PER_BLOCK, skip_retry
 from cachefs_daemon.fetch.waiting_reads import WaitingRead

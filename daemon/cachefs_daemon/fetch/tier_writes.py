@@ -19,8 +19,7 @@ from cachefs.errors import StoreFull
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch
 from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
-from cachefs_daemon.fetch.fetch_counts import FetchResult
-from cachefs_daemon.fetch.fetch_parts import FetchParts
+from cachefs_daemon.fetch.fetch_parts import FetchParts, FetchResult
 from cachefs_daemon.store.block_store import BlockStore, BlockToStore
 
 # Result for a block; None if no tier's policy wants it.

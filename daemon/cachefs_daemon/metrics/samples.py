@@ -8,7 +8,7 @@ from typing import Final
 
 from cachefs import __version__
 from cachefs.block import TIER_NAMES
-from cachefs_daemon.fetch.fetch_counts import ORIGIN, SOURCES, FetchResult
+from cachefs_daemon.fetch.fetch_parts import ORIGIN, SOURCES, FetchResult
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.metrics import table
 from cachefs_daemon.metrics.busiest import BusiestDatasets

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from cachefs.block import TIER_NAMES
-from cachefs_daemon.fetch.fetch_counts import SOURCES, FetchResult
+from cachefs_daemon.fetch.fetch_parts import SOURCES, FetchResult
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.origin.request_counters import KINDS, PURPOSES, RequestOutcome
 

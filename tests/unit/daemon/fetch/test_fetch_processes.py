@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetch_processes
-from cachefs_daemon.fetch.fetch_counts import FetchCounts
+from cachefs_daemon.fetch.fetch_parts import FetchCounts
 from cachefs_daemon.fetch.fetch_processes import FetchProcesses
-from cachefs_daemon.fetch.process_fetch import ProcessFetch
+from cachefs_daemon.fetch.process import ProcessFetch
 from cachefs_daemon.fetch_process.frames import BlockWritten
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.runtime.error_log import ErrorLog

@@ -18,7 +18,7 @@ from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.process_fetch import ProcessResultCallback
+from cachefs_daemon.fetch.process import ProcessResultCallback
 from cachefs_daemon.fetch.tier_writes import StoreOutcome
 from cachefs_daemon.origin.base import ObjectRange, ReportProblem
 from cachefs_daemon.origin.deadline import Deadline

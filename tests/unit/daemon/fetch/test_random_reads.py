@@ -9,8 +9,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockResult
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.fetch.fetch_counts import ORIGIN, FetchResult
-from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
+from cachefs_daemon.fetch.fetch_parts import ORIGIN, FetchParts, FetchResult, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.random_reads import MIN_FILE_BLOCKS
 from cachefs_daemon.origin.base import ObjectRange, ReportProblem
