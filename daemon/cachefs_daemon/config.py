@@ -374,7 +374,7 @@ def _sections_of(model: type[Config]) -> dict[str, type[Section]]:
 
 # Keys of earlier releases, with the message for a file that still has them.
 _REMOVED_KEYS: Final = {
-    "origin.attempts": "is not used any more: a read is tried until daemon.read_deadline; remove the line",
+    "origin.attempts": "is no longer used: a read is tried until daemon.read_deadline; remove the line",
 }
 
 
@@ -407,8 +407,8 @@ def _contradictions(config: Config) -> Iterator[str]:
     for name, seconds in zip(("connect_timeout", "read_timeout"), config.origin_timeouts, strict=True):
         if seconds > daemon.read_deadline:
             yield (
-                f"origin.{name} = {seconds:g}: longer than daemon.read_deadline ({daemon.read_deadline:g}), "
-                "so a silent server would never be asked twice; lower it or leave it out"
+                f"origin.{name} = {seconds:g}: longer than daemon.read_deadline ({daemon.read_deadline:g}), so a "
+                "request to a silent server would never be repeated; lower it or leave it out"
             )
     if len(os.fsencode(daemon.socket)) > MAX_SOCKET_PATH:
         yield f"daemon.socket = {str(daemon.socket)!r}: longer than the {MAX_SOCKET_PATH} bytes that it may have"

@@ -149,7 +149,7 @@ class UsedSnapshots:
                 continue
             failure = self._failures.get(snapshot_id)
             if snapshot_id in self._beyond_limit:
-                why = f"{MAX_KEPT} older snapshots are kept already; mount datasets anew where they are read"
+                why = f"{MAX_KEPT} older snapshots are kept already; mount the dataset again where they are read"
             else:
                 why = f"{failure.reason}; trying again" if failure is not None else "it is being fetched"
             lines.append(

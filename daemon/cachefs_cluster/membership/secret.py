@@ -74,8 +74,8 @@ class ClusterSecret:
             _make_key_file(self.file, os.O_NOFOLLOW, self.key)
         except OSError as error:
             raise ConfigError(
-                f"{str(self.file)!r}, the secret of this node's cluster, is gone and cannot be made again: "
-                f"{error.strerror}; name a file in cluster.secret_file, and start all nodes again"
+                f"{str(self.file)!r}, the secret of this node's cluster, was removed and cannot be made again: "
+                f"{error.strerror}; name a file in cluster.secret_file, and restart all nodes"
             ) from None
 
     def __repr__(self) -> str:

@@ -230,7 +230,7 @@ class SharedMembership:
         if not text:
             log.info("%s answers again", self._store.source)
         elif not self._problem:  # the reason may change with every attempt
-            log.warning("%s; the cluster goes on as it was known before", text)
+            log.warning("%s; this node continues with the last known members", text)
         self._problem = text
         self._read_event.set()
         self._answered_event.set()
@@ -246,7 +246,7 @@ class SharedMembership:
         """Begin with the state that an earlier daemon saved, until the store answers."""
         if (found := last_known.load_last_known(self._state_dir, self._record.id)) is not None:
             ring, records = found
-            log.info("beginning with the %d nodes that were known last", len(records))
+            log.info("starting with the %d last known nodes", len(records))
             self._planner.update({**records, self._record.id: self._record}, ring, time.monotonic())
             self._update_view()
 

@@ -104,7 +104,7 @@ class PeerBatch:
     def abort_if_unwanted(self) -> None:
         """Abort the batch if no requester waits for any of its blocks, which frees its bytes in flight."""
         if not self.abort_reason and self.open_indexes and not any(self.blocks[at].is_open for at in self.open_indexes):
-            self.abort("no reader waits for it any more")
+            self.abort("no reader waits for it any longer")
 
     def abort(self, reason: str) -> None:
         """Shut the connection down. Its receiver then reports the end."""

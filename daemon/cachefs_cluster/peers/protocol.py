@@ -475,7 +475,7 @@ class ResponseParser:
             raise InvalidResponse(f"a response has a block {index} that was not asked for, or has it twice")
         if status == BLOCK_FOLLOWS:
             if length != self._lengths[index] or size != HEAD_SIZE + 8 * piece_count(length) + length + 1:
-                raise InvalidResponse(f"a block of {self._lengths[index]} bytes comes with {length} bytes")
+                raise InvalidResponse(f"a block of {self._lengths[index]} bytes was sent with {length} bytes")
         elif not (BLOCK_NOT_FOUND <= status <= FETCH_FAILED and length <= MAX_TEXT and size == HEAD_SIZE + length):
             raise InvalidResponse(f"a response has a chunk of kind {status} with {size} bytes")
 

@@ -79,7 +79,7 @@ class PlainWire:
 
     def receive(self, most: int, seconds: float) -> bytes:
         if not self.wait_readable(seconds):
-            raise ConnectionLost(f"nothing has come for {seconds:.0f} s")
+            raise ConnectionLost(f"nothing was received for {seconds:.0f} s")
         try:
             data = self._connection.recv(most, socket.MSG_DONTWAIT)
         except OSError as error:
@@ -104,10 +104,10 @@ class PlainWire:
             except (BlockingIOError, ConnectionError, TimeoutError) as error:
                 raise ConnectionLost(str(error)) from None
             if sent == 0:
-                raise OSError("the segment is shorter than the index says")
+                raise OSError("the segment is shorter than its entry in the index")
             offset += sent
             if offset < end and time.monotonic() > until:
-                raise ConnectionLost("it reads too slowly")
+                raise ConnectionLost("the client reads too slowly")
 
     def retransmitted_packets(self) -> int:
         return _retransmitted(self._connection)
@@ -133,7 +133,7 @@ class TlsWire:
 
     def receive(self, most: int, seconds: float) -> bytes:
         if not self.wait_readable(seconds):
-            raise ConnectionLost(f"nothing has come for {seconds:.0f} s")
+            raise ConnectionLost(f"nothing was received for {seconds:.0f} s")
         try:
             data = self.connection.recv(most)
         except OSError as error:
@@ -155,11 +155,11 @@ class TlsWire:
             self._room[:kept] = self._kept
             self._kept.clear()
             if os.preadv(descriptor, [self._room[kept : kept + step]], offset) < step:
-                raise OSError("the segment is shorter than the index says")
+                raise OSError("the segment is shorter than its entry in the index")
             self._send(self._room[: kept + step])
             offset += step
             if offset < end and time.monotonic() > until:
-                raise ConnectionLost("it reads too slowly")
+                raise ConnectionLost("the client reads too slowly")
 
     def _flush(self) -> None:
         data, self._kept = self._kept, bytearray()

@@ -100,7 +100,9 @@ class DrainController:
             return msgspec.msgpack.decode(raw, type=DrainStatus)
         except (PeerFailed, msgspec.MsgspecError) as error:
             what = "stay" if undo else "drain"
-            raise PeerFailed(f"node {record.name} at {record.address} cannot be told to {what}: {error}") from None
+            raise PeerFailed(
+                f"node {record.name} at {record.address} could not be sent the command to {what}: {error}"
+            ) from None
 
     def _has_no_successor(self) -> bool:
         """Return whether this node drains although no other node stays: none is active, and none that counts for
@@ -167,8 +169,8 @@ class DrainController:
         if status.done and not self._has_left and not self._has_readers():
             self._has_left = True
             log.info(
-                "this node holds nothing that others need, and has left the cluster: it asks no other node any more, "
-                "and what is read here and not in its tiers comes from origins; started anew, it joins again"
+                "this node holds no block that other nodes need, and has left the cluster: its reads that miss its "
+                "tiers go to the origins; restart its daemon to join again"
             )
             await self._membership.leave()
         return msgspec.structs.replace(status, has_left=self._has_left)

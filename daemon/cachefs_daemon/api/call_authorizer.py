@@ -30,7 +30,7 @@ class CallAuthorizer:
                 "reached; in a container, mount the directory of the daemon's socket, not only the socket"
             )
         if method.right == AccessRight.ADMINISTER and not caller.is_administrator:
-            raise AccessDenied(f"{caller} may not do that ({method.name}): it takes {self.admission.administrators}")
+            raise AccessDenied(f"{caller} may not call {method.name}: only {self.admission.administrators} may")
         if method.right == AccessRight.MOUNT:
             self.admission.require_mount_right(caller)
         return (caller,) if method.right == AccessRight.JOB else ()

@@ -53,7 +53,7 @@ class CallerRights:
     def require_mount_right(self, caller: Caller) -> None:
         """Raise AccessDenied for a caller that may not mount."""
         if not caller.may_mount:
-            raise AccessDenied(f"{caller} may not mount: it takes {self.mounters}")
+            raise AccessDenied(f"{caller} may not mount: only {self.mounters} may")
 
     @property
     def administrators(self) -> str:

@@ -63,7 +63,9 @@ class DatasetChanges:
                     found = await origin_access.compare_listing(origin, dataset.current)
                     origin_access.check_any_alike(request.name, found)
                 if catalog.find(request.name) is not dataset or dataset.record.options != before:
-                    raise Busy(f"dataset {request.name} was changed meanwhile; look at it, and try again")
+                    raise Busy(
+                        f"dataset {request.name} was changed by another command meanwhile; check it, and try again"
+                    )
             except BaseException:
                 await origin.close()
                 raise

@@ -42,7 +42,7 @@ class DatasetQuotas:
     async def change_limits(self, request: DatasetLimit) -> DatasetView:
         """Change a dataset's quota. Excess blocks are evicted within seconds. Raises NotFound, ConfigError."""
         if request.share is not None and not 0 < request.share <= 1:
-            raise ConfigError(f"share {request.share:g}: expected more than 0 and at most 1 (all, which is no limit)")
+            raise ConfigError(f"share {request.share:g}: expected more than 0 and at most 1 (1: no limit)")
         if request.most is not None and request.most < 0:
             raise ConfigError(f"{request.most} bytes: expected a number of bytes, or 0 for no limit")
         if request.ttl is not None and request.ttl != 0 and not MIN_TTL <= request.ttl < math.inf:

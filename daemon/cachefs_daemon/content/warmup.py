@@ -176,7 +176,7 @@ class Warmups:
     def _run_of(self, number: int) -> WarmupRun:
         run = next((run for run in self if run.id == number), None)
         if run is None:
-            raise NotFound(f"there is no warmup {number}; `cachectl warmups` shows those there are")
+            raise NotFound(f"there is no warmup {number}; `cachectl warmups` shows the existing ones")
         return run
 
     def start_fetching(self, wanted: WarmupBlocks) -> WarmupRun:

@@ -606,7 +606,7 @@ class Catalog:
     def check_idle(self, name: str) -> None:
         """Raise Busy while the dataset is listed or removed."""
         if name in self._changing:
-            raise Busy(f"dataset {name} is being listed or removed right now; try again when that is done")
+            raise Busy(f"dataset {name} is being listed or removed; try again afterwards")
 
     async def wait_until_adopted(self, name: str) -> None:
         """Wait until the taking over of a dataset from another node, which no user has begun, is on this node's disk.
@@ -634,7 +634,7 @@ class Catalog:
 def _name_taken_text(record: DatasetRecord, url: str) -> str:
     """Return the reason for which a dataset of *url* cannot be added under a name that is in use."""
     if record.url == url.rstrip("/"):
-        return f"dataset {record.name} is {record.url} already; `cachectl dataset refresh {record.name}` lists it anew"
+        return f"dataset {record.name} is {record.url} already; `cachectl dataset refresh {record.name}` lists it again"
     return (
         f"dataset {record.name} is taken by {record.url}; choose another name, "
         f"or remove it first with `cachectl dataset rm {record.name}`"

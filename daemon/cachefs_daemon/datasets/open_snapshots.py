@@ -149,7 +149,7 @@ class OpenSnapshots:
         if snapshot.block_size > self.block_size:
             raise ConfigError(
                 f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
-                "daemon.block_size; refresh the dataset to list it anew"
+                "daemon.block_size; refresh the dataset to list it again"
             )
         return snapshot
 

@@ -109,8 +109,8 @@ def check_any_alike(name: str, found: ListingComparison) -> None:
             f"none of the first {found.compared:,} objects there has the size and version that were listed"
         )  # fmt: skip
         raise ConfigError(
-            f"dataset {name} stays as it is: {what}. Add what is there as another dataset; or repeat with "
-            f"--unchecked, and then run `cachectl dataset refresh {name}`"
+            f"dataset {name} stays as it is: {what}. Add those objects as another dataset; or repeat with --unchecked, "
+            f"and then run `cachectl dataset refresh {name}`"
         )
 
 

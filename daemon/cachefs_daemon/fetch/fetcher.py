@@ -339,7 +339,7 @@ class Fetcher:
             await self._wait_until_done(fetches.values(), until)
         for number, fetch in fetches.items():
             if until is not None and fetch.is_being_stored:
-                outcomes[number] = await self.in_flight_fetches.bypass(fetch, "a tier takes long to write one")
+                outcomes[number] = await self.in_flight_fetches.bypass(fetch, "a tier is slow to write a block")
         return [
             self.in_flight_fetches.outcome_of(fetches[number]) if isinstance(outcome, BlockSource) else outcome
             for number, outcome in enumerate(outcomes)

@@ -43,7 +43,7 @@ class PublisherLiveness:
     def end_reason(self, now: float) -> str:
         """Return the reason for which the publisher is gone, or ""."""
         if self.process_start is not None and birth_of(self.pid) != self.process_start:
-            return f"its process {self.pid} is gone"
+            return f"its process {self.pid} has ended"
         if self.process_start is not None and self._owner is not None:
             return ""
         return f"no heartbeat for {self.seconds:.0f} s" if self.silence(now) > self.seconds else ""

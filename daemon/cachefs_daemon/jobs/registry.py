@@ -380,7 +380,7 @@ class JobRegistry:
             try:
                 check_publication(request)
                 if known.born is not None and known.born != birth_of(known.pid):
-                    raise NotFound(f"its process {known.pid} is gone")
+                    raise NotFound(f"its process {known.pid} has ended")
                 snapshot = self._requested_snapshot(msgspec.structs.replace(known.request, snapshot=known.snapshot))
             except CachefsError as error:
                 lost.append(str(error))

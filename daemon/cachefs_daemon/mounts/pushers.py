@@ -85,7 +85,7 @@ class Pushers:
             self.update_coverage()
         if request.pushes:
             where = request.directory or request.mount
-            log.info("the mount on %s takes pages ahead of reads, up to %s", where, format_size(request.budget))
+            log.info("the mount on %s accepts pages ahead of reads, up to %s", where, format_size(request.budget))
         async with contextlib.aclosing(stream.commands(request)) as orders:
             async for order in orders:
                 yield order

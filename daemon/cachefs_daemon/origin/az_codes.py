@@ -36,7 +36,7 @@ _ACCOUNT: Final = ErrorMeaning(
 _ARCHIVED: Final = ErrorMeaning(
     OriginAccessDenied,
     "{where} is archived, so it cannot be read",
-    "restore it (az storage blob set-tier --tier Hot), and read it again when that is done, which takes hours",
+    "restore it (az storage blob set-tier --tier Hot), and read it again when that is done, which can take hours",
 )
 _KEY: Final = ErrorMeaning(
     OriginAccessDenied,

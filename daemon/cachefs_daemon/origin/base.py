@@ -219,7 +219,7 @@ def open_origin(url: str, options: OriginOptions, settings: OriginSettings) -> O
     """Return the origin that *url* names, without connecting. Raises ConfigError."""
     if has_secrets(url):
         raise ConfigError(
-            "the URL must have no user, password or signature in it, since everybody on this node can see it; set "
+            "the URL must have no user, password or signature in it, since every user of this node can see it; set "
             "credentials for the daemon (docs/user-guide.md, Origins)"
         )
     kind = _KINDS.get(url.partition("://")[0])

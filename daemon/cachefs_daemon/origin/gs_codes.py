@@ -22,7 +22,7 @@ _REFUSED: Final = ErrorMeaning(
 )
 _PAYER: Final = ErrorMeaning(
     OriginAccessDenied,
-    "{where} is in a bucket whose requester pays, and no project was named that pays",
+    "{where} is in a bucket whose requester pays, and no paying project was named",
     "name it with `cachectl dataset add --user-project PROJECT`, or `dataset set` where the dataset is there already",
 )
 _PROJECT: Final = ErrorMeaning(

@@ -233,7 +233,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.abort()
             return
         if self._filled > self._end:
-            self._fail(IncompleteResponse(f"more than the {head.length} bytes promised came"))
+            self._fail(IncompleteResponse(f"more than the promised {head.length} bytes arrived"))
             return
         self._waiter = None
         self._count_end(RequestOutcome.ANSWERED if head.status in SUCCESS else RequestOutcome.REFUSED)

@@ -70,8 +70,8 @@ class IndexedStore:
         """Raises ConfigError."""
         if not is_plain(url):
             raise ConfigError(
-                "the URL must look like https://host/path/, without a user, a query or a fragment, since everybody on "
-                "this node can see it"
+                "the URL must look like https://host/path/, without a user, a query or a fragment, since every user "
+                "of this node can see it"
             )
         self.url = url.rstrip("/")
         parts = urlsplit(url)

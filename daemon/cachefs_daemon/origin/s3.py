@@ -321,5 +321,5 @@ def _unreadable(listed: ListedObject) -> str | None:
     try:
         listed.key.decode()
     except UnicodeDecodeError:
-        return "is not UTF-8, as S3 requires, so it cannot be asked for"
+        return "is not UTF-8, as S3 requires, so it cannot be requested"
     return None

@@ -74,7 +74,7 @@ class S3Connection:
         )
         if has_secrets(self.endpoint_url or ""):
             raise ConfigError(
-                "the S3 endpoint must be a URL without a user and a signature, since everybody on this node can see it"
+                "the S3 endpoint must be a URL without a user and a signature, since every user of this node can see it"
             )
         name = f"S3 at {self.endpoint_url or 'AWS'}"
         self.outage = Outage(name)

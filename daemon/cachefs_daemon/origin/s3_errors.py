@@ -56,7 +56,7 @@ _EXCEPTION_MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], ErrorMeaning
     ),
     (
         (boto.ProfileNotFound, boto.ConfigParseError, boto.InvalidRegionError, boto.EndpointProviderError),
-        ErrorMeaning(ConfigError, "{where} cannot be asked for: {error}"),
+        ErrorMeaning(ConfigError, "{where} cannot be requested: {error}"),
     ),
     (
         (ResponseParserError, boto.BotoCoreError, BrokenS3Response, aiohttp.ClientError, OSError),

@@ -218,7 +218,7 @@ async def _verify_response(answer: HttpResponse, place: S3Target, wanted: Object
     if not is_whole_object(wanted, head.length, head.headers):
         _check_range(answer, place, wanted)
     if body is None:
-        raise UnsupportedByClient("a whole object came in place of a range")
+        raise UnsupportedByClient("the server sent a whole object instead of a range")
     if wanted.length == wanted.size and has_checksum(head.headers):
         await verify_checksum(body, head.headers)
     return body
@@ -240,7 +240,7 @@ def _check_range(answer: HttpResponse, place: S3Target, wanted: ObjectRange) -> 
         _raise_if_suspect(answer)
         raise
     if before or head.length != wanted.length:
-        raise UnsupportedByClient("a whole object came in place of a range")
+        raise UnsupportedByClient("the server sent a whole object instead of a range")
 
 
 def _raise_if_suspect(answer: HttpResponse) -> None:

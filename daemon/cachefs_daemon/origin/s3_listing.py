@@ -93,7 +93,7 @@ class _Range:
         """Return the objects on its next page that are in the range. Raises _OutOfOrder, BrokenS3Response."""
         # A failed listing may be resumed after `last`, so that moves once the page is known to be good.
         if page.token is not None and page.token == self.token:
-            raise BrokenS3Response("the listing repeats itself: a token to go on with came twice")
+            raise BrokenS3Response("the listing repeats itself: the server sent a continuation token twice")
         self.empty_pages = _empty_pages(self.empty_pages, page)
         before = self.last
         for listed in page.objects:
@@ -284,7 +284,7 @@ async def _pages(fetch: FetchPage, query: dict[str, str]) -> AsyncIterator[Listi
             return
         empty = _empty_pages(empty, page)
         if token in seen:
-            raise BrokenS3Response("the listing repeats itself: a token to go on with came twice")
+            raise BrokenS3Response("the listing repeats itself: the server sent a continuation token twice")
         seen.add(token)
 
 

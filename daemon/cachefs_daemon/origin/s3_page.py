@@ -85,7 +85,7 @@ def _token(root: ElementTree.Element, space: str) -> str | None:
     token = root.findtext(f"{space}NextContinuationToken")
     if not token:
         # A server that only knows version 1 of ListObjects answers like this. Ending here would lose files.
-        raise BrokenS3Response("the listing is cut short without a token to go on with; does it know ListObjectsV2?")
+        raise BrokenS3Response("the listing is truncated without a continuation token; does it know ListObjectsV2?")
     return token
 
 

@@ -140,7 +140,7 @@ class WebClient:
         """
         async with self.open_response(request, self._list_counters) as (answer, content):
             if answer.status == 206:
-                raise BrokenWebResponse("it sends a part of the listing, although the whole was asked for")
+                raise BrokenWebResponse("the server sent a part of the listing, although the whole was requested")
             if into is not None:
                 into.seek(0)
                 into.truncate()

@@ -33,4 +33,4 @@ async def shielded(work: Coroutine[Any, Any, Result]) -> Result:
 def _log_failure(task: "asyncio.Task[Any]") -> None:
     """Log the failure of work whose caller is gone."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s failed after its caller had gone: %s", task.get_coro(), error)
+        log.error("%s failed after its caller was cancelled: %s", task.get_coro(), error)

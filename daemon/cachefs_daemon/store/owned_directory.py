@@ -120,8 +120,8 @@ def _require_ours(place: ConfiguredDirectory, found: os.stat_result, owner: int 
     us = os.geteuid() if owner is None else owner
     if found.st_uid != us:
         raise place.unusable_error(
-            f"it belongs to user {user_name(found.st_uid)}; the daemon, which runs as {user_name(us)}, would have to"
-            " trust what is in it; remove it, or choose another, or chown -R it if you do trust that"
+            f"it belongs to user {user_name(found.st_uid)}; the daemon, which runs as {user_name(us)}, would have to "
+            "trust its content; remove it, or choose another, or chown -R it if you trust its content"
         )
     if found.st_mode & stat.S_IWOTH:
         raise place.unusable_error(

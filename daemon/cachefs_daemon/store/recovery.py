@@ -79,7 +79,7 @@ def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: AccountBlock)
     found = {tier.number: _survey(tier, time) for tier in tiers}
     dropped = _attach_entries(index, found, time)
     if dropped:
-        _log.warning("dropped %d index entries that are damaged or whose bytes are gone", dropped)
+        _log.warning("dropped %d index entries that are damaged or whose bytes are missing", dropped)
     adopted = 0
     # Blocks that a tier evicts move down, so where tiers are one list of uses, the uses in the lower tier are older.
     for tier in reversed(tiers):

@@ -158,7 +158,7 @@ async def test_while_etcd_is_stopped_the_view_stays_and_says_so(etcd: Etcd, capl
         await found[1].announce("draining")
         await until_async(lambda: ring(found[0]) == [1])
     said = [message.getMessage() for message in caplog.records]
-    assert sum("the cluster goes on as it was known before" in line for line in said) == 2  # once for each node
+    assert sum("this node continues with the last known members" in line for line in said) == 2  # once for each node
     assert sum("etcd answers again" in line for line in said) == 2
 
 
@@ -286,7 +286,10 @@ async def test_two_clusters_below_one_prefix_stay_apart_and_say_so(
         green = [await started(number, "green") for number in (4, 5)]
         await until_async(lambda: all(each.view.problem for each in (*blue, *green)))
         for each in green:
-            assert "nodes of cluster 'blue' (node1, node2) are in the same place of etcd" in each.view.problem
+            assert (
+                "nodes of cluster 'blue' (node1, node2) have their records in the same place of etcd"
+                in each.view.problem
+            )
             assert each.view.problem.endswith("until then this node shares nothing")
             assert ring(each) == []
             assert {int(one.id, 16) for one in each.view.members} <= {3, 4, 5}

@@ -181,7 +181,7 @@ def test_an_ordinary_user_is_refused_in_one_line(users: Users) -> None:
         done = users.cachectl(*words)
         assert done.returncode == 1, words
         [line] = done.stderr.splitlines()
-        assert f"user {NOBODY} may not do that" in line
+        assert f"user {NOBODY} may not call " in line
         assert f"it takes root, or a member of group {ADMINS}" in line
     looking = (
         *(("status",), ("errors",), ("mounts",), ("job", "list"), ("stalls",), ("dataset", "list")),

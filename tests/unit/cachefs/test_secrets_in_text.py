@@ -62,7 +62,7 @@ def test_the_log_has_no_secrets(form: logs.LogFormat, capfd: pytest.CaptureFixtu
     "https://host/x/?sig=hunter2", "ftp://u:hunter2@host",
 ])  # fmt: skip
 def test_a_url_with_secrets_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(CachefsError, match="everybody on this node can see it") as caught:
+    with pytest.raises(CachefsError, match="every user of this node can see it") as caught:
         open_origin(url, OriginOptions(), OriginSettings())
     assert "hunter2" not in str(caught.value)
 

@@ -125,7 +125,7 @@ def test_all_problems_are_found_at_once() -> None:
         ({"daemon": {"read_deadline": float("inf")}}, "daemon.read_deadline = inf: expected"),
         ({"origin": {"read_timeout": 61}}, "origin.read_timeout = 61: longer than daemon.read_deadline (60)"),
         ({"daemon": {"read_deadline": 3}, "origin": {"connect_timeout": 4}}, "origin.connect_timeout = 4: longer than"),
-        ({"origin": {"attempts": 8}}, "origin.attempts: is not used any more: a read is tried until"),
+        ({"origin": {"attempts": 8}}, "origin.attempts: is no longer used: a read is tried until"),
         ({"daemon": {"policy": "best"}}, "daemon.policy = 'best': expected one of clairvoyant, alsd, minio, lru"),
         ({"daemon": {"policy": 1}}, "daemon.policy = 1: expected one of"),
         ({"security": {"file_roots": ["data"]}}, "security.file_roots.0 = 'data': expected an absolute path"),

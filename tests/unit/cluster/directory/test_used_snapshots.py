@@ -289,7 +289,7 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         await until_async(lambda: other.has(kept) and other.used.problems())
         assert other.used.problems() == [
             f"dataset set: snapshot {beyond[:12]}, which node-1 reads, is not on this node, so other nodes fetch its "
-            "blocks: 1 older snapshots are kept already; mount datasets anew where they are read"
+            "blocks: 1 older snapshots are kept already; mount the dataset again where they are read"
         ]
         assert not other.used.is_used(beyond)
         assert other.used.outdated_mounts(NAME, current) == [], "they follow refreshes"

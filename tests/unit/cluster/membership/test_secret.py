@@ -91,7 +91,7 @@ def test_a_default_file_that_is_gone_is_made_again_with_the_same_secret(
     path.unlink()
     path.parent.rmdir()
     path.parent.touch()
-    with pytest.raises(ConfigError, match=r"is gone and cannot be made again: .*cluster\.secret_file"):
+    with pytest.raises(ConfigError, match=r"was removed and cannot be made again: .*cluster\.secret_file"):
         made.restore_file()
 
 

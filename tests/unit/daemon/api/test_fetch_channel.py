@@ -425,7 +425,7 @@ def test_who_may_not_mount_gets_nothing_but_the_reason(tmp_path: Path, monkeypat
         client.ask(1)
         hello = await client.hello()
         assert hello.kind == "AccessDenied"
-        assert hello.refusal.startswith("user 4321 may not mount: it takes root")
+        assert hello.refusal.startswith("user 4321 may not mount: only root")
         assert await client.has_ended()
         assert not scene.fetcher.asked
         monkeypatch.undo()

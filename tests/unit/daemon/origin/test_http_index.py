@@ -106,7 +106,7 @@ def test_an_index_without_an_end_is_one_clear_line(tmp_path: Path, monkeypatch: 
     [
         (
             b"HTTP/1.1 206 Partial\r\nContent-Length: 37\r\n\r\n" + b'{"path": "a", "size": 5, "etag": "x"}',
-            "sends a part",
+            "sent a part",
         ),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", "a line of more than 8 KiB"),
         (b"SSH-2.0-OpenSSH_9\r\n", "is not HTTP"),
@@ -229,7 +229,7 @@ def test_a_url_is_sent_percent_encoded(servers: dict[str, StoreServer]) -> None:
     "url", ["http://u:p@h/x", "https://h/x?token=1", "https://h/#x", "http://", "http://h:x/", "http://h\r\nx: y/"]
 )
 def test_a_url_that_would_show_a_secret_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="everybody on this node can see it") as caught:
+    with pytest.raises(ConfigError, match="every user of this node can see it") as caught:
         open_origin(url, OriginOptions(), SETTINGS)
     assert "u:p" not in str(caught.value)
     assert "token" not in str(caught.value)

@@ -39,5 +39,5 @@ def test_work_goes_on_when_its_caller_goes_away(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.ERROR):
         virtual_time.run(scene())
     assert [record.getMessage().partition(" failed")[2] for record in caplog.records] == [
-        " after its caller had gone: the disk is full"
+        " after its caller was cancelled: the disk is full"
     ]
