@@ -116,10 +116,10 @@ class BlockFetch:
     def set_bytes(self, data: Data, now: float, checksums: bytes = b"") -> None:
         """Record arrival of the bytes at *now* (loop time). checksums: of all pieces, if known."""
         self.data, self.arrived_at, self.checksums = data, now, checksums
-        takers, self._bytes_callbacks = self._bytes_callbacks, []
-        if takers:
+        callbacks, self._bytes_callbacks = self._bytes_callbacks, []
+        if callbacks:
             self.make_early_block()
-            self._run_callbacks(takers)
+            self._run_callbacks(callbacks)
 
     def make_early_block(self) -> BypassBlock:
         """Put the arrived bytes into `early_block`."""
@@ -132,11 +132,11 @@ class BlockFetch:
         """Return a future that is done when the fetch has ended."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def tell(_: BlockFetch) -> None:
+        def set_ended(_: BlockFetch) -> None:
             if not ended.done():  # otherwise cancelled
                 ended.set_result(None)
 
-        self.add_done_callback(tell)
+        self.add_done_callback(set_ended)
         return ended
 
     def finish(self, outcome: BlockFetchOutcome) -> None:
@@ -144,13 +144,13 @@ class BlockFetch:
         self.outcome, self.is_done = outcome, True
         # No reference may keep the bytes until a garbage collection: the connection reuses their memory.
         self.data, self.early_block, self.peer_search, self.deadline.pause = b"", None, None, asyncio.sleep
-        told, self._done_callbacks, self._bytes_callbacks = self._done_callbacks, [], []
-        self._run_callbacks(told)
+        callbacks, self._done_callbacks, self._bytes_callbacks = self._done_callbacks, [], []
+        self._run_callbacks(callbacks)
 
     def _run_callbacks(self, callbacks: "Sequence[Callable[[BlockFetch], None]]") -> None:
-        for tell in callbacks:
+        for callback in callbacks:
             try:
-                tell(self)
+                callback(self)
             except Exception:  # the other callbacks still run
                 log.exception("a callback of the fetch of %s failed", self.source.subject)
 

@@ -240,19 +240,19 @@ class FetchProcesses:
         process.last_report_at = _now()
         freed: list[ReservedSpace] = []
         try:
-            for process_fetch, room, answer in process.receive_results():
-                if isinstance(answer, BlockWritten):
+            for process_fetch, room, result in process.receive_results():
+                if isinstance(result, BlockWritten):
                     process.blocks += 1
                     process.bytes += process_fetch.source.length
-                    process_fetch.origin.note_success(process_fetch.source.range, answer.seconds)
-                    if answer.hedged or answer.won:
-                        process_fetch.origin.count_hedges(answer.hedged, answer.won)
-                    self._written.append((process_fetch, room, answer.checksums))
+                    process_fetch.origin.note_success(process_fetch.source.range, result.seconds)
+                    if result.hedged or result.won:
+                        process_fetch.origin.count_hedges(result.hedged, result.won)
+                    self._written.append((process_fetch, room, result.checksums))
                     self._publishing[process_fetch] = process.last_report_at
                     process_fetch.on_arrival()
                 else:
-                    log.debug("%s is fetched by the daemon itself: %s", process_fetch.source.subject, answer.reason)
-                    process_fetch.origin.note_failure(answer.reason, throttled=answer.throttled)
+                    log.debug("%s is fetched by the daemon itself: %s", process_fetch.source.subject, result.reason)
+                    process_fetch.origin.note_failure(result.reason, throttled=result.throttled)
                     freed.append(room)
                     process_fetch.give_up()
         except ChannelClosed:

@@ -141,7 +141,7 @@ class Fetcher:
                 )
             else:
                 self._wait_for_fetch(refs, found, until, on_result, early=may_be_early)
-            # Guessing takes 20 to 45 us, so it runs after the answer, and after the task that sends the request.
+            # Guessing takes 20 to 45 us, so it runs after the response, and after the task that sends the request.
             for listener in self._demand_listeners:
                 asyncio.get_running_loop().call_soon(listener, refs[0], found.length, found.key)
         elif found is not None and not isinstance(found, CachefsError):
@@ -149,10 +149,10 @@ class Fetcher:
                 listener(refs[0], 0, b"")
 
     def _wait_for_fetch(
-        self, refs: Sequence[BlockRef], source: BlockSource, until: float, answer: ResultCallback, *, early: bool
+        self, refs: Sequence[BlockRef], source: BlockSource, until: float, on_result: ResultCallback, *, early: bool
     ) -> None:
         takes_all = refs[0].start == 0 and refs[0].size >= source.length
-        pass_on = partial(self._return_result, refs, until, answer, for_peer=False)
+        pass_on = partial(self._return_result, refs, until, on_result, for_peer=False)
         early = early and takes_all and source.length <= MAX_EARLY_BYTES
         FetchWaiter(self.in_flight_fetches.join_or_start_fetch(source, ahead=False), until, pass_on, early=early)
 
@@ -161,80 +161,84 @@ class Fetcher:
         refs: Sequence[BlockRef],
         source: BlockSource,
         until: float,
-        answer: ResultCallback,
+        on_result: ResultCallback,
         part: BypassBlock | None,
     ) -> None:
         if part is not None:
-            answer([part], "")
+            on_result([part], "")
         else:
-            self._wait_for_fetch(refs, source, until, answer, early=False)
+            self._wait_for_fetch(refs, source, until, on_result, early=False)
 
-    def request_for_peer(self, fetch: FetchRequest, until: float, answer: PeerResultCallback) -> None:
+    def request_for_peer(self, fetch: FetchRequest, until: float, on_result: PeerResultCallback) -> None:
         """Fetch blocks for another node until *until* (loop time), from the origin and not from a third node. The
         response may instead hand the fetch back to the other node, if this one is overloaded (see
         `InFlightFetches.delegate_fetch`)."""
         refs = fetch.blocks
 
-        def tell(answers: list[BlockResult], _: str) -> None:
-            answer(answers)
+        def pass_outcomes(outcomes: list[BlockResult], _: str) -> None:
+            on_result(outcomes)
 
-        source = self._result_or_source(refs, until, tell, for_peer=True)
+        source = self._result_or_source(refs, until, pass_outcomes, for_peer=True)
         if not isinstance(source, BlockSource):
             return
         if (refusal := self.in_flight_fetches.origin_refusal(source)) is not None:
-            answer([refusal])
+            on_result([refusal])
             return
         if fetch.may_take and self.in_flight_fetches.delegate_fetch(source, fetch.peer, ahead=fetch.unhurried):
-            answer([FETCH_YOURSELF])
+            on_result([FETCH_YOURSELF])
             return
         needed = asyncio.get_running_loop().time() + PEER_NEEDS_BLOCK_IN if fetch.unhurried else math.inf
         peer_fetch = self.in_flight_fetches.join_or_start_fetch(
             source, ahead=fetch.unhurried, needed_at=needed, may_be_transient=True, for_peer=True
         )
-        pass_on = partial(self._return_result, refs, until, tell, for_peer=True)
+        pass_on = partial(self._return_result, refs, until, pass_outcomes, for_peer=True)
         FetchWaiter(peer_fetch, until, pass_on, early=source.length <= MAX_EARLY_BYTES)
 
     def _result_or_source(
-        self, refs: Sequence[BlockRef], until: float, answer: ResultCallback, *, for_peer: bool
+        self, refs: Sequence[BlockRef], until: float, on_result: ResultCallback, *, for_peer: bool
     ) -> BlockSource | BlockFetchOutcome:
-        """Return the source of a block that has to be fetched. Otherwise *answer* is called: now, with the returned
+        """Return the source of a block that has to be fetched. Otherwise *on_result* is called: now, with the returned
         outcome, or later, and None is returned."""
-        looked = asyncio.get_running_loop().time()
+        looked_up_at = asyncio.get_running_loop().time()
         found = self._lookups.look_up_now(refs[0]) if len(refs) == 1 else None
         if found is None:
-            self._fetch_in_task(refs, until, answer, for_peer=for_peer)
+            self._fetch_in_task(refs, until, on_result, for_peer=for_peer)
             return None
         one = (
-            self.in_flight_fetches.recent_outcome_or_source(found, looked, for_peer=for_peer)
+            self.in_flight_fetches.recent_outcome_or_source(found, looked_up_at, for_peer=for_peer)
             if isinstance(found, BlockSource)
             else found
         )
         if not isinstance(one, BlockSource):
             one = one or _evicted_before_read()
-            answer([one], "")
+            on_result([one], "")
         return one
 
     def _return_result(
-        self, refs: Sequence[BlockRef], until: float, answer: ResultCallback, fetch: BlockFetch, *, for_peer: bool
+        self, refs: Sequence[BlockRef], until: float, on_result: ResultCallback, fetch: BlockFetch, *, for_peer: bool
     ) -> None:
         """Pass on the result: the fetch has ended, is stuck or out of time, or has bytes for an early reader."""
         outcome = fetch.early_block if fetch.is_being_stored else self.in_flight_fetches.outcome_of(fetch)
         if outcome is None:
-            self._fetch_in_task(refs, until, answer, for_peer=for_peer)  # see `fetch_on_demand`
+            self._fetch_in_task(refs, until, on_result, for_peer=for_peer)  # see `fetch_on_demand`
         else:
-            answer([outcome], fetch.source_peer)
+            on_result([outcome], fetch.source_peer)
 
-    def _fetch_in_task(self, refs: Sequence[BlockRef], until: float, answer: ResultCallback, *, for_peer: bool) -> None:
+    def _fetch_in_task(
+        self, refs: Sequence[BlockRef], until: float, on_result: ResultCallback, *, for_peer: bool
+    ) -> None:
         async def ask() -> None:
-            answers: list[BlockResult]
+            outcomes: list[BlockResult]
             try:
-                answers = await self.fetch_on_demand(refs, until - asyncio.get_running_loop().time(), for_peer=for_peer)
+                outcomes = await self.fetch_on_demand(
+                    refs, until - asyncio.get_running_loop().time(), for_peer=for_peer
+                )
             except Exception as error:
-                # The caller counts open requests, and would wait for a missing answer until its deadline.
+                # The caller counts open requests, and would wait for a missing response until its deadline.
                 text = f"internal error ({error!r}); see the daemon's log"
                 self._errors.add("blocks that readers wait for", text, bug=error)
-                answers = [CachefsError(text)] * len(refs)
-            answer(answers, "")
+                outcomes = [CachefsError(text)] * len(refs)
+            on_result(outcomes, "")
 
         task = asyncio.create_task(ask())
         self._request_tasks.add(task)
@@ -321,11 +325,11 @@ class Fetcher:
         self, refs: Sequence[BlockRef], *, ahead: bool, until: float | None, for_peer: bool
     ) -> list[BlockFetchOutcome]:
         loop = asyncio.get_running_loop()
-        looked = loop.time()
+        looked_up_at = loop.time()
         run = self._threads.background if ahead else self._threads.run
         found = await run(self._lookups.look_up, refs)
         outcomes = [
-            self.in_flight_fetches.recent_outcome_or_source(one, looked, for_peer=for_peer, ahead=ahead)
+            self.in_flight_fetches.recent_outcome_or_source(one, looked_up_at, for_peer=for_peer, ahead=ahead)
             if isinstance(one, BlockSource)
             else one
             for one in found

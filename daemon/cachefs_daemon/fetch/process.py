@@ -141,29 +141,29 @@ class FetchProcess:
             )
         files = [SegmentToWrite(segment.number, segment.allocate) for segment in segments]
         try:
-            told = self.channel.send(CommandBatch(ways, files, wanted), [segment.descriptor for segment in segments])
+            is_sent = self.channel.send(CommandBatch(ways, files, wanted), [segment.descriptor for segment in segments])
         except ChannelClosed:
-            told = False
-        if told:
+            is_sent = False
+        if is_sent:
             self.last_batch_at = now
             if not self.in_progress:
                 self.last_report_at = now  # an idle process is rightly silent
             self.in_progress.update(zip((one.number for one in wanted), process_fetches, strict=True))
         else:
             self._known_parameters.clear()  # the process has not received the new ones
-        return told
+        return is_sent
 
     def receive_results(self) -> Iterator[tuple[ProcessFetch, ReservedSpace, BlockWritten | BlockFailed]]:
         """Yield all results received since the last call. Raises ChannelClosed."""
         while (message := self.channel.receive()) is not None:
             report, _ = message
             self.is_ready = True
-            answers: list[BlockWritten | BlockFailed] = [*report.done, *report.failed]
-            for answer in answers:
-                known = self.in_progress.pop(answer.number, None)
+            results: list[BlockWritten | BlockFailed] = [*report.done, *report.failed]
+            for result in results:
+                known = self.in_progress.pop(result.number, None)
                 if known is None:
                     raise ChannelClosed
-                yield *known, answer
+                yield *known, result
 
     def kill(self) -> None:
         """Kill the process without waiting for its end: a process that hangs at a disk ends when the disk responds."""

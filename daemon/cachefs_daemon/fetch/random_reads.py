@@ -128,7 +128,7 @@ class RandomReads:
 
     async def _read(self, source: BlockSource, wanted: ObjectRange, until: float) -> None:
         part: BypassBlock | None = None
-        begin, asked = wanted.offset - source.range.offset, asyncio.get_running_loop().time()
+        begin, requested_at = wanted.offset - source.range.offset, asyncio.get_running_loop().time()
         try:
             # Two readers may want parts that begin alike, and a key must be unique among waiting reads.
             key = source.key + begin.to_bytes(8, "big") + wanted.length.to_bytes(8, "big")
@@ -140,25 +140,25 @@ class RandomReads:
                 data = await source.origin.read(wanted, Deadline(until, skip_retry))
             if len(data) == wanted.length:
                 part = BypassBlock.of_part(source.key, data, begin)
-                self._keep_part(source, part, asked)
+                self._keep_part(source, part, requested_at)
             else:
                 self._fetches.counts.count_discarded(len(data))
         except (CachefsError, TimeoutError) as error:
             log.debug("a part of %s could not be read: %s", source.subject, error)
         finally:
             reading = self._reading[source.key]
-            told = reading.pop((wanted.offset, wanted.length)).callbacks
+            callbacks = reading.pop((wanted.offset, wanted.length)).callbacks
             if not reading:
                 del self._reading[source.key]
-            for tell in told:
-                tell(part)
+            for on_part in callbacks:
+                on_part(part)
 
-    def _keep_part(self, source: BlockSource, part: BypassBlock, asked: float) -> None:
-        """Keep a part until the rest of its block arrives, unless the whole block was requested since *asked* (loop
-        time)."""
+    def _keep_part(self, source: BlockSource, part: BypassBlock, requested_at: float) -> None:
+        """Keep a part until the rest of its block arrives, unless the whole block was requested since *requested_at*
+        (loop time)."""
         if (
             self._fetches.is_fetching(source.key)
-            or self._fetches.recent_outcome_or_source(source, asked, ahead=True) is not source
+            or self._fetches.recent_outcome_or_source(source, requested_at, ahead=True) is not source
         ):
             self._fetches.counts.count_block(ORIGIN, FetchResult.BYPASSED, len(part.data))
             return
