@@ -10,10 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
-from cachefs_daemon.cluster import AdoptConnection, BackgroundWork, NodeParts
+from cachefs_daemon.cluster import AdoptConnection, NodeParts
 from cachefs_daemon.config import Config
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.ports import AwayNode, BlockPeers
+from cachefs_daemon.runtime.background import BackgroundWork
 from cachefs_daemon.runtime.error_log import ErrorLog
 
 from cachefs.cluster_messages import ClusterStatus, DrainStatus, NodeCounters, ScaleNode, TierUse
@@ -136,7 +137,7 @@ class JoinedCluster:
                 LocalDatasets(
                     node.catalog,
                     node.snapshots,
-                    node.changes,
+                    node.content.changes,
                     node.errors,
                     node.reads.mount_point_of,
                     node.reads.current_reads,
@@ -197,7 +198,7 @@ class JoinedCluster:
         """Serve the observers and schedulers that the configuration names."""
         node, storage = self._node, self._node.storage
         plan = storage.planning.plan
-        warmups = ShardWarmups(node.warmups, plan, node.jobs, node.threads)
+        warmups = ShardWarmups(node.content.warmups, plan, node.jobs, node.threads)
         reports = NodeReports(
             ReportSources(
                 instance=node.instance,
@@ -214,7 +215,13 @@ class JoinedCluster:
             )
         )
         context = CommandContext(
-            node.catalog, node.pins, node.quotas, storage, node.threads, warmups, self._draining.drain_this_node
+            node.catalog,
+            node.content.pins,
+            node.content.quotas,
+            storage,
+            node.threads,
+            warmups,
+            self._draining.drain_this_node,
         )
         ObserverEndpoint(self._sharing.shared.endpoint, self._membership, reports, CommandExecutor(context))
         self._background_work.append(reports.run)

@@ -6,19 +6,16 @@ NO_CLUSTER where it has none.
 
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from cachefs.cluster_messages import ClusterStatus, DrainStatus, ScaleNode
 from cachefs.errors import ConfigError
 from cachefs.messages import ClusterBrief, PeerCounts
 from cachefs.planning.cluster.scale import SnapshotDemand
-from cachefs_daemon.content.dataset_changes import DatasetChanges
-from cachefs_daemon.content.pins import Pins
-from cachefs_daemon.content.quotas import DatasetQuotas
-from cachefs_daemon.content.warmup import Warmups
+from cachefs_daemon.content.content_parts import ContentParts
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
@@ -29,11 +26,11 @@ from cachefs_daemon.local_reads import LocalReads
 from cachefs_daemon.mounts.registry import MountReadCounts
 from cachefs_daemon.ports import LOCAL_DIRECTORY, LOCAL_PLACEMENT, NO_PEERS, AwayNode, BlockPeers, Directory, Placement
 from cachefs_daemon.reporting.residency import Residency
+from cachefs_daemon.runtime.background import BackgroundWork
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
 
-BackgroundWork = Callable[[], Coroutine[Any, Any, None]]  # runs as long as the daemon
 # Serves one connection of the fetch channel, to a peer server, whose requests the given function answers.
 AdoptConnection = Callable[[socket.socket, FetchForPeer], Awaitable[None]]
 
@@ -50,10 +47,7 @@ class NodeParts:
     errors: ErrorLog
     catalog: Catalog
     snapshots: OpenSnapshots
-    changes: DatasetChanges
-    pins: Pins
-    quotas: DatasetQuotas
-    warmups: Warmups
+    content: ContentParts
     fetcher: Fetcher
     jobs: JobRegistry
     loader: EpochLoader

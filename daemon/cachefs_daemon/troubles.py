@@ -4,6 +4,7 @@
 Reading costs nothing extra: no counting or bookkeeping happens where reads are answered.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from cachefs.errors import OriginAccessDenied
-from cachefs.messages import EndpointStatus, Trouble
+from cachefs.messages import EndpointStatus, Stall, Trouble
 from cachefs.trouble_texts import Cause, filter_by_snapshots, is_failing, sort_by_severity
+from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.waiting_reads import (
     LATE_PUBLICATION_SECONDS,
     AttributeReads,
@@ -23,7 +26,7 @@ from cachefs_daemon.fetch.waiting_reads import (
 )
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.ports import AwayNode
-from cachefs_daemon.store.tier_troubles import TierTrouble
+from cachefs_daemon.store.tier_troubles import TierTrouble, TierTroubles
 
 # Seconds that a read has waited when it becomes a trouble.
 NOTICE_SECONDS: Final = 3.0
@@ -163,6 +166,47 @@ class CachedValue(Generic[Value]):
         if fresh or self._made is None or now - self._made[0] >= CACHE_SECONDS:
             self._made = now, self._make()
         return self._made[1]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeExamination:
+    """Examines the parts of the node for troubles, and for reads that wait. Used on the event loop."""
+
+    catalog: Catalog
+    fetcher: Fetcher
+    tiers: TierTroubles
+    # Returns the nodes of the cluster that are not asked, or send no heartbeat, at a loop time.
+    away_nodes: Callable[[float], Iterable[AwayNode]]
+
+    def examine(self) -> TroubleInputs:
+        """Return the state of the parts."""
+        now = asyncio.get_running_loop().time()
+        servers: dict[int, ServerWithDatasets] = {}
+        datasets: dict[str, str] = {}
+        for dataset in self.catalog:
+            endpoint, known = dataset.origin.endpoint, [one.id for one in dataset.record.snapshots]
+            datasets |= dict.fromkeys(known, dataset.record.name)
+            if id(endpoint) not in servers:  # many datasets may share one, and its status takes a microsecond
+                servers[id(endpoint)] = ServerWithDatasets(endpoint, endpoint.status(), [])
+            servers[id(endpoint)].snapshots.extend(known)
+        return TroubleInputs(
+            servers=list(servers.values()),
+            reads=self.fetcher.waiting_reads(now - NOTICE_SECONDS),
+            loop_now=now,
+            failures=self.fetcher.failures.latest_first(),
+            nodes=list(self.away_nodes(now)),
+            tiers=self.tiers.current,
+            datasets=datasets,
+        )
+
+    def waiting_stalls(self) -> list[Stall]:
+        """Return the reads of this node that wait now."""
+        now = asyncio.get_running_loop().time()
+        return [
+            Stall(one.key, now - one.since, f"peer {one.peers[0]}" if one.peers else "origin")
+            for one in self.fetcher.waiting_reads(now)
+            if not one.is_for_peer
+        ]
 
 
 class Troubles:

@@ -77,8 +77,9 @@ from cachefs_daemon.fetch.readahead_views import readahead_counts, readahead_vie
 from cachefs_daemon.jobs.owners import check_owner, find_job_name, own_job_name
 from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.mounts.lagging import with_lag
-from cachefs_daemon.node import Node, origin_settings
+from cachefs_daemon.node import Node
 from cachefs_daemon.origin import request_counters
+from cachefs_daemon.origin_settings import origin_settings
 from cachefs_daemon.reporting.scaling import planned_demands, scale_status
 from cachefs_daemon.runtime.shielded import shielded
 from cachefs_daemon.store.storage import TierUsage
@@ -110,7 +111,7 @@ class Service:
     # --- mounts -------------------------------------------------------------------------------------------------
 
     async def report(self, report: MountReport) -> NodeView:
-        await self._node.report_dispatcher.on_mount_report(report)
+        await self._node.lookahead.dispatcher.on_mount_report(report)
         return await self.node(Empty())
 
     async def node(self, _: Empty) -> NodeView:
@@ -127,12 +128,12 @@ class Service:
         )
 
     async def push(self, request: PushSubscription) -> AsyncGenerator[PushCommand, None]:
-        async with contextlib.aclosing(self._node.pushers.commands(request)) as orders:
+        async with contextlib.aclosing(self._node.lookahead.pushers.commands(request)) as orders:
             async for order in orders:
                 yield order
 
     async def push_report(self, report: PushReport) -> PushAcknowledgement:
-        self._node.pushers.handle_report(report)
+        self._node.lookahead.pushers.handle_report(report)
         return PushAcknowledgement()
 
     async def tell_reads(self, told: MountReadReport) -> Empty:
@@ -143,29 +144,29 @@ class Service:
 
     async def job_publish(self, request: JobPublication, caller: Caller) -> JobView:
         view = self._node.jobs.publish(_with_full_job_name(request, caller))
-        self._node.report_dispatcher.wake_fetching()
+        self._node.lookahead.dispatcher.wake_fetching()
         return view
 
     async def job_epoch(self, request: JobEpoch, caller: Caller) -> Empty:
         self._node.jobs.add_order(_with_full_job_name(request, caller))
-        self._node.report_dispatcher.wake_fetching()
+        self._node.lookahead.dispatcher.wake_fetching()
         return Empty()
 
     async def job_progress(self, request: JobProgress, caller: Caller) -> JobProgressResponse:
-        return self._node.report_dispatcher.on_job_progress(_with_full_job_name(request, caller))
+        return self._node.lookahead.dispatcher.on_job_progress(_with_full_job_name(request, caller))
 
     async def ask_reads(self, request: ReadsRequest, caller: Caller) -> ReadsResponse:
         return self._node.process_reads.take_reads(caller, request, time.monotonic())
 
     async def job_list(self, _: Empty) -> JobList:
         return JobList(
-            jobs=[self._node.jobs.job_view(job, self._node.pushers.bytes_ahead) for job in self._node.jobs],
-            guessed=readahead_views(self._node.readahead.book, self._node.catalog),
+            jobs=[self._node.jobs.job_view(job, self._node.lookahead.pushers.bytes_ahead) for job in self._node.jobs],
+            guessed=readahead_views(self._node.lookahead.readahead.book, self._node.catalog),
         )
 
     async def job_show(self, request: JobName, caller: Caller) -> JobView:
         job = self._node.jobs.get(self._full_job_name(request, caller))
-        return self._node.jobs.job_view(job, self._node.pushers.bytes_ahead)
+        return self._node.jobs.job_view(job, self._node.lookahead.pushers.bytes_ahead)
 
     async def job_cancel(self, request: JobName, caller: Caller) -> Empty:
         name = self._full_job_name(request, caller)
@@ -207,18 +208,18 @@ class Service:
             in_flight_bytes=size,
             repairs=self._node.storage.blocks.repairs,
             mounts=[
-                with_lag(self._node.pushers.with_push_counters(one), self._current_snapshot_id)
+                with_lag(self._node.lookahead.pushers.with_push_counters(one), self._current_snapshot_id)
                 for one in self._node.mounts.views()
             ],
-            warmups=len(self._node.warmups),
+            warmups=len(self._node.content.warmups),
             index_blocks=sum(tier.blocks for tier in usage),
             errors=self._node.errors.views(),
             causes=self._node.errors.causes(),
             passed_blocks=self._node.fetcher.bypass_blocks.count,
             endpoints=self._node.catalog.endpoints(),
-            fetch_processes=self._node.process_fetches.status(),
+            fetch_processes=self._node.fetching.processes.status(),
             peers=self._node.cluster.peer_counts(),
-            guessed=readahead_counts(self._node.readahead.counts),
+            guessed=readahead_counts(self._node.lookahead.readahead.counts),
             cluster=self._node.cluster.brief(),
             troubles=self._node.troubles.present_troubles(),
         )
@@ -304,13 +305,13 @@ class Service:
                 async for progress in steps:
                     if progress.dataset is not None:
                         followed = dataset.current
-                        await shielded(self._node.changes.follow_snapshot(dataset, before))
+                        await shielded(self._node.content.changes.follow_snapshot(dataset, before))
                         progress = self._with_mounts_behind(progress, progress.dataset)
                     yield progress
         finally:
             # The caller may disconnect after the snapshot has changed, and before it receives the result.
             if followed is not dataset.current:
-                await shielded(self._node.changes.follow_snapshot(dataset, before))
+                await shielded(self._node.content.changes.follow_snapshot(dataset, before))
 
     def _with_mounts_behind(self, last: ListingProgress, view: DatasetView) -> ListingProgress:
         behind = self._node.cluster.directory.outdated_mounts(view.name, view.snapshot)
@@ -323,7 +324,7 @@ class Service:
         await self._node.catalog.wait_until_adopted(request.name)
         await self._check_unmounted(request.name)
         await _wait_unused(directory.check_not_mounted_elsewhere, request.name)
-        return await shielded(self._node.changes.remove(request.name))
+        return await shielded(self._node.content.changes.remove(request.name))
 
     async def _check_unmounted(self, dataset: str) -> None:
         """Raise Busy where *dataset* is mounted. Wait for mounts that start, or were unmounted and end."""
@@ -337,29 +338,29 @@ class Service:
             await asyncio.sleep(0.1)
 
     async def dataset_set(self, request: DatasetSetRequest) -> DatasetSetResult:
-        return await self._node.changes.set_options(request)
+        return await self._node.content.changes.set_options(request)
 
     async def dataset_limit(self, request: DatasetLimit) -> DatasetView:
-        return await self._node.quotas.change_limits(request)
+        return await self._node.content.quotas.change_limits(request)
 
     # --- blocks of datasets -------------------------------------------------------------------------------------
 
     async def warmup(self, request: WarmupRequest) -> AsyncGenerator[WarmupProgress, None]:
         snapshot = self._node.catalog.snapshot(request.dataset)
-        async with contextlib.aclosing(self._node.warmups.run(snapshot, request)) as steps:
+        async with contextlib.aclosing(self._node.content.warmups.run(snapshot, request)) as steps:
             async for progress in steps:
                 yield progress
 
     async def warmup_list(self, _: Empty) -> WarmupList:
-        return WarmupList(warmups=[run.progress() for run in self._node.warmups])
+        return WarmupList(warmups=[run.progress() for run in self._node.content.warmups])
 
     async def warmup_watch(self, request: WarmupId) -> AsyncGenerator[WarmupProgress, None]:
-        async with contextlib.aclosing(self._node.warmups.watch(request.id)) as steps:
+        async with contextlib.aclosing(self._node.content.warmups.watch(request.id)) as steps:
             async for progress in steps:
                 yield progress
 
     async def warmup_cancel(self, request: WarmupId) -> WarmupProgress:
-        return await self._node.warmups.cancel(request.id)
+        return await self._node.content.warmups.cancel(request.id)
 
     async def warmup_forecast(self, request: WarmupRequest) -> WarmupForecast:
         snapshot, index = self._node.catalog.snapshot(request.dataset), self._node.storage.index
@@ -382,10 +383,10 @@ class Service:
         return await self._node.threads.background(inventory.evict, storage.blocks, storage.index, files)
 
     async def pin(self, request: Selection) -> PinnedAmount:
-        return await self._node.pins.pin(request)
+        return await self._node.content.pins.pin(request)
 
     async def unpin(self, request: Selection) -> PinnedAmount:
-        return await self._node.pins.unpin(request)
+        return await self._node.content.pins.unpin(request)
 
     async def directory_list(self, request: DirectoryPath) -> AsyncGenerator[DirectoryEntries, None]:
         pages = browsing.directory_pages(self._node.catalog.snapshot(request.dataset), request.dataset, request.path)

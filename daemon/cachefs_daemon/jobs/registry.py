@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -98,6 +98,19 @@ class Job:
     troubles: list[Trouble] = field(default_factory=list)
 
 
+class JobTroubles(Protocol):
+    """The troubles of the node, as those of its jobs."""
+
+    def troubles_of(self, job: str, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
+        """Return the troubles of a job that reads snapshots with these ids since a unix time in seconds. fresh: do not
+        use a cached list."""
+
+
+class _NoTroubles:
+    def troubles_of(self, job: str, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
+        return []
+
+
 class JobRegistry:
     """All jobs of the node, and the life of each. Used from the event loop only."""
 
@@ -114,12 +127,8 @@ class JobRegistry:
         self.stalls = Stalls()
         self._capacity = capacity
         self._refetched = RefetchLog(plan, presence, capacity)
-        # Return the troubles of a job that reads snapshots with these ids since a unix time in seconds; the second
-        # function does not use a cached list.
-        self.troubles_cached: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
-        self.troubles_now: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
-        # Returns stalls that have not ended, of all jobs and of readers that have published nothing.
-        self.waiting_stalls: Callable[[], list[StallRow]] = list
+        self._troubles: JobTroubles = _NoTroubles()
+        self._waiting_stalls: Callable[[], list[StallRow]] = list
         self._placement = placement
         self.unsaved_jobs: set[str] = set()  # names of jobs whose files are out of date; the saver empties it
         self._catalog = datasets
@@ -151,13 +160,18 @@ class JobRegistry:
             views = [msgspec.structs.replace(one, stalled=stalled.get(one.consumer, {})) for one in views]
         return self._make_job_view(job, views)
 
+    def report_troubles_of(self, troubles: JobTroubles, waiting_stalls: Callable[[], list[StallRow]]) -> None:
+        """Report with each job its troubles, and its reads that wait. waiting_stalls: returns the stalls that have not
+        ended, of all jobs and of readers that have published nothing."""
+        self._troubles, self._waiting_stalls = troubles, waiting_stalls
+
     def stall_rows(self, job: str = "") -> list[StallRow]:
         """Return the stalls of one job, or of all, including those that have not ended."""
         return merge_rows([*self.stalls.stall_rows(job), *self._waiting_rows(job)])
 
     def _waiting_rows(self, job: str) -> list[StallRow]:
         """Return the stalls of one job, or of all, that have not come to an end."""
-        return [row for row in self.waiting_stalls() if not job or row.job == job]
+        return [row for row in self._waiting_stalls() if not job or row.job == job]
 
     def waited_reads(self, job: str) -> tuple[int, float]:
         """Return how many reads of a job have waited, or wait now, and for how many seconds altogether."""
@@ -169,7 +183,7 @@ class JobRegistry:
         """Return the troubles that concern the job's reads, and the causes of its failed reads."""
         if job.state != JobState.RUNNING:
             return job.troubles
-        return self.troubles_cached(job.name, list(job.datasets), job.reads_since)
+        return self._troubles.troubles_of(job.name, list(job.datasets), job.reads_since)
 
     def _make_job_view(self, job: Job, consumers: list[ConsumerView]) -> JobView:
         waited, seconds = self.waited_reads(job.name)
@@ -516,7 +530,7 @@ class JobRegistry:
     def _end_job(self, job: Job, state: JobState, reason: str = "") -> None:
         if job.state != JobState.RUNNING:
             return
-        troubles = self.troubles_now(job.name, list(job.datasets), job.reads_since)
+        troubles = self._troubles.troubles_of(job.name, list(job.datasets), job.reads_since, fresh=True)
         job.troubles = [one for one in troubles if is_failing(one.cause)]
         for consumer in list(job.consumers.values()):
             self._close_ended_consumer(job, consumer)

@@ -85,9 +85,9 @@ def _fetch_samples(node: Node) -> Iterator[MetricSample]:
             yield MetricSample(table.FETCHED_BYTES, (source, became), size)
     yield MetricSample(table.IN_FLIGHT_BLOCKS, (), in_flight[0])
     yield MetricSample(table.IN_FLIGHT_BYTES, (), in_flight[1])
-    yield MetricSample(table.GUESSED_BLOCKS, ("read",), node.readahead.counts.right)
-    yield MetricSample(table.GUESSED_BLOCKS, ("unread",), node.readahead.counts.wrong)
-    yield MetricSample(table.FETCH_PROCESSES, (), len(node.process_fetches.status()))
+    yield MetricSample(table.GUESSED_BLOCKS, ("read",), node.lookahead.readahead.counts.right)
+    yield MetricSample(table.GUESSED_BLOCKS, ("unread",), node.lookahead.readahead.counts.wrong)
+    yield MetricSample(table.FETCH_PROCESSES, (), len(node.fetching.processes.status()))
 
 
 def _origin_samples(_: Node) -> Iterator[MetricSample]:
@@ -120,7 +120,7 @@ def _tier_samples(usage: Sequence[TierUsage]) -> Iterator[MetricSample]:
 
 
 def _page_cache_samples(node: Node) -> Iterator[MetricSample]:
-    counts, (held, budget) = node.pushers.counters(), node.pushers.page_cache_use()
+    counts, (held, budget) = node.lookahead.pushers.counters(), node.lookahead.pushers.page_cache_use()
     yield MetricSample(table.PUSHED_BLOCKS, (), counts["stored_blocks"])
     yield MetricSample(table.PUSHED_BYTES, (), counts["stored_bytes"])
     yield MetricSample(table.PUSH_LATE, (), counts["late"])
@@ -148,7 +148,7 @@ def _content_samples(node: Node) -> Iterator[MetricSample]:
     for state in JobState:
         yield MetricSample(table.JOBS, (state,), states[state])
     yield MetricSample(table.CONSUMERS, (), len(node.jobs.consumers))
-    yield MetricSample(table.WARMUPS, (), len(node.warmups))
+    yield MetricSample(table.WARMUPS, (), len(node.content.warmups))
     yield MetricSample(table.REPAIRED, (), node.storage.blocks.repairs)
 
 

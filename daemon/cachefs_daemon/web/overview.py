@@ -168,7 +168,7 @@ def _tier(usage: TierUsage) -> TierRow:
 
 
 def _page_caches(node: Node) -> list[TierRow]:
-    held, budget = node.pushers.page_cache_use()
+    held, budget = node.lookahead.pushers.page_cache_use()
     return [TierRow("page cache", held, budget, budget)] if budget else []
 
 
@@ -179,7 +179,7 @@ def _totals(node: Node) -> OverviewTotals:
         origin_bytes=node.fetcher.fetched_bytes,
         peer_bytes=peers.bytes,
         served_bytes=peers.served_bytes,
-        pushed_bytes=node.pushers.counters()["stored_bytes"],
+        pushed_bytes=node.lookahead.pushers.counters()["stored_bytes"],
         requests=sum(one.requests for one in reads),
         failed=sum(one.failed for one in reads),
         hits=sum(counts[f"hits_{tier}"] for tier in TIER_NAMES),
@@ -189,7 +189,7 @@ def _totals(node: Node) -> OverviewTotals:
 
 
 def _warmups(node: Node) -> list[WarmupRow]:
-    running = [run.progress() for run in node.warmups if run.state == WarmupState.RUNNING]
+    running = [run.progress() for run in node.content.warmups if run.state == WarmupState.RUNNING]
     return [WarmupRow(one.dataset, one.bytes, one.bytes_total) for one in running[:MAX_WARMUPS]]
 
 

@@ -59,7 +59,7 @@ class JobRecorder:
         due = [(job, record) for job, record in due if _is_over(job) or record.history.is_due(now)]
         if not due:
             return
-        pushed = self._node.pushers.pushed_bytes()
+        pushed = self._node.lookahead.pushers.pushed_bytes()
         for job, record in due:
             record.history.add_row(self._make_row(job, record, pushed, now))
             record.is_over = _is_over(job)

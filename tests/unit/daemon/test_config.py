@@ -14,7 +14,7 @@ from cachefs_cluster import config as cluster_config
 from cachefs_cluster.config import ClusterConfig
 from cachefs_daemon import config
 from cachefs_daemon.config import Config, InvalidConfig
-from cachefs_daemon.node import origin_settings
+from cachefs_daemon.origin_settings import origin_settings
 from cachefs_daemon.store_settings import store_config
 from cachefsd.command import main
 from click.testing import CliRunner

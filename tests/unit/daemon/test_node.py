@@ -5,6 +5,7 @@ import functools
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from cachefs_daemon import config as configuration
@@ -15,7 +16,7 @@ from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import PlanningParts, Storage
 from cachefs_daemon.store_settings import store_config
-from cachefs_daemon.troubles import TroubleInputs
+from cachefs_daemon.troubles import NodeExamination, TroubleInputs
 
 from cachefs.block import MEMORY, SSD
 
@@ -76,12 +77,11 @@ def test_the_status_of_a_server_is_taken_once_for_all_its_datasets() -> None:
         for number in range(6)
     ]
     reads = SimpleNamespace(waiting_reads=lambda since: [], failures=SimpleNamespace(latest_first=list))
-    node = SimpleNamespace(
-        catalog=datasets, fetcher=reads, cluster=NO_CLUSTER, _tier_troubles=SimpleNamespace(current=[])
-    )
+    tiers: Any = SimpleNamespace(current=[])
+    examination = NodeExamination(cast(Any, datasets), cast(Any, reads), tiers, NO_CLUSTER.away_nodes)
 
     async def find() -> TroubleInputs:
-        return Node._trouble_inputs(node)  # type: ignore[arg-type]
+        return examination.examine()
 
     found = asyncio.run(find())
     assert statuses == ["one", "two"]

@@ -44,7 +44,7 @@ def remove(used: Used, taking_over: float = 0.0) -> list[str]:
         storage=SimpleNamespace(usage=list),
         mounts=SimpleNamespace(mount_of=lambda name: next(iter(mounted), None), is_mounted=lambda mount: True),
         cluster=SimpleNamespace(directory=used),
-        changes=SimpleNamespace(remove=done),
+        content=SimpleNamespace(changes=SimpleNamespace(remove=done)),
     )
     virtual_time.run(Service(node, SimpleNamespace()).dataset_remove(DatasetName("pets")))  # type: ignore[arg-type]
     return removed

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,6 +28,7 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs.block import block_key
 from cachefs.errors import Busy, ConfigError, OriginUnavailable, StoreFull
 from cachefs.job_messages import JobEpoch, JobProgress, JobPublication, SampleMap
+from cachefs.messages import Trouble
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build_snapshot_file
@@ -37,6 +38,17 @@ from tests.waiting import until_async
 
 FILES = 40
 DATASETS = ("train", "val")
+
+
+class Troubles:
+    """No troubles; a function learns of each look for those of a job."""
+
+    def __init__(self, asked: Callable[[str, float], None]) -> None:
+        self._asked = asked
+
+    def troubles_of(self, job: str, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
+        self._asked(job, began)
+        return []
 
 
 class Jobs(JobRegistry):
@@ -733,7 +745,7 @@ def test_failures_are_a_jobs_own_from_the_birth_of_its_process(tmp_path: Path, m
     monkeypatch.setattr(liveness, "birth_of", lambda pid: boot_clock.now() if pid else None)
 
     async def scene(jobs: Jobs) -> None:
-        jobs.troubles_cached = lambda job, snapshots, began: asked.append(began) or []
+        jobs.report_troubles_of(Troubles(lambda job, began: asked.append(began)), list)
         jobs.say("young", pid=os.getpid())
         jobs.say("unknown")
         jobs.troubles_of(jobs.get("young"))
@@ -749,7 +761,7 @@ def test_consumers_are_there_while_the_failed_reads_of_an_ended_job_are_looked_f
     found: list[tuple[str, list[str]]] = []
 
     async def scene(jobs: Jobs) -> None:
-        jobs.troubles_now = lambda job, snapshots, began: found.append((job, [*jobs.consumer_keys])) or []
+        jobs.report_troubles_of(Troubles(lambda job, began: found.append((job, [*jobs.consumer_keys]))), list)
         for job in ("said", "cancelled"):
             jobs.say(job)
             [key] = jobs.consumer_keys
