@@ -143,6 +143,6 @@ def test_who_is_gone_is_forgotten(tmp_path: Path) -> None:
         assert jobs(daemon) == ["here", "leased"]
         [consumer] = daemon.client.call(JOB_SHOW, JobName(job="here")).consumers
         assert consumer.consumer == "0"
-        assert "is gone" in daemon.log.read_text()
+        assert "has ended" in daemon.log.read_text()
         wait_for_files(daemon, lambda found: not any(name.startswith("gone") for name in found))
         until(lambda: daemon.client.call(JOB_SHOW, JobName(job="leased")).state != "running")

@@ -210,7 +210,7 @@ def test_a_job_ends_with_its_process_or_its_lease(daemon: Daemon, tmp_path: Path
     finally:
         process.kill()
         process.wait()
-    assert f"process {process.pid} is gone" in wait_for_state(daemon, "dies", "ended").reason
+    assert f"process {process.pid} has ended" in wait_for_state(daemon, "dies", "ended").reason
     assert daemon.client.call(JOB_SHOW, JobName(job="lives")).state == "running"
 
 

@@ -182,7 +182,7 @@ def test_an_ordinary_user_is_refused_in_one_line(users: Users) -> None:
         assert done.returncode == 1, words
         [line] = done.stderr.splitlines()
         assert f"user {NOBODY} may not call " in line
-        assert f"it takes root, or a member of group {ADMINS}" in line
+        assert f"only root, or a member of group {ADMINS} may" in line
     looking = (
         *(("status",), ("errors",), ("mounts",), ("job", "list"), ("stalls",), ("dataset", "list")),
         *(("dataset", "show", "numbers"), ("ls", "numbers", "--cached"), ("ls", "numbers", "--json")),

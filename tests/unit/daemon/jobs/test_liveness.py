@@ -31,7 +31,7 @@ def test_for_somebody_unknown_a_process_only_ends_a_job_sooner() -> None:
         assert liveness.end_reason(4.0) == ""
         assert liveness.end_reason(6.0) == "no heartbeat for 5 s"
         process.communicate()
-        assert liveness.end_reason(4.0) == f"its process {process.pid} is gone"
+        assert liveness.end_reason(4.0) == f"its process {process.pid} has ended"
 
 
 def test_whose_a_job_is_follows_from_its_name() -> None:

@@ -73,7 +73,7 @@ def test_a_page_with_another_after_it() -> None:
 
 
 def test_a_page_that_cannot_be_followed_is_not_taken_for_the_last() -> None:
-    with pytest.raises(BrokenS3Response, match="cut short"):
+    with pytest.raises(BrokenS3Response, match="truncated"):
         parse_page(body(more="<IsTruncated>true</IsTruncated>"), "")
 
 
