@@ -1,4 +1,4 @@
-"""The interface between the service's core and its Kubernetes and Slurm integrations."""
+"""The interfaces between the service and its Kubernetes and Slurm integrations: what each offers the other."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -14,6 +14,19 @@ from cachefs.scheduling_messages import (
 )
 
 Unsubscribe = Callable[[], None]
+
+
+class SchedulerIntegration(Protocol):
+    """A scheduler integration, made by `open_integration(section, advice)` of `cachefs_scheduler.kube.integration`."""
+
+    async def start(self) -> None:
+        """Start, with tasks of its own. Raises CachefsError, for instance if an address is in use."""
+
+    async def stop(self) -> None:
+        """Stop all tasks. May be called without `start`."""
+
+    def reason_not_leading(self) -> str:
+        """Return why this replica sends no commands (another one leads, or none does yet); "" if this one leads."""
 
 
 class AdvisorInterface(Protocol):

@@ -1,27 +1,139 @@
 """The configuration of cachefs-scheduler: a TOML file, validated as a whole before the service starts.
 
-All problems are reported at once, one line each, with the key, its value and what was expected.
+All problems are reported at once, one line each, with the key, its value and what was expected. `SchedulerSection`, the
+value types and `problem_lines` also serve the configuration of cachefs-slurm-hint.
 """
 
+import difflib
+import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cachefs.errors import ConfigError
 from cachefs.planning.scheduling.copies import ENOUGH_HELD
 from cachefs.sizes import parse_size
 from cachefs.socket_path import MAX_SOCKET_PATH
-from cachefs_scheduler.kube_section import KubeSection
-from cachefs_scheduler.section import AbsolutePath, OptionalPath, SchedulerSection, Seconds, problem_lines
 
+# Characters of a value in a message.
+MAX_SHOWN: Final = 100
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefs-scheduler.toml")
 # Port of a daemon's data plane; its control endpoint has the next port.
 DAEMON_PORT: Final = 7380
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+class SchedulerSection(BaseModel):
+    """A table of the file. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _absolute_path(path: Path) -> Path:
+    if not path.is_absolute() or "\0" in str(path):
+        raise ValueError("expected an absolute path")
+    return Path(os.path.normpath(path))
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute_path)]
+# An empty text means None.
+OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: None if value == "" else value)]
+Seconds = Annotated[float, Field(gt=0, le=400 * 86400, allow_inf_nan=False)]
+
+
+def problem_lines(model: type[BaseModel], error: ValidationError) -> list[str]:
+    """Return all problems of a file, each as a line with the key, its value and what was expected."""
+    return [_problem_line(model, one) for one in error.errors()]
+
+
+def _problem_line(model: type[BaseModel], error: Mapping[str, Any]) -> str:
+    place = [str(part) for part in error["loc"]]
+    key = ".".join(place)
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(model, place[:-1])
+        close = difflib.get_close_matches(place[-1], known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+        return f"{key}: is unknown; {hint}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    message = f"{message[0].lower()}{message[1:]}"
+    # For a problem between the keys of a table, the input is the whole table.
+    if isinstance(error["input"], Mapping):
+        return f"{key}: {message}" if key else message
+    return f"{key} = {str(error['input'])[:MAX_SHOWN]!r}: {message}"
+
+
+def _keys_at(model: type[BaseModel], place: Sequence[str]) -> list[str]:
+    """Return the keys of the table at *place*. Names of named tables, such as [datasets.NAME], are skipped."""
+    for part in place:
+        field = model.model_fields.get(part)
+        model = next(_tables(field.annotation), model) if field is not None else model
+    return sorted(model.model_fields)
+
+
+def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _tables(part)
+
+
+def split_listen_address(text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT or [HOST]:PORT. Raises ValueError with the expected form."""
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    clear = bare == host or ":" in bare
+    if not (_HOST.fullmatch(bare) and clear and (":" not in bare or bare != host) and port.isdecimal()):
+        raise ValueError('expected HOST:PORT, such as "0.0.0.0:8443" or "[::]:8443"')
+    if int(port[:6]) >= 1 << 16:
+        raise ValueError("expected a port up to 65535")
+    return bare, int(port)
+
+
+def _listen_address(value: str) -> str:
+    split_listen_address(value)
+    return value
+
+
+def _object_name(value: str) -> str:
+    if value and not _NAME.fullmatch(value):
+        raise ValueError("expected a name as Kubernetes has them: small letters, digits, dots and dashes")
+    return value
+
+
+ObjectName = Annotated[str, AfterValidator(_object_name)]
+
+
+class KubeSection(SchedulerSection):
+    """[kube]: the Kubernetes integration; absent if the file has no such table."""
+
+    # Address for kube-scheduler and the API server's webhooks; with TLS if there is a certificate.
+    listen: Annotated[str, AfterValidator(_listen_address)] = "0.0.0.0:8443"
+    tls_cert: OptionalPath = None
+    tls_key: OptionalPath = None
+    client_ca: OptionalPath = None
+    # Largest request in bytes: `nodeCacheCapable: false` sends whole nodes.
+    most_body: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
+    # The API server: "pod" (that of the pod in which this runs), "off", or the path of a kubeconfig file.
+    api: Literal["pod", "off"] | AbsolutePath = "off"
+    # The Lease by which replicas elect the leader; namespace "": that of the pod, or the kubeconfig's.
+    namespace: ObjectName = ""
+    lease: Annotated[ObjectName, Field(min_length=1)] = "cachefs-scheduler"
+    # Label selector of the followed pods; "": all pods, skipping those without the annotation.
+    selector: Annotated[str, Field(max_length=1000)] = ""
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> "KubeSection":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: give both or neither")
+        if self.client_ca is not None and self.tls_cert is None:
+            raise ValueError("client_ca needs tls_cert and tls_key")
+        return self
 
 
 class InvalidSchedulerConfig(ConfigError):

@@ -8,22 +8,20 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from cachefs.errors import ConfigError
-from cachefs_scheduler.api.handlers import ApiHandlers
+from cachefs_scheduler.advisor_interface import SchedulerIntegration
+from cachefs_scheduler.api.handlers import ApiHandlers, YieldPoints
 from cachefs_scheduler.api.metrics import metrics_page
 from cachefs_scheduler.api.server import SchedulerApiServer
 from cachefs_scheduler.config import SchedulerConfig, split_address
 from cachefs_scheduler.duties import state_file
 from cachefs_scheduler.duties.advisor import Advisor
-from cachefs_scheduler.duties.copy_cleaner import CopyCleaner
 from cachefs_scheduler.duties.job_table import JobTable
 from cachefs_scheduler.duties.node_warmups import NodeWarmups
-from cachefs_scheduler.duties.policies import Policies
-from cachefs_scheduler.integration import SchedulerIntegration
+from cachefs_scheduler.duties.policies import CopyCleaner, Policies
 from cachefs_scheduler.kube.integration import open_integration
 from cachefs_scheduler.view.daemon_follower import DaemonFollower
 from cachefs_scheduler.view.observer_client import ObserverClient
 from cachefs_scheduler.view.reported_cluster import ReportedCluster
-from cachefs_scheduler.yield_points import YieldPoints
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
-from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, hints_text
-from cachefs_scheduler.slurm.levels import divide_holders
+from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, divide_holders, hints_text
 
 from cachefs_bench.lab.slurm import LabSlurm, run_slurm
 

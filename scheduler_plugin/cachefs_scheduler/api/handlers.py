@@ -1,5 +1,6 @@
 """Implements each API call: takes and returns message records."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Final
@@ -23,18 +24,31 @@ from cachefs.scheduling_messages import (
     SchedulerStatus,
     WarmupStatus,
 )
+from cachefs_scheduler.api.metrics import cluster_capacity
 from cachefs_scheduler.duties.advisor import Advisor
-from cachefs_scheduler.duties.capacity import cluster_capacity
 from cachefs_scheduler.duties.data_placement import PrefetchRequest
 from cachefs_scheduler.duties.job_table import AdmissionState, KnownJob
 from cachefs_scheduler.duties.node_warmups import NodeWarmups
-from cachefs_scheduler.view.reported_cluster import ReportedCluster
-from cachefs_scheduler.view.reported_node import ReportedNode
-from cachefs_scheduler.yield_points import YieldPoints
+from cachefs_scheduler.view.reported_cluster import ReportedCluster, ReportedNode
 
+# Seconds of work between pauses: kube-scheduler's requests must be answered within 50 ms.
+WORK_SECONDS: Final = 0.01
 # A node is fresh if its last report is at most this many seconds old.
 FRESH_SECONDS: Final = 60.0
 MAX_SHOWN: Final = 1000
+
+
+class YieldPoints:
+    """Pauses of one piece of work, which calls `yield_if_due` between its steps. Used on the event loop."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    async def yield_if_due(self) -> None:
+        """Pause if WORK_SECONDS have passed. The data that the work reads may change meanwhile."""
+        if time.monotonic() - self._since >= WORK_SECONDS:
+            await asyncio.sleep(0)
+            self._since = time.monotonic()
 
 
 class ApiHandlers:

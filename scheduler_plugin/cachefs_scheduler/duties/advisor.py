@@ -26,14 +26,12 @@ from cachefs.scheduling_messages import (
 )
 from cachefs_scheduler.advisor_interface import Unsubscribe
 from cachefs_scheduler.duties.admission_queue import AdmissionQueue
-from cachefs_scheduler.duties.data_moves import DataMoves
-from cachefs_scheduler.duties.data_placement import DataPlacement, PrefetchRequest
+from cachefs_scheduler.duties.data_placement import DataMoves, DataPlacement, PrefetchRequest
 from cachefs_scheduler.duties.job_table import AdmissionState, JobTable, KnownJob
 from cachefs_scheduler.duties.node_warmups import NodeWarmups
 from cachefs_scheduler.duties.policies import Policies
 from cachefs_scheduler.duties.snapshot_reads import SnapshotReads
-from cachefs_scheduler.view.reported_cluster import MIN_RATE, ReportedCluster
-from cachefs_scheduler.view.snapshot_resolver import dataset_name
+from cachefs_scheduler.view.reported_cluster import MIN_RATE, ReportedCluster, dataset_name
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,13 @@ from aiohttp import web
 from cachefs.errors import ConfigError
 from cachefs_scheduler.kube.admission_webhook import AdmissionWebhook
 from cachefs_scheduler.kube.extender import Extender
-from cachefs_scheduler.kube.kube_messages import AdmissionReview, FilterResult
-from cachefs_scheduler.kube.node_pieces import LARGE_BYTES, ExtenderRequest, decode_request
+from cachefs_scheduler.kube.kube_messages import (
+    LARGE_BYTES,
+    AdmissionReview,
+    ExtenderRequest,
+    FilterResult,
+    decode_request,
+)
 
 log = logging.getLogger(__name__)
 

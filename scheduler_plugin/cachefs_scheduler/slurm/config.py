@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from cachefs.errors import ConfigError
-from cachefs_scheduler.section import AbsolutePath, OptionalPath, SchedulerSection, problem_lines
+from cachefs_scheduler.config import AbsolutePath, OptionalPath, SchedulerSection, problem_lines
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/slurm-hint.toml")
 _ADDRESS: Final = re.compile(r"unix:/.+|https://[^/\s]+|http://(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?")

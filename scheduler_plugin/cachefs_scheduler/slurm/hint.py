@@ -1,4 +1,9 @@
-"""`cachefs-slurm-hint`: starts the program, runs it, and stops it in order."""
+"""`cachefs-slurm-hint`: starts the program, runs it, and stops it in order.
+
+`cachefs-slurm-hint --release` releases jobs held for a slot while the service or cachefs-slurm-hint is down. It is
+needed only with `wait = "hold"`, since a begin time passes by itself. A systemd timer runs it (slurm/plugin), so that a
+long outage does not hold jobs forever.
+"""
 
 import asyncio
 import fcntl
@@ -6,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,8 +27,9 @@ from cachefs.extras import require_extra
 with require_extra("scheduler", "cachefs-slurm-hint"):
     from cachefs_scheduler.slurm.config import SlurmHintConfig, load
     from cachefs_scheduler.slurm.feature_keeper import FeatureKeeper
+    from cachefs_scheduler.slurm.hint_file import age_and_lifetime
     from cachefs_scheduler.slurm.job_keeper import JobKeeper
-    from cachefs_scheduler.slurm.release import is_silent, release_all
+    from cachefs_scheduler.slurm.job_records import released_comment
     from cachefs_scheduler.slurm.service_client import ServiceClient
     from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
@@ -34,6 +41,8 @@ _MAX_TIME_SHARE: Final = 0.2
 _MAX_PAUSE: Final = 60.0
 # Seconds before the next pass if changes are left.
 _SHORT_PAUSE: Final = 0.5
+# Seconds between checks of the hint file.
+CHECK_SECONDS: Final = 2.0
 
 
 def _duration(context: click.Context, parameter: click.Parameter, text: str | None) -> float:
@@ -150,6 +159,38 @@ async def _release(config: SlurmHintConfig, if_silent: float) -> None:
         return
     slurm = SlurmCommands(config.slurm.commands, config.slurm.calls_per_second, config.slurm.cluster)
     click.echo(f"released {await release_all(slurm)} jobs")
+
+
+async def is_silent(hint_file: Path, seconds: float) -> bool:
+    """Return whether the service has been silent for *seconds*, according to the hint file. Waits that long if there is
+    no file; returns False as soon as there is a file that Lua would accept."""
+    begun = time.monotonic()
+    while True:
+        known = await asyncio.to_thread(age_and_lifetime, hint_file)
+        if known is not None and known[0] <= known[1]:
+            return False
+        if time.monotonic() - begun >= seconds or (known is not None and known[0] >= seconds):
+            return True
+        await asyncio.sleep(min(CHECK_SECONDS, seconds))
+
+
+async def release_all(slurm: SlurmCommands) -> int:
+    """Release all jobs held by cachefs, arrays as a whole, and return their number. Raises CachefsError if some remain
+    held."""
+    count, problems = 0, []
+    for job in await slurm.list_jobs():
+        if not (job.held and job.tag.held):
+            continue
+        try:
+            await slurm.release_job(job.id, released_comment(job.admin_comment))
+        except CachefsError as error:  # for instance, the job has been cancelled meanwhile
+            problems.append(str(error))
+            continue
+        _log.info("job %s is held no longer", job.id)
+        count += 1
+    if problems:
+        raise CachefsError(f"{count} jobs were released, and some are perhaps still held: {problems[0]}")
+    return count
 
 
 @contextmanager

@@ -1,22 +1,34 @@
-"""Follows jobs that read datasets: reports their nodes to the service, and starts jobs that waited for a slot."""
+"""Follows jobs that read datasets: reports their nodes to the service, and starts jobs that waited for a slot.
+
+`ReportedJobs` tracks which jobs the service knows, and `waiting_changes` decides how jobs with the policy `suspend`
+wait. Both do no I/O; times are arguments. A job waits by its begin time, which is postponed repeatedly. If postponing
+stops (this program has ended, the service does not answer), the begin time passes and the job starts: cachefs cannot
+block a job. With `wait = "hold"`, jobs are held instead until they are released.
+"""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.scheduling_messages import PlacementPolicy, PlacementReport
 from cachefs_scheduler.slurm.config import SlurmSection
-from cachefs_scheduler.slurm.job_records import SlurmJob, job_prefix, single_tasks
-from cachefs_scheduler.slurm.job_tag import released_comment
+from cachefs_scheduler.slurm.job_records import SlurmJob, job_prefix, released_comment, single_tasks
 from cachefs_scheduler.slurm.problem_log import ProblemLog
-from cachefs_scheduler.slurm.reported_jobs import MAX_TASKS, ReportedJobs
 from cachefs_scheduler.slurm.service_client import CallRefused, ServiceClient
 from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
-from cachefs_scheduler.slurm.waiting import is_due, waiting_changes
 
+# Seconds after which a running job is reported again, since a restarted service may have lost it.
+REPEAT_SECONDS: Final = 180.0
+# Most jobs that are reported; the first ones.
+MAX_JOBS: Final = 20_000
+# Tasks of one array that are asked for at a time.
+MAX_TASKS: Final = 16
+# A begin time later than any that this program sets is the user's.
+_SLACK: Final = 5.0
 _log = logging.getLogger(__name__)
 # Calls of the service per pass; the rest follows in the next one.
 _MAX_CALLS: Final = 1000
@@ -24,6 +36,109 @@ _MAX_CALLS: Final = 1000
 _MAX_IDS: Final = 200
 # Seconds before the next long poll if the service does not answer.
 _RETRY_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobChanges:
+    """Changes that the service does not know yet."""
+
+    placed: Sequence[SlurmJob]
+    resized: Sequence[SlurmJob]
+    ended: Sequence[str]
+
+
+@dataclass(slots=True)
+class _ReportedJob:
+    nodes: tuple[str, ...] = ()
+    at: float = 0.0
+
+
+@dataclass
+class ReportedJobs:
+    """The jobs that the service knows."""
+
+    _reported: dict[str, _ReportedJob] = field(default_factory=dict)
+
+    def unreported_changes(self, jobs: Iterable[SlurmJob], now: float) -> JobChanges:
+        """Compare all of Slurm's jobs with the jobs that the service knows."""
+        placed: list[SlurmJob] = []
+        resized: list[SlurmJob] = []
+        alive: set[str] = set()
+        for job in jobs:
+            if job.waiting:
+                alive.update(task.name for task in single_tasks(job, MAX_TASKS))
+            elif job.nodes and len(alive) < MAX_JOBS:
+                alive.add(job.name)
+                known = self._reported.get(job.name)
+                if known is None or not known.nodes or now - known.at >= REPEAT_SECONDS:
+                    placed.append(job)
+                elif known.nodes != job.nodes:
+                    resized.append(job)
+        return JobChanges(placed, resized, [name for name in self._reported if name not in alive])
+
+    def note_known(self, name: str) -> None:
+        """Record a job that the service knows, from a request or from an earlier run of this program."""
+        if len(self._reported) < MAX_JOBS:
+            self._reported.setdefault(name, _ReportedJob())
+
+    def note_placed(self, job: SlurmJob, now: float) -> None:
+        """Record that the service knows the job's nodes."""
+        self._reported[job.name] = _ReportedJob(job.nodes, now)
+
+    def note_ended(self, name: str) -> None:
+        """Record that the service knows of the job's end."""
+        self._reported.pop(name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingChanges:
+    """Changes to jobs, by scontrol's names."""
+
+    # Jobs that may start now.
+    start: Sequence[str]
+    # Jobs that may start after this many seconds, as their users requested.
+    later: Sequence[tuple[str, int]]
+    # Jobs held by cachefs that may start.
+    release: Sequence[SlurmJob]
+    # Jobs that keep waiting.
+    put_off: Sequence[str]
+
+
+def waiting_changes(
+    jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, wait_for: float
+) -> WaitingChanges:
+    """Return the changes that are due.
+
+    may_start: the service's answers by job name; jobs without a recent answer are absent. now: Unix seconds.
+    """
+    start: list[str] = []
+    later: list[tuple[str, int]] = []
+    release: list[SlurmJob] = []
+    put_off: list[str] = []
+    for job in jobs:
+        if not job.waiting or not job.tag.can_wait:
+            continue
+        refused = False
+        for task in single_tasks(job, MAX_TASKS):
+            go = may_start.get(task.name)
+            refused |= go is False
+            if not go:
+                continue
+            if job.held and job.tag.held:
+                release.append(task)
+            elif job.tag.begin > now + 1:
+                if abs(job.eligible - job.tag.begin) > 1:
+                    later.append((task.id, round(job.tag.begin - now)))
+            elif not job.held and now + 1 < job.eligible <= now + wait_for + _SLACK:
+                start.append(task.id)
+        if refused and not job.held and job.eligible - now < wait_for / 2:
+            put_off.append(f"{job.id}_[{job.tasks}]" if job.tasks else job.id)
+    return WaitingChanges(start, later, release, put_off)
+
+
+def is_due(job: SlurmJob, now: float, wait_for: float) -> bool:
+    """Return whether to ask for the job now: not if its user wants it to begin much later."""
+    return job.waiting and job.eligible <= now + wait_for + _SLACK
 
 
 class JobKeeper:

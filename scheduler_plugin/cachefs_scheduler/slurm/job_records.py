@@ -1,22 +1,122 @@
-"""Parses jobs from `squeue --json`.
+"""Parses jobs from `squeue --json`, with their host lists and tags.
 
 Slurm 22.05 (openapi v0.0.38) gives plain numbers and a single state; later versions give `{"set": true, "number": 5}`
 and a list of states. Both are accepted; tested with 22.05.
+
+A host list is `n[1-3,7],login` or `rack[1-2]n[01-16]`. A tag is part of a job's comment:
+`cachefs:imagenet@latest,policy=suspend,max-jobs-per-copy=4`. Lua writes the tag into the job's admin comment, with the
+changes it has made; users may write it into their comment.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs.scheduling_messages import MAX_RANKS, PlacementRequest
-from cachefs_scheduler.slurm.hostlist import expand_hostlist
-from cachefs_scheduler.slurm.job_tag import JobTag, parse_tag
+from cachefs.scheduling_messages import MAX_JOBS_PER_COPY, MAX_RANKS, PlacementPolicy, PlacementRequest
 
+_TAG: Final = re.compile(r"(?:^|[\s;])cachefs:([^\s;,]+)((?:,[a-z-]+=[^\s;,]+)*)")
+_DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9]{1,64})?")
+_MAX_COMMENT: Final = 4096  # characters of a comment that are parsed
+
+
+_HELD: Final = re.compile(r"(cachefs:[^\s;]*),held=yes")
+MAX_NAMES: Final = 65536
+_GROUP: Final = re.compile(r"\[([^\[\]]*)\]")
+_RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _WITH_NODES: Final = {"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 _WAITING: Final = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobTag:
+    """The tag of a job."""
+
+    dataset: str
+    policy: PlacementPolicy = PlacementPolicy.PREFER
+    max_jobs_per_copy: int = 0
+    # The job's original begin time (Unix), if it had one.
+    begin: int = 0
+    # Whether the job was held at submission, to be released by this program.
+    held: bool = False
+
+    @property
+    def can_wait(self) -> bool:
+        """Return whether the service decides when the job starts."""
+        return self.policy == PlacementPolicy.SUSPEND
+
+
+def released_comment(comment: str) -> str:
+    """Return the comment of a job after its release: if it is held again, that is the user's wish."""
+    return _HELD.sub(r"\1", comment)
+
+
+def parse_tag(*comments: str) -> JobTag | None:
+    """Return the tag of the first comment with one; None if there is none, or it is invalid."""
+    for comment in comments:
+        # The last tag counts: Lua appends its own.
+        found = list(_TAG.finditer(comment[:_MAX_COMMENT]))
+        if found:
+            words = dict(word.split("=", 1) for word in found[-1][2].split(",") if word)
+            return _tag(found[-1][1], words)
+    return None
+
+
+def _tag(dataset: str, words: dict[str, str]) -> JobTag | None:
+    policy = words.get("policy", PlacementPolicy.PREFER)
+    if not _DATASET.fullmatch(dataset) or policy not in list(PlacementPolicy):
+        return None
+    jobs, begin = _number_of_text(words.get("max-jobs-per-copy", "0")), _number_of_text(words.get("begin", "0"))
+    return JobTag(dataset, PlacementPolicy(policy), min(jobs, MAX_JOBS_PER_COPY), begin, words.get("held") == "yes")
+
+
+def _number_of_text(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else 0
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """Return the names, in their order. Raises ValueError for an invalid list, or more than MAX_NAMES."""
+    found: list[str] = []
+    for word in _split_hostlist(hostlist):
+        # Even positions are plain text, odd ones the contents of brackets.
+        pieces = _GROUP.split(word)
+        choices = [_expand_brackets(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+        size = 1
+        for choice in choices:
+            size *= len(choice)
+        if size + len(found) > MAX_NAMES or any("[" in text or "]" in text for text in pieces[::2]):
+            raise ValueError(f"no list of nodes: {hostlist[:80]}")
+        found.extend("".join(chosen) for chosen in product(*choices))
+    return found
+
+
+def _split_hostlist(hostlist: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    words, depth, start = [], 0, 0
+    for place, letter in enumerate(hostlist):
+        if letter == "," and depth == 0:
+            words.append(hostlist[start:place])
+            start = place + 1
+        depth += (letter == "[") - (letter == "]")
+    words.append(hostlist[start:])
+    return [word for word in words if word]
+
+
+def _expand_brackets(inside: str) -> list[str]:
+    found: list[str] = []
+    for part in inside.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(f"no range of nodes: [{inside[:80]}]")
+        first, last = match[1], match[2] or match[1]
+        if not 0 <= int(last) - int(first) < MAX_NAMES:
+            raise ValueError(f"no range of nodes: [{inside[:80]}]")
+        found.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    return found
 
 
 class _Number(msgspec.Struct):

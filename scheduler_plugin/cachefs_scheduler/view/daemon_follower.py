@@ -8,8 +8,7 @@ from typing import Final
 
 from cachefs.observe_messages import ClusterMember, ClusterMembers
 from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
-from cachefs_scheduler.view.reported_cluster import ReportedCluster
-from cachefs_scheduler.view.reported_node import ReportedNode
+from cachefs_scheduler.view.reported_cluster import ReportedCluster, ReportedNode
 
 log = logging.getLogger(__name__)
 

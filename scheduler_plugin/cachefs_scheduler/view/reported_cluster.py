@@ -1,18 +1,26 @@
-"""All nodes as they report themselves: the data behind the service's answers. Reports of silent nodes count less as
-they age."""
+"""All nodes as they report themselves: the data behind the service's answers.
+
+`ReportedNode` is the state of one node, and `SnapshotResolver` resolves names of datasets to snapshots, by what the
+nodes report. Reports of silent nodes count less as they age.
+"""
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from cachefs.observe_messages import ClusterMember, NodeReport
-from cachefs.planning.scheduling.cluster_facts import ClusterFacts
-from cachefs.planning.scheduling.facts import Links, SnapshotFacts
-from cachefs_scheduler.config import SchedulerConfig
-from cachefs_scheduler.view.reported_node import ReportedNode
-from cachefs_scheduler.view.snapshot_resolver import SnapshotResolver
+import msgspec
+import numpy as np
 
+from cachefs.observe_messages import MAX_SNAPSHOTS, ClusterMember, NodeReport, SnapshotReport
+from cachefs.planning.blocks.shard_bytes import SHARDS
+from cachefs.planning.scheduling.cluster_facts import ClusterFacts
+from cachefs.planning.scheduling.facts import Links, NodeCondition, NodeCopy, NodeFacts, SnapshotFacts
+from cachefs_scheduler.config import SchedulerConfig
+
+LATEST: Final = "latest"
 log = logging.getLogger(__name__)
 
 # Seconds after which a node is forgotten that no node counts as a member.
@@ -22,6 +30,135 @@ MAX_NODES: Final = 16384
 MIN_RATE: Final = 1.0
 # New snapshots until the next search for vanished ones.
 _SEARCH_AFTER: Final = 64
+
+
+@dataclass(slots=True)
+class ReportedNode:
+    """A node, by its scheduler name."""
+
+    name: str
+    id: str
+    host: str
+    control_port: int
+    zone: str = ""
+    # The state according to other members: joining, active, draining or away.
+    member_state: str = ""
+    # The last report, without its snapshots, which are in `snapshots`; None: none yet.
+    report: NodeReport | None = None
+    snapshots: dict[str, SnapshotReport] = field(default_factory=dict)
+    # Monotonic seconds of the last report; None: never.
+    reported_at: float | None = None
+    # Why there are no reports; empty if there are.
+    problem: str = ""
+    # Monotonic seconds since when no node counts it as a member; None: it is a member.
+    missing_since: float | None = None
+
+    def merge_report(self, report: NodeReport, now: float) -> None:
+        """Merge a report. Raises ValueError if it names more snapshots, over successive reports, than a node can
+        have."""
+        if report.full:
+            self.snapshots.clear()
+        if len(self.snapshots.keys() | {one.id for one in report.snapshots}) > MAX_SNAPSHOTS:
+            raise ValueError(f"it names more than {MAX_SNAPSHOTS:,} snapshots")
+        self.snapshots.update((one.id, one) for one in report.snapshots)
+        self.report = msgspec.structs.replace(report, snapshots=[])
+        self.reported_at, self.problem = now, ""
+
+    @property
+    def state(self) -> NodeCondition:
+        """The state for scoring."""
+        said = self.report.state if self.report is not None and self.reported_at is not None else self.member_state
+        if said == "draining":
+            # A draining node has left once it is silent as well: nodes of a static list stay members.
+            return "away" if self.problem and self.member_state == "away" else "draining"
+        return "away" if said == "away" or self.missing_since is not None or self.report is None else "up"
+
+    def facts(self, region: str, origin_rate: float, peer_rate: float) -> NodeFacts:
+        """Return the facts for scoring. Rates: of the node's links in bytes per second; 0: unknown. Raises ValueError
+        for an invalid report."""
+        report = self.report
+        if report is None:
+            return NodeFacts(self.name, self.zone, region, "away")
+        copies = {one.id: _copy(one) for one in self.snapshots.values() if one.memory or one.ssd}
+        names: dict[str, list[str]] = {}
+        for job in report.jobs:
+            names.setdefault(job.snapshot, []).append(job.name)
+        facts = NodeFacts(
+            self.name,
+            self.zone,
+            region,
+            self.state,
+            capacity=report.capacity,
+            used=report.used,
+            needed=sum(copy.bytes for name, copy in copies.items() if copy.pinned or name in names),
+            origin_rate=origin_rate,
+            peer_rate=peer_rate,
+            copies=copies,
+            jobs={snapshot: len(its) for snapshot, its in names.items()},
+            names=names,
+        )
+        load = report.load
+        return replace(
+            facts, demand=load.demand, received=load.received + load.fetched, fetched=load.fetched, given=load.given
+        )
+
+
+def _copy(report: SnapshotReport) -> NodeCopy:
+    shards = np.frombuffer(report.shards, np.uint8) if len(report.shards) == SHARDS else None
+    return NodeCopy(report.memory, report.ssd, shards, pinned=report.pinned)
+
+
+class SnapshotResolver:
+    """Counts nodes per dataset and snapshot, so that look-ups do not depend on the number of nodes."""
+
+    def __init__(self) -> None:
+        # By dataset: for how many nodes each snapshot is the current one.
+        self._current: dict[str, Counter[str]] = {}
+        self._of_node: dict[str, dict[str, str]] = {}
+
+    def replace_node(self, node: str, snapshots: Iterable[SnapshotReport]) -> None:
+        """Replace the snapshots of a node."""
+        current = {name: one.id for one in snapshots for name in one.datasets}
+        before = self._of_node.get(node, {})
+        if current == before:
+            return
+        self._change_counts(before, -1)
+        self._change_counts(current, 1)
+        self._of_node[node] = current
+
+    def remove_node(self, node: str) -> None:
+        """Remove a node."""
+        self._change_counts(self._of_node.pop(node, {}), -1)
+
+    def _change_counts(self, current: Mapping[str, str], change: int) -> None:
+        for name, snapshot in current.items():
+            counted = self._current.setdefault(name, Counter())
+            counted[snapshot] += change
+            if not counted[snapshot]:
+                del counted[snapshot]
+            if not counted:
+                del self._current[name]
+
+    def resolve(self, spec: str) -> str | None:
+        """Resolve NAME, NAME@latest or NAME@SNAPSHOT (its first digits). While nodes differ, the snapshot that is
+        current on most nodes wins; None if no node knows it."""
+        name, _, wanted = spec.partition("@")
+        counted = self._current.get(name, Counter())
+        found = [one for one in counted if wanted in ("", LATEST) or one.startswith(wanted)]
+        return max(found, key=lambda one: (counted[one], one), default=None)
+
+    def dataset_names(self) -> list[str]:
+        """Return all dataset names, sorted."""
+        return sorted(self._current)
+
+    def current_snapshots(self) -> Mapping[str, str]:
+        """Return the snapshot of each dataset."""
+        return {name: found for name in self._current if (found := self.resolve(name)) is not None}
+
+
+def dataset_name(spec: str) -> str:
+    """Return the name in NAME@SNAPSHOT."""
+    return spec.partition("@")[0]
 
 
 class ReportedCluster:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from cachefs_scheduler.config import KubeSection
 from cachefs_scheduler.kube.integration import KubeIntegration, open_integration
-from cachefs_scheduler.kube_section import KubeSection
 
 from tests.advising import FakeAdvisor
 from tests.certificates import Authority

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cachefs_scheduler.certificates import ServerCertificates
-from cachefs_scheduler.kube import node_pieces, server
+from cachefs_scheduler.kube import kube_messages, server
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,7 +117,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -
 def test_five_thousand_whole_nodes(served: Served, policy: str) -> None:
     """Read in pieces, with texts in them that look like the end of a node."""
     body = full(5000, 300, dataset="imagenet", policy=policy)
-    assert len(body) > 5 * node_pieces.LARGE_BYTES
+    assert len(body) > 5 * kube_messages.LARGE_BYTES
     scores = served.scores(body)
     assert list(scores) == NODES
     assert [name for name, score in scores.items() if score] == NODES[:10]
@@ -137,7 +137,7 @@ def test_whole_nodes_that_no_go_program_has_written(served: Served, policy: str)
         {"spec": node["spec"], "metadata": dict(reversed(node["metadata"].items()))} for node in args["Nodes"]["items"]
     ]
     body = json.dumps(args, indent=1).encode()
-    assert len(body) > node_pieces.LARGE_BYTES
+    assert len(body) > kube_messages.LARGE_BYTES
     found = served.answer("filter", body)
     assert found["Nodes"]["items"] == args["Nodes"]["items"][: 10 if policy == "require" else None]
     assert list(served.scores(body)) == NODES[:1500]
@@ -224,7 +224,7 @@ def test_large_bodies_that_do_not_come_keep_no_other_address_away(
         connection.connect()
         connection.send(b"POST /filter HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n{")
     body = full(1000, dataset="imagenet")
-    assert len(body) > node_pieces.LARGE_BYTES
+    assert len(body) > kube_messages.LARGE_BYTES
     for _ in range(2 * server.MAX_LARGE):  # what was answered leaves its room to others
         other = served.connect()
         other.source_address = ("127.0.0.2", 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cachefs_scheduler import config as scheduler_config
 from cachefs_scheduler.cli import main
-from cachefs_scheduler.kube import leader, open_gates, pod_controller, pod_watch
+from cachefs_scheduler.kube import leader, open_gates, pod_controller
 from cachefs_scheduler.kube.api import KubeApiUnavailable, Lease, LeaseSpec, connect
 from cachefs_scheduler.kube.open_gates import GateOpening, LeaseWatch
 from click.testing import CliRunner, Result
@@ -29,7 +29,8 @@ OTHER = {"name": "example.com/quota"}
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     for module, name, seconds in (
         (open_gates, "CHECK_SECONDS", 0.1), (open_gates, "ROUND_SECONDS", 0.1), (leader, "RENEW_SECONDS", 0.2),
-        (pod_watch, "FIRST_PAUSE", 0.05), (pod_watch, "MAX_PAUSE", 0.2), (pod_controller, "PASS_SECONDS", 0.2),
+        (pod_controller, "FIRST_PAUSE", 0.05), (pod_controller, "MAX_PAUSE", 0.2),
+        (pod_controller, "PASS_SECONDS", 0.2),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, seconds)
     with running() as found:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_scheduler.kube import leader, pod_controller, pod_jobs, pod_watch
+from cachefs_scheduler.kube import leader, pod_controller, pod_jobs
 
 from cachefs.errors import ConfigError
 from tests.advising import FakeAdvisor
@@ -25,7 +25,7 @@ HELD = {"gpu-1": 1.0, "gpu-2": 1.0, "gpu-3": 0.5}
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     for module, name, seconds in (
-        (leader, "RENEW_SECONDS", 0.2), (pod_watch, "FIRST_PAUSE", 0.05), (pod_watch, "MAX_PAUSE", 0.2),
+        (leader, "RENEW_SECONDS", 0.2), (pod_controller, "FIRST_PAUSE", 0.05), (pod_controller, "MAX_PAUSE", 0.2),
         (pod_controller, "PASS_SECONDS", 0.2), (pod_jobs, "_SCAN_SECONDS", 0.1), (pod_jobs, "_RETRY_SECONDS", 0.2),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, seconds)

@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from cachefs_scheduler.config import ObservedClusterSection, SchedulerConfig
+from cachefs_scheduler.config import KubeSection, ObservedClusterSection, SchedulerConfig
 from cachefs_scheduler.duties.advisor import Advisor
 from cachefs_scheduler.duties.job_table import JobTable
 from cachefs_scheduler.duties.node_warmups import NodeWarmups
 from cachefs_scheduler.duties.policies import Policies
 from cachefs_scheduler.kube.integration import open_integration
-from cachefs_scheduler.kube_section import KubeSection
 from cachefs_scheduler.view.observer_client import ObserverClient
 from cachefs_scheduler.view.reported_cluster import ReportedCluster
 

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from cachefs_scheduler import yield_points
+from cachefs_scheduler.api import handlers
 from cachefs_scheduler.api.handlers import ApiHandlers
 
 from cachefs.scheduling_messages import NodesStatus, ScaleRequest
@@ -14,7 +14,7 @@ from tests.unit.scheduler.duties.viewed import Duties
 
 @pytest.fixture
 def duties(monkeypatch: pytest.MonkeyPatch) -> Duties:
-    monkeypatch.setattr(yield_points, "WORK_SECONDS", 0.0)
+    monkeypatch.setattr(handlers, "WORK_SECONDS", 0.0)
     found = Duties()
     for number in range(20):
         found.say(f"n{number}", {"a": 1.0 if number < 2 else 0.0, "b": 0.5})

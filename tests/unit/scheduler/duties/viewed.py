@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from cachefs_scheduler.config import DatasetSection, ObservedClusterSection, SchedulerConfig
 from cachefs_scheduler.duties.advisor import Advisor
-from cachefs_scheduler.duties.copy_cleaner import CopyCleaner
 from cachefs_scheduler.duties.job_table import JobTable
 from cachefs_scheduler.duties.node_warmups import NodeWarmups
-from cachefs_scheduler.duties.policies import Policies
+from cachefs_scheduler.duties.policies import CopyCleaner, Policies
 from cachefs_scheduler.view.observer_client import ObserverClient
 from cachefs_scheduler.view.reported_cluster import ReportedCluster
 

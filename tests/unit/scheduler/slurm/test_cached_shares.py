@@ -1,4 +1,4 @@
-from cachefs_scheduler.slurm.cached_shares import CachedShares, partitions_of
+from cachefs_scheduler.slurm.feature_keeper import CachedShares, partitions_of
 from cachefs_scheduler.slurm.node_records import parse_nodes
 
 from cachefs.scheduling_messages import DatasetPart, NodesStatus, NodeStatus

@@ -1,7 +1,6 @@
 from pathlib import Path
 
-from cachefs_scheduler.slurm.hint_file import MAX_BYTES, HintHeading, HintStamp, hints_text, write_hints
-from cachefs_scheduler.slurm.levels import divide_holders
+from cachefs_scheduler.slurm.hint_file import MAX_BYTES, HintHeading, HintStamp, divide_holders, hints_text, write_hints
 
 HEADING = HintHeading(HintStamp(1, 2.0, "boot"), 60, steer=True, wait="begin", wait_for=120, cpus=4)
 

@@ -1,5 +1,5 @@
 import pytest
-from cachefs_scheduler.slurm.hostlist import expand_hostlist
+from cachefs_scheduler.slurm.job_records import expand_hostlist
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from cachefs_scheduler.slurm.config import SlurmSection
 from cachefs_scheduler.slurm.job_keeper import JobKeeper
-from cachefs_scheduler.slurm.job_records import SlurmJob
-from cachefs_scheduler.slurm.job_tag import JobTag
+from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob
 from cachefs_scheduler.slurm.service_client import CallRefused
 
 from cachefs.errors import CachefsError

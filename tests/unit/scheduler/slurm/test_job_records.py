@@ -1,8 +1,7 @@
 import json
 
 import pytest
-from cachefs_scheduler.slurm.job_records import SlurmJob, parse_jobs, single_tasks
-from cachefs_scheduler.slurm.job_tag import JobTag, parse_tag, released_comment
+from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob, parse_jobs, parse_tag, released_comment, single_tasks
 
 from cachefs.errors import CachefsError
 from cachefs.scheduling_messages import PlacementPolicy

@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from cachefs_scheduler.slurm.levels import MIN_SHARE, SOME, TOPS, HolderLevels, damped_share, divide_holders
+from cachefs_scheduler.slurm.hint_file import MIN_SHARE, SOME, TOPS, HolderLevels, damped_share, divide_holders
 from hypothesis import given
 from hypothesis import strategies as st
 

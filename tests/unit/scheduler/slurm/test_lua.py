@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
-from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, hints_text
-from cachefs_scheduler.slurm.levels import divide_holders
+from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, divide_holders, hints_text
 
 VERSIONS = ("lua51", "lua53", "lua54")
 NO_VALUE = 4294967294

@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.slurm import release
+from cachefs_scheduler.slurm import hint
 from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, age_and_lifetime, hints_text, write_hints
-from cachefs_scheduler.slurm.job_records import SlurmJob
-from cachefs_scheduler.slurm.job_tag import JobTag
+from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob
 
 from cachefs.errors import CachefsError
 from tests import virtual_time
@@ -37,17 +36,17 @@ def test_what_is_no_hint_file_says_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(hint, "CHECK_SECONDS", 0.05)
     path = tmp_path / "hints"
     hints(path)
-    assert not virtual_time.run(release.is_silent(path, 1000.0))
+    assert not virtual_time.run(hint.is_silent(path, 1000.0))
     hints(path, 20.0)
-    assert virtual_time.run(release.is_silent(path, 15.0))
+    assert virtual_time.run(hint.is_silent(path, 15.0))
     path.unlink()
-    assert virtual_time.run(release.is_silent(path, 0.2))
+    assert virtual_time.run(hint.is_silent(path, 0.2))
 
     async def it_comes_back() -> bool:
-        looks = asyncio.create_task(release.is_silent(path, 1000.0))
+        looks = asyncio.create_task(hint.is_silent(path, 1000.0))
         await asyncio.sleep(0.1)
         hints(path)
         return await looks
@@ -77,7 +76,7 @@ HELD = SlurmJob("slurm:1", "1", JobTag("a", held=True), "anna", 0, 1, waiting=Tr
 def test_only_jobs_that_we_hold_are_released() -> None:
     by_user = replace(HELD, id="2", tag=JobTag("a"))
     slurm = _Slurm(HELD, by_user, replace(HELD, id="3", held=False), replace(HELD, id="4", tasks="1-50"))
-    assert virtual_time.run(release.release_all(slurm)) == 2  # type: ignore[arg-type]
+    assert virtual_time.run(hint.release_all(slurm)) == 2  # type: ignore[arg-type]
     assert slurm.released == [("1", "cachefs:a,policy=suspend"), ("4", "cachefs:a,policy=suspend")]
 
 
@@ -86,5 +85,5 @@ def test_a_job_that_cannot_be_released_keeps_no_other_one() -> None:
     with pytest.raises(
         CachefsError, match=r"^1 jobs were released, and some are perhaps still held: scontrol: Invalid"
     ):
-        virtual_time.run(release.release_all(slurm))  # type: ignore[arg-type]
+        virtual_time.run(hint.release_all(slurm))  # type: ignore[arg-type]
     assert [job for job, _ in slurm.released] == ["1"]

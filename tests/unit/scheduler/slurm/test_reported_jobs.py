@@ -1,8 +1,7 @@
 from dataclasses import replace
 
-from cachefs_scheduler.slurm.job_records import SlurmJob
-from cachefs_scheduler.slurm.job_tag import JobTag
-from cachefs_scheduler.slurm.reported_jobs import REPEAT_SECONDS, ReportedJobs
+from cachefs_scheduler.slurm.job_keeper import REPEAT_SECONDS, ReportedJobs
+from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob
 
 RUNNING = SlurmJob("slurm:1", "1", JobTag("a"), "anna", 0, 1, waiting=False, nodes=("n1",), eligible=0, held=False,
                    admin_comment="")  # fmt: skip

@@ -1,8 +1,7 @@
 from dataclasses import replace
 
-from cachefs_scheduler.slurm.job_records import SlurmJob
-from cachefs_scheduler.slurm.job_tag import JobTag
-from cachefs_scheduler.slurm.waiting import WaitingChanges, is_due, waiting_changes
+from cachefs_scheduler.slurm.job_keeper import WaitingChanges, is_due, waiting_changes
+from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob
 
 from cachefs.scheduling_messages import PlacementPolicy
 

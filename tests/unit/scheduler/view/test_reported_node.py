@@ -1,5 +1,5 @@
 import pytest
-from cachefs_scheduler.view.reported_node import ReportedNode
+from cachefs_scheduler.view.reported_cluster import ReportedNode
 
 from cachefs.observe_messages import NodeReport
 

@@ -1,4 +1,4 @@
-from cachefs_scheduler.view.snapshot_resolver import SnapshotResolver, dataset_name
+from cachefs_scheduler.view.reported_cluster import SnapshotResolver, dataset_name
 
 from cachefs.observe_messages import SnapshotReport
 
