@@ -21,7 +21,7 @@ MODULES = (
     "cachefs.mount.cli",
     "cachefs.mount.reads.block_reader",
     "cachefs.mount.control.control_directory",
-    "cachefs.mount.push.process",
+    "cachefs.mount.push.pusher",
     "importlib.metadata",
     "importlib.resources",
     "trio",

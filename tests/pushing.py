@@ -64,7 +64,7 @@ import logging, os, sys
 from pathlib import Path
 from cachefs.mount.reads import read_records
 from cachefs.mount.device import FuseConnection
-from cachefs.mount.push.process import run_pusher
+from cachefs.mount.push.pusher import run_pusher
 from cachefs.mount.push.pusher import PusherSettings
 from cachefs.mount_spec import MountSpec
 from cachefs.sizes import parse_share

@@ -4,7 +4,7 @@
  * Zero-open: a mount that answers the first OPEN (OPENDIR) with ENOSYS is never sent OPEN, FLUSH or RELEASE again, and
  * every read then arrives with fi->fh == 0. pyfuse3 hands its handlers fi->fh and not the inode; here the inode of a
  * READ or READDIRPLUS is put into fi->fh first. Also what the kernel says of itself when it greets the mount, how many
- * requests it may have under way, which thread reads, and a note of each request that is taken, for the supervisor (cachefs.mount.poison_requests).
+ * requests it may have under way, which thread reads, and a note of each request that is taken, for the supervisor (cachefs.mount.processes.worker_pool).
  *
  * This object is loaded with RTLD_GLOBAL before pyfuse3, so that pyfuse3's calls of libfuse land here; fuse_session_new
  * passes libfuse a copy of pyfuse3's operations, some of which are replaced.
@@ -107,7 +107,7 @@ struct fuse_session *session_new_versioned(struct fuse_args *args, const struct 
     return create ? create(args, interpose(op, size), known_size(size), version, userdata) : NULL;
 }
 
-/* What one mount's supervisor and its workers share (cachefs.mount.poison_requests): the requests that nobody takes any more, and
+/* What one mount's supervisor and its workers share (cachefs.mount.processes.worker_pool): the requests that nobody takes any more, and
  * for each worker the request that it took last. */
 #define CONDEMNED 8
 static uint64_t *blame; /* numbers of CONDEMNED requests, then one for each worker */

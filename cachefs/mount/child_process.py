@@ -1,4 +1,6 @@
-"""Child processes of a mount, forked from its supervisor and ended with it."""
+"""Child processes of a mount: forked from its supervisor and ended with it, restarted after growing pauses, and limited
+in the log lines that untrusted users can make them write.
+"""
 
 import contextlib
 import ctypes
@@ -6,10 +8,12 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
+LONGEST_PAUSE: Final = 60.0
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -18,6 +22,62 @@ _PR_SET_NAME: Final = 15
 _STOPPED_STATES: Final = b"TtZX"
 
 _killed: set[int] = set()  # process ids of killed children that have not ended yet
+
+
+class LineRateLimit(logging.Filter):
+    """Passes at most *max_lines* lines per span of *seconds*. The next span's first line tells how many were
+    dropped."""
+
+    def __init__(self, max_lines: int, *, seconds: float) -> None:
+        super().__init__()
+        self._max_lines = max_lines
+        self._seconds = seconds
+        self._span = 0  # span of the last line, counted from 1970
+        self._lines = 0  # lines in that span
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        span = int(record.created // self._seconds)
+        if span != self._span:
+            dropped = max(0, self._lines - self._max_lines)
+            if dropped:
+                record.msg, record.args = f"{record.getMessage()} ({dropped} earlier lines left out)", None
+            self._span, self._lines = span, 0
+        self._lines += 1
+        return self._lines <= self._max_lines
+
+
+class RestartBackoff:
+    """The backoff of one child process: a pause of *first* seconds, then of twice as many, and so on."""
+
+    def __init__(self, first: float = 1.0, longest: float = LONGEST_PAUSE) -> None:
+        """first, longest: pauses, in seconds."""
+        self.due = 0.0  # earliest time of the next start (monotonic seconds)
+        self._first = first
+        self._longest = longest
+        self._began: float | None = None  # time of the start (monotonic seconds); None while it does not run
+        self._pause = 0.0  # seconds before the last start
+
+    @property
+    def is_due(self) -> bool:
+        """True when the process may be started."""
+        return time.monotonic() >= self.due
+
+    def record_start(self) -> None:
+        """Record a start."""
+        self._began = time.monotonic()
+
+    def record_end(self, what: str, *, level: int = logging.WARNING) -> None:
+        """Record that the process has ended or could not be started. Logs *what* has happened, as a warning until the
+        pause has reached its longest."""
+        now = time.monotonic()
+        if self._began is not None and now - self._began > self._longest:
+            self._pause = 0.0
+        if self._pause == self._longest:
+            level = logging.DEBUG
+        self._pause = min(max(self._first, 2 * self._pause), self._longest)
+        self.due = now + self._pause
+        self._began = None
+        log.log(level, "%s; the next is started in %.4g s", what, self._pause)
 
 
 def fork(name: str, directory: Path, work: Callable[[], None], *, ends_with_parent: bool = True) -> int:

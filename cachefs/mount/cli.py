@@ -23,7 +23,7 @@ import cachefs
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.extras import install_command
 from cachefs.mount import kernel
-from cachefs.mount.line_rate_limit import LineRateLimit
+from cachefs.mount.child_process import LineRateLimit
 from cachefs.mount.options import MountOptions, parse_options
 from cachefs.mount_spec import MountSpec
 
@@ -172,7 +172,7 @@ def serve(
             options = replace(options, zero_open=False)
     try:
         # Imported here, since the interposer must be loaded before pyfuse3, and gRPC must not start before the fork.
-        from cachefs.mount.supervisor import Supervisor
+        from cachefs.mount.processes.supervisor import Supervisor
     except ImportError as error:
         raise CachefsError(_missing_package(error.name)) from None
     Supervisor(MountSpec.parse(spec), directory, options).run(interposer, mounted, ready)

@@ -26,7 +26,6 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 def resident_pages(fd: int, offset: int, length: int) -> int:
     """Return how many pages of a range of a file are cached. The offset must be at the beginning of a page.
 
-
     Takes 8 us, or 12 us through a shield or without cachestat. Raises OSError where the kernel does not say.
     """
     span, found = (ctypes.c_uint64 * 2)(offset, length), (ctypes.c_uint64 * 5)()

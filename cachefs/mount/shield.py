@@ -25,7 +25,7 @@ from cachefs.errors import CachefsError
 from cachefs.mount import child_process, kernel
 from cachefs.mount.child_process import fork_watched
 from cachefs.mount.device import FuseConnection
-from cachefs.mount.mount_calls import attach_mount, new_mount
+from cachefs.mount.kernel import attach_mount, new_mount
 from cachefs.mount.options import ShieldChoice
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import mount_source, shield_layer

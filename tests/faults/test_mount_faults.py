@@ -275,7 +275,7 @@ def test_a_mount_keeps_nothing_of_its_callers_open(daemon: Daemon, tmp_path: Pat
 
 def test_sighup_unmounts(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
-    quick = "from cachefs.mount import open_watch; open_watch.WATCH_SECONDS = 0.2"
+    quick = "from cachefs.mount import mount_use; mount_use.WATCH_SECONDS = 0.2"
     mount_cachefs = [sys.executable, "-c", f"{quick}\nfrom cachefs.mount.cli import main\nmain()"]
     command = [*mount_cachefs, "tree", str(tmp_path / "mnt"), "-f", "-o", f"socket={daemon.socket},no_push"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as mount:

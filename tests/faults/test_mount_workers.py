@@ -32,7 +32,7 @@ from cachefs.mount import zero_open
 load = zero_open.load_interposer
 def load_and_hurry():
     library = load()
-    from cachefs.mount import supervisor, worker_pool
+    from cachefs.mount.processes import supervisor, worker_pool
     {settings}
     return library
 zero_open.load_interposer = load_and_hurry
@@ -414,7 +414,7 @@ def test_a_worker_that_starts_without_daemon_and_index_serves_and_finds_the_inde
 UNABLE = """
 import os
 from cachefs.errors import CachefsError
-from cachefs.mount import worker
+from cachefs.mount.processes import worker
 class Unable(worker.Worker):
     def __init__(self, *arguments):
         if os.path.exists({path!r}):

@@ -1,10 +1,10 @@
 """The control directory `.cachefs` of a mount: programs in any language publish by writing JSON lines to `publish`.
 
 `publish` is a FIFO, since the kernel does not allow writes to a regular file of a read-only mount. The workers of the
-mount only see a look-up of the name. A process of the mount (cachefs.mount.control_process) then opens the FIFO, and
-reads until all writers have closed it. The FIFO is not kept open, since an open file would prevent an unmount. Answers
-go through further FIFOs, one named by each caller (cachefs.control_calls). They need no state: the name determines the
-inode number.
+mount only see a look-up of the name. A process of the mount (cachefs.mount.processes.control_process) then opens the
+FIFO, and reads until all writers have closed it. The FIFO is not kept open, since an open file would prevent an
+unmount. Answers go through further FIFOs, one named by each caller (cachefs.control_calls). They need no state: the
+name determines the inode number.
 
 An answer FIFO belongs to the user who first looked its name up. The kernel keeps the owner with the inode as long as
 the caller has the FIFO open. The process that reads the control file asks the kernel for that owner: it authenticates

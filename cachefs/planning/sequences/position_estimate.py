@@ -6,8 +6,8 @@ from typing import Final
 from cachefs.planning.sequences.follower import SequenceFollower
 from cachefs.planning.sequences.tripwires import TripwireInterval
 
-# A mount reports after the first two of these, or after reads of a part of the tiers (cachefs.mount.worker), but not
-# before the third. The times include the transfer of the report.
+# A mount reports after the first two of these, or after reads of a part of the tiers (cachefs.mount.processes.worker),
+# but not before the third. The times include the transfer of the report.
 REPORT_SECONDS: Final = 0.12
 REPORT_READS: Final = 64
 MIN_REPORT_SECONDS: Final = 0.04

@@ -11,7 +11,7 @@ from typing import NoReturn
 import psutil
 import pytest
 
-from cachefs.mount import fuse_control, kernel
+from cachefs.mount import device, kernel
 from cachefs.mount.device import FuseConnection
 from cachefs.mount_table import mount_points
 from tests.daemon import Daemon
@@ -73,7 +73,7 @@ def control_mounts() -> list[str]:
 
 
 def test_a_control_file_system_that_is_mounted_nowhere_is_used(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse_control, "CONNECTIONS", mount.parent / "nowhere")
+    monkeypatch.setattr(device, "CONNECTIONS", mount.parent / "nowhere")
     before = control_mounts()
     ours = connection(mount)
     assert ours.has_abort
@@ -83,16 +83,16 @@ def test_a_control_file_system_that_is_mounted_nowhere_is_used(mount: Path, monk
 
 
 def test_without_any_control_files_a_forced_unmount_does(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse_control, "CONNECTIONS", mount.parent / "nowhere")
-    monkeypatch.setattr(fuse_control, "new_mount", refuse)
+    monkeypatch.setattr(device, "CONNECTIONS", mount.parent / "nowhere")
+    monkeypatch.setattr(device, "new_mount", refuse)
     ours = connection(mount)
     assert not ours.has_abort
     assert_it_can_be_ended(ours, mount)
 
 
 def test_a_connection_that_is_gone_ends_no_other(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse_control, "CONNECTIONS", mount.parent / "nowhere")
-    monkeypatch.setattr(fuse_control, "new_mount", refuse)
+    monkeypatch.setattr(device, "CONNECTIONS", mount.parent / "nowhere")
+    monkeypatch.setattr(device, "new_mount", refuse)
     ours = connection(mount)
     FuseConnection(ours.number + 1, mount).abort()
     assert not kernel.is_stuck(mount.parent)

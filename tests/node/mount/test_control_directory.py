@@ -202,7 +202,7 @@ from cachefs.mount import zero_open
 load = zero_open.load_interposer
 def load_and_hurry():
     library = load()
-    from cachefs.mount import control_process, supervisor, worker_pool
+    from cachefs.mount.processes import control_process, supervisor, worker_pool
     supervisor.TICK_SECONDS = control_process.HEARTBEAT_SECONDS = 0.1
     worker_pool.SILENT_SECONDS = 600
     return library

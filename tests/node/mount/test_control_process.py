@@ -7,7 +7,7 @@ import sys
 SUPERVISOR = """
 import os, select, signal, time
 from types import SimpleNamespace
-from cachefs.mount import control_process
+from cachefs.mount.processes import control_process
 
 class Ours(control_process.ControlProcess):
     def _run_process(self):
@@ -80,7 +80,7 @@ def test_waiting_takes_no_processor_once_it_has_ended_while_a_later_process_of_t
     """The later process has inherited the descriptor of the one that reads the control file."""
     ending = "select.select([self._heartbeats], [], [])"
     then = """
-from cachefs.mount.worker_pool import WorkerPool
+from cachefs.mount.processes.worker_pool import WorkerPool
 pool = WorkerPool(None, None, 0)
 pool.handle_events(0, ours.wakeup_descriptors)
 later = os.fork()

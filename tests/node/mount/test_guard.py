@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachefs.mount import guard, restart_backoff
+from cachefs.mount import child_process
 from cachefs.mount.device import FuseConnection
-from cachefs.mount.guard import ConnectionGuard
+from cachefs.mount.processes import supervisor
+from cachefs.mount.processes.supervisor import ConnectionGuard
 
 # In a process of its own, as pytest's has threads, and a guard is a fork.
 SUPERVISOR = """
@@ -20,7 +21,7 @@ import os, signal, time
 from pathlib import Path
 import psutil
 from cachefs.mount.device import FuseConnection
-from cachefs.mount.guard import ConnectionGuard
+from cachefs.mount.processes.supervisor import ConnectionGuard
 
 guard = ConnectionGuard(FuseConnection(0, Path("/nowhere")))
 [first] = psutil.Process().children()
@@ -51,8 +52,8 @@ def test_while_none_can_be_forked_the_mount_goes_on(monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     seconds = itertools.count()
-    monkeypatch.setattr(guard, "fork", fork)
-    monkeypatch.setattr(restart_backoff, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(supervisor, "fork", fork)
+    monkeypatch.setattr(child_process, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     ours = ConnectionGuard(FuseConnection(0, Path("/nowhere")))
     ours.keep_running()
     ours.kill_process()

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from cachefs.mount import pusher_process
-from cachefs.mount.pusher_process import PusherProcess
+from cachefs.mount.processes import supervisor
+from cachefs.mount.processes.supervisor import PusherProcess
 
 
 @pytest.mark.parametrize("dies", [True, False])
@@ -17,8 +17,8 @@ def test_one_that_does_not_die_is_named(
     """A process that hangs at a disk dies when the disk answers."""
     caplog.set_level(logging.WARNING)
     if not dies:
-        monkeypatch.setattr(pusher_process, "kill_child", lambda _: None)
-        monkeypatch.setattr(pusher_process, "END_SECONDS", 0.1)
+        monkeypatch.setattr(supervisor, "kill_child", lambda _: None)
+        monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
     ours = PusherProcess(*cast(Any, (None, None, None)))
     with subprocess.Popen(["sleep", "600"]) as pusher:
         ours._pid = pusher.pid

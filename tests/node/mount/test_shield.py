@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from cachefs.inodes import read_mounted_snapshot
-from cachefs.mount import kernel, mount_calls, shield
+from cachefs.mount import kernel, shield
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import MountPoint, mount_points
 from tests.daemon import Daemon
@@ -175,7 +175,7 @@ def test_where_mounts_cannot_be_put_beneath_others(
     def only_on_top(mount: int, directory: bytes, *, beneath: bool = False) -> None:
         if beneath:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        mount_calls.attach_mount(mount, directory)
+        kernel.attach_mount(mount, directory)
 
     monkeypatch.setattr(shield, "attach_mount", only_on_top)
     with mounted(daemon.socket, "tree", tmp_path / "m", "shield=off") as directory:

@@ -24,7 +24,7 @@ from tests.waiting import until
 
 FILES = 6
 # Watches take 0.2 s in place of 1 s, so that a mount that is to be unmounted must be quiet for 1 s.
-QUICK = "from cachefs.mount import open_watch\nopen_watch.WATCH_SECONDS = 0.2"
+QUICK = "from cachefs.mount import mount_use\nmount_use.WATCH_SECONDS = 0.2"
 # Opens a file four times a second, for longer than a mount must be quiet.
 TURNS = 12
 # Opens files, and says of each what came of it.
@@ -85,7 +85,7 @@ def is_mounted(directory: Path) -> bool:
 NOT_TOLD = """
 def refuse(*_):
     raise PermissionError(1, "Operation not permitted")
-open_watch.watch_opens = refuse
+mount_use.watch_opens = refuse
 """
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.mount import kernel
-from cachefs.mount.fuse_control import FuseControlFiles
+from cachefs.mount.device import FuseControlFiles
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mounted
 from tests.waiting import until

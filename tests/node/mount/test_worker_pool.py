@@ -13,11 +13,10 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from cachefs.mount import worker_pool
-from cachefs.mount.session import FuseSession
-from cachefs.mount.worker import MountState
-from cachefs.mount.worker_messages import WorkerMessage
-from cachefs.mount.worker_pool import MAX_CRASHES, MAX_HANGING, SILENT_SECONDS, UNSERVED_SECONDS, WorkerPool
+from cachefs.mount.processes import worker_pool
+from cachefs.mount.processes.session import FuseSession
+from cachefs.mount.processes.worker import MountState, WorkerMessage
+from cachefs.mount.processes.worker_pool import MAX_CRASHES, MAX_HANGING, SILENT_SECONDS, UNSERVED_SECONDS, WorkerPool
 
 
 class Workers:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.block import PIECE_SIZE, SSD, BlockLocation, block_key, content_id, piece_checksums
-from cachefs.mount.push.direct_reader import DirectReader, aligned_buffer
+from cachefs.mount.push.blocks import DirectReader, aligned_buffer
 from cachefs.segment import segment_path
 
 KEY = block_key(content_id(b"file:/x", b"v", 1, 1), 0)

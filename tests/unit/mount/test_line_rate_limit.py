@@ -2,7 +2,7 @@
 
 import logging
 
-from cachefs.mount.line_rate_limit import LineRateLimit
+from cachefs.mount.child_process import LineRateLimit
 
 
 def logged(filtered: LineRateLimit, *times: float) -> list[str]:

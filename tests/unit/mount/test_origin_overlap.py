@@ -7,7 +7,7 @@ import pytest
 from cachefs import mount_table
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetView
-from cachefs.mount.origin_overlap import check_apart_from_origins
+from cachefs.mount.processes.registration import check_apart_from_origins
 
 
 def dataset(url: str, name: str = "photos") -> DatasetView:

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.mount.push.page_cache_budget import MemoryState, PageCacheBudget, read_memory
+from cachefs.mount.push.pusher import MemoryState, PageCacheBudget, read_memory
 from cachefs.sizes import SizeSetting
 
 GIB = 1 << 30

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachefs.mount import restart_backoff
-from cachefs.mount.restart_backoff import LONGEST_PAUSE, RestartBackoff
+from cachefs.mount import child_process
+from cachefs.mount.child_process import LONGEST_PAUSE, RestartBackoff
 
 
 class Child:
@@ -14,7 +14,7 @@ class Child:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(restart_backoff, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(child_process, "time", SimpleNamespace(monotonic=lambda: self.now))
         self._restarts = RestartBackoff()
 
     def pause_after(self, lives: float) -> float:

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachefs.mount import child_process, device, kernel, shutdown
-from cachefs.mount.shutdown import QUIET_WATCHES, UNUSED_SECONDS, MountShutdown
+from cachefs.mount import child_process, device, kernel
+from cachefs.mount.processes import shutdown
+from cachefs.mount.processes.shutdown import QUIET_WATCHES, UNUSED_SECONDS, MountShutdown
 from cachefs.mount_table import MountPoint
 
 # What a watch tells: it was told opens or not, and how the mount was used.

@@ -13,7 +13,7 @@ import click
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.messages import Empty
 from cachefs.mount import kernel
-from cachefs.mount.mount_users import describe_users
+from cachefs.mount.mount_use import describe_users
 from cachefs.mount_table import find_mount_point, mount_points
 from cachefs.rpc import STATUS
 from cachefs.socket_path import SOCKET_VARIABLE

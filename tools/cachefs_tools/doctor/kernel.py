@@ -31,7 +31,7 @@ _FEATURES: Final[tuple[tuple[tuple[int, int], str, str, str], ...]] = (
     ),
     ((6, 9), "resend", "FUSE_NOTIFY_RESEND", "when a worker of a mount dies, reads that it had in hand fail"),
 )
-# Background requests of a mount, as in cachefs.mount.session.
+# Background requests of a mount, as in cachefs.mount.processes.session.
 _WANTED_BACKGROUND: Final = 2048
 
 

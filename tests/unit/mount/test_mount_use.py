@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cachefs import _process
-from cachefs.mount import mount_users
-from cachefs.mount.mount_users import MAX_USERS, describe_users
+from cachefs.mount import mount_use
+from cachefs.mount.mount_use import MAX_USERS, describe_users
 
 
 def test_a_process_in_the_directory_is_named(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_no_more_processes_are_looked_at_than_are_named(tmp_path: Path, monkeypa
             looked_at.append(pid)
             yield pid, "python", "is in it"
 
-    monkeypatch.setattr(mount_users, "_find_users", without_end)
+    monkeypatch.setattr(mount_use, "_find_users", without_end)
     assert describe_users(tmp_path).endswith("python (process 5: is in it), and more")
     assert len(looked_at) == MAX_USERS + 1
 

@@ -26,12 +26,11 @@ from cachefs.errors import Busy, CachefsError
 from cachefs.job_messages import JobView
 from cachefs.messages import Empty
 from cachefs.mount import child_process, device, kernel
+from cachefs.mount.child_process import RestartBackoff
 from cachefs.mount.device import FuseConnection
-from cachefs.mount.mount_users import describe_users
-from cachefs.mount.open_watch import WATCH_SECONDS, watch_opens
+from cachefs.mount.mount_use import WATCH_SECONDS, describe_users, watch_opens
+from cachefs.mount.processes.worker import MountState
 from cachefs.mount.reads.read_records import ReaderTable
-from cachefs.mount.restart_backoff import RestartBackoff
-from cachefs.mount.worker import MountState
 from cachefs.mount_table import find_mount_point
 from cachefs.rpc import JOB_LIST, DaemonClient
 

@@ -2,13 +2,20 @@
 
 The supervisor holds the device, and does nothing that could fail or wait: it uses no gRPC, no event loop and no files
 of the node.
+
+The guard is a process that ends the mount's connection when the supervisor is gone. Workers and pusher are killed with
+the supervisor, and the close of the last device would end the connection too. But a pusher may wait for a page that a
+reader has locked. It cannot die before the reader's request is answered, and no process is left to answer.
 """
 
+import contextlib
 import ctypes
 import functools
 import logging
 import os
 import resource
+import select
+import signal
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,28 +24,144 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetView, MountReport, NodeView
-from cachefs.mount import child_process, kernel, shield
-from cachefs.mount.control_process import ControlProcess
-from cachefs.mount.guard import ConnectionGuard
+from cachefs.mount import child_process, device, kernel, shield
+from cachefs.mount.child_process import RestartBackoff, close_all_but, fork, kill_child
+from cachefs.mount.device import FuseConnection
 from cachefs.mount.namespace import named_datasets
 from cachefs.mount.node_view import ViewLog
 from cachefs.mount.options import MountOptions
-from cachefs.mount.origin_overlap import check_apart_from_origins
-from cachefs.mount.pusher_process import PusherProcess
+from cachefs.mount.processes.control_process import ControlProcess
+from cachefs.mount.processes.registration import check_apart_from_origins, register_mount
+from cachefs.mount.processes.session import FuseSession, open_session
+from cachefs.mount.processes.shutdown import MountShutdown
+from cachefs.mount.processes.worker import MountState
+from cachefs.mount.processes.worker_pool import WorkerPool
+from cachefs.mount.push.pusher import PusherSettings, run_pusher
 from cachefs.mount.reads import read_records
-from cachefs.mount.registration import register_mount
-from cachefs.mount.session import FuseSession, open_session
-from cachefs.mount.shutdown import MountShutdown
-from cachefs.mount.worker import MountState
-from cachefs.mount.worker_pool import WorkerPool
 from cachefs.mount_spec import MountSpec, SpecDataset
+from cachefs.sizes import parse_share
 
+# A file from the SSD tier takes a thread 50 us of a processor and 130 us of waiting, in which other threads work.
+_MAX_THREADS: Final = 4
+
+# Seconds that the supervisor waits for the end of the pusher.
+END_SECONDS: Final = 5.0
+_PR_SET_PDEATHSIG: Final = 1
 log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
 WORKER_END_SECONDS: Final = 3.0
 # Open files that each process of a mount may have.
 MAX_OPEN_FILES: Final = 1 << 16
+
+
+class PusherProcess:
+    """Keeps the pusher process of a mount running."""
+
+    def __init__(self, mount: MountState, spec: MountSpec, session: FuseSession) -> None:
+        self._mount = mount
+        self._spec = spec
+        self._session = session
+        self._pid: int | None = None
+        self._restarts = RestartBackoff()
+
+    def keep_running(self) -> None:
+        """Start the process where it does not run. To be called about once a second."""
+        if self._pid is not None:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                self._pid = None
+                # Status 0: the mount has ended.
+                level = logging.WARNING if status else logging.DEBUG
+                how = os.waitstatus_to_exitcode(status)
+                self._restarts.record_end(f"the pusher ended with status {how}", level=level)
+        if self._pid is None and self._restarts.is_due:
+            try:
+                self._pid = self._start_process()
+            except OSError as error:
+                self._restarts.record_end(f"the pusher cannot be started: {error}")
+            else:
+                self._restarts.record_start()
+
+    def kill_process(self) -> None:
+        """Kill the process, and wait some seconds for its end."""
+        if self._pid is None:
+            return
+        with contextlib.ExitStack() as closing:
+            watched = []
+            with contextlib.suppress(OSError):  # where no descriptor is free
+                # Opened before the kill, after which the number may be reused.
+                watched.append(os.pidfd_open(self._pid))
+                closing.callback(os.close, watched[0])
+            kill_child(self._pid)
+            if watched and not select.select(watched, [], [], END_SECONDS)[0]:
+                log.warning("the pusher (process %d) does not die; does a disk of this node hang?", self._pid)
+
+    def _start_process(self) -> int:
+        clone = device.clone_device(self._session.device, blocking=True)
+        parent = os.getpid()
+
+        def work() -> None:
+            connection = self._session.connection
+            close_all_but({clone, self._mount.read_marks, *connection.control_files})
+            run_pusher(self._make_settings(clone), connection, parent)
+
+        try:
+            return fork("pusher", self._mount.directory, work, ends_with_parent=False)
+        finally:
+            os.close(clone)
+
+    def _make_settings(self, clone: int) -> PusherSettings:
+        mount, options = self._mount, self._mount.options
+        threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+        return PusherSettings(
+            clone, mount.read_marks, self._spec, mount.directory, mount.id, options.socket,
+            parse_share(options.page_cache_budget), threads, options.push,
+        )  # fmt: skip
+
+
+class ConnectionGuard:
+    """Starts and restarts the guard process. Used by the mount's supervisor."""
+
+    def __init__(self, connection: FuseConnection) -> None:
+        self._connection = connection
+        self._pid: int | None = None  # of the guard process; None while none is known to run
+        self._restarts = RestartBackoff()
+        self.keep_running()
+
+    def keep_running(self) -> None:
+        """Start the guard process where none runs. To be called about once a second."""
+        if self._pid is not None and os.waitpid(self._pid, os.WNOHANG)[0]:
+            self._restarts.record_end(f"the guard of the mount (process {self._pid}) is gone")
+            self._pid = None
+        if self._pid is None and self._restarts.is_due:
+            try:
+                self._pid = self._start_process()
+            except OSError as error:  # a passing shortage is no reason to unmount
+                self._restarts.record_end(f"the guard of the mount cannot be started: {error.strerror}")
+            else:
+                self._restarts.record_start()
+
+    def kill_process(self) -> None:
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _start_process(self) -> int:
+        supervisor = os.pidfd_open(os.getpid())
+
+        def watch() -> None:
+            # All processes of the mount may be stopped when its supervisor is killed; SIGCONT resumes this one.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+            for descriptor in device.device_descriptors():
+                os.close(descriptor)
+            select.select([supervisor], [], [])
+            self._connection.abort()
+
+        try:
+            return fork("guard", self._connection.directory, watch, ends_with_parent=False)
+        finally:
+            os.close(supervisor)
 
 
 def default_worker_count() -> int:
@@ -86,7 +209,7 @@ class Supervisor:
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
         """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, also after a
-        signal (cachefs.mount.shutdown). Raises CachefsError."""
+        signal (cachefs.mount.processes.shutdown). Raises CachefsError."""
         mount = self._mount
         _raise_soft_limit()
         session = open_session(mount.spec, mount.directory, mount.options, interposer)

@@ -20,15 +20,13 @@ import trio
 
 from cachefs.errors import CachefsError
 from cachefs.mount import device
-from cachefs.mount.child_process import fork_watched
+from cachefs.mount.child_process import LineRateLimit, RestartBackoff, fork_watched
 from cachefs.mount.control import line_reader
 from cachefs.mount.control.control_directory import fifo_path
 from cachefs.mount.control.line_reader import ControlReader
 from cachefs.mount.daemon_link import DaemonLink
-from cachefs.mount.line_rate_limit import LineRateLimit
 from cachefs.mount.namespace import shown_datasets
-from cachefs.mount.restart_backoff import RestartBackoff
-from cachefs.mount.worker import MountState
+from cachefs.mount.processes.worker import MountState
 from cachefs.rpc import DaemonClient
 
 # A process without a heartbeat for this long is killed and replaced, as writers wait for it. The slowest line takes 3.4

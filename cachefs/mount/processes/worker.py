@@ -2,6 +2,8 @@
 
 A worker is forked from the supervisor after the kernel's INIT was answered, with libfuse's session; a clone of the
 device replaces the session's own descriptor. No state is kept between requests, so any worker can answer any request.
+
+Its messages to the supervisor are one packet of a socket each.
 """
 
 import errno
@@ -13,6 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +35,6 @@ from cachefs.mount.reads.block_reader import MAX_WAITING, BlockReader
 from cachefs.mount.reads.fetch_channel import FetchChannelClient
 from cachefs.mount.reads.operations import Operations
 from cachefs.mount.reads.read_records import ReaderTable, ReadMarks
-from cachefs.mount.worker_messages import WorkerMessage, pack
 from cachefs.mount_spec import MountSpec
 from cachefs.read_messages import MountReadReport
 from cachefs.rpc import REPORT, TELL_READS, DaemonClient
@@ -49,6 +51,27 @@ HEARTBEAT_SECONDS: Final = 1.0
 # Requests that a worker handles at once: MAX_WAITING reads may wait, and others must still be answered. pyfuse3 starts
 # a task for each request when no task is idle.
 MAX_REQUESTS: Final = MAX_WAITING + 1000
+
+
+class WorkerMessage(StrEnum):
+    # The worker answers requests.
+    READY = "ready"
+    # A heartbeat of the loop that answers requests, sent every second.
+    HEARTBEAT = "beat"
+    # The mount has ended.
+    ENDED = "over"
+    # The worker cannot serve, for the reason given.
+    FAILED = "failed"
+
+
+def pack(message: WorkerMessage, reason: str = "") -> bytes:
+    return f"{message} {reason}".encode()
+
+
+def unpack(packet: bytes) -> tuple[WorkerMessage, str]:
+    """Return the message, and the reason given."""
+    message, _, reason = packet.decode().partition(" ")
+    return WorkerMessage(message), reason
 
 
 @dataclass(frozen=True, slots=True)
