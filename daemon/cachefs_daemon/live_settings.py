@@ -76,7 +76,7 @@ class LiveSettings:
         changed = {change.key for change in live}
         for apply in dict.fromkeys(apply for key, apply in LIVE_SETTINGS.items() if key in changed):
             apply(self._node, merged)
-        self._node.config = merged
+        self._node.use_config(merged)
         answer = ReloadResult(
             applied=[change.to_message for change in live],
             restart=[change.to_message for change in found if change.key not in LIVE_SETTINGS],

@@ -1,4 +1,4 @@
-"""Which snapshots the mounts, jobs and warm-ups of this node read."""
+"""Finds the snapshots that the mounts, jobs and warm-ups of this node read."""
 
 from collections.abc import Iterator
 

@@ -39,7 +39,7 @@ class LookaheadParts:
     placement: Placement
 
 
-class Lookahead:
+class NodeLookahead:
     """The prefetcher, the promoter, readahead, the pushers, and the dispatcher of reports. Used on the event loop."""
 
     def __init__(self, config: Config, parts: LookaheadParts) -> None:

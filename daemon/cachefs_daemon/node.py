@@ -19,7 +19,7 @@ from cachefs_daemon.fetch.fetching import Fetching
 from cachefs_daemon.jobs.job_parts import JobParts
 from cachefs_daemon.jobs.process_reads import ProcessReads
 from cachefs_daemon.local_reads import LocalReads
-from cachefs_daemon.lookahead import Lookahead, LookaheadParts
+from cachefs_daemon.lookahead import LookaheadParts, NodeLookahead
 from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.origin_settings import origin_settings
@@ -67,7 +67,7 @@ class Node:
         self.jobs, self._job_persistence = jobs.registry, jobs.persistence
         self.process_reads = ProcessReads()
         self._reads = LocalReads(self.mounts, self.jobs, self.content.warmups, self.catalog, cluster.directory)
-        self.lookahead = Lookahead(
+        self.lookahead = NodeLookahead(
             config,
             LookaheadParts(
                 storage, threads, self.catalog, snapshots, self.fetching, self.mounts, jobs, cluster.placement
@@ -107,6 +107,10 @@ class Node:
             *cluster.background_work,
         ]
         self._background: list[asyncio.Task[None]] = []
+
+    def use_config(self, config: Config) -> None:
+        """Use another configuration, which differs in settings that can change while the node runs."""
+        self.config = config
 
     def open_peer_servers(self, adopt: AdoptConnection) -> None:
         """Listen for other nodes, where the node is in a cluster. Call before `start`. adopt: serves a connection of

@@ -140,7 +140,7 @@ class LocalRead:
     stays_after_refresh: bool = False
 
 
-class SnapshotReaders(Protocol):
+class RemoteReaders(Protocol):
     """The readers of snapshots on other nodes. Used on the event loop."""
 
     def is_used(self, snapshot_id: str) -> bool:
@@ -159,7 +159,7 @@ class SnapshotReaders(Protocol):
         """Raise Busy if another node has mounted the dataset."""
 
 
-class Directory(SharedChanges, SnapshotReaders, Protocol):
+class Directory(SharedChanges, RemoteReaders, Protocol):
     """Datasets and their readers on other nodes. Used on the event loop."""
 
     async def catch_up(self, seconds: float) -> None:

@@ -36,6 +36,15 @@ class Presence:
         self.changes: dict[bytes, int] | None = None
         self._spaces: dict[str, BlockSpace] = {}
 
+    def take_changes(self) -> dict[bytes, int] | None:
+        """Return the changes since the last call, and note further ones. None: nothing was noted, or too much."""
+        changes, self.changes = self.changes, {}
+        return changes
+
+    def stop_noting(self) -> None:
+        """Note no more changes."""
+        self.changes = None
+
     def add_space(self, space: BlockSpace) -> None:
         """Add states for *space*. Each block counts as absent until `set_state`."""
         self._spaces = {**self._spaces, space.snapshot: space}

@@ -49,6 +49,10 @@ class Ownership:
         self._lost: deque[tuple[int, str, Ids | None]] = deque(maxlen=_MAX_CHANGES)
         self._changes = 0  # next number in `_lost`
 
+    def set_copy_window(self, seconds: float) -> None:
+        """Set the seconds ahead of readers within which copies are fetched."""
+        self.copy_window = seconds
+
     def set_owned(self, snapshot: str, owned: OwnedMarks) -> None:
         """Replace the record of *snapshot*. *owned* is not copied, and only `update_owned` may change it.
 

@@ -28,12 +28,16 @@ class PositionEstimate:
 
     def __init__(self, follower: SequenceFollower, batch_size: int) -> None:
         self.follower = follower
-        self.shortest_epoch = 0  # reads of the shortest epoch nearby, 0 while unknown
+        self._shortest_epoch = 0  # reads of the shortest epoch nearby, 0 while unknown
         self._batch_size = batch_size  # of its loader, in samples
         self._heartbeat_at = -math.inf  # time of its last heartbeat
         self._interval = TripwireInterval()
         self._last_progress = (-1, 0)  # where it was last seen
         self._since = 0.0  # when it was first seen there
+
+    def set_shortest_epoch(self, reads: int) -> None:
+        """Set the number of reads of the shortest epoch nearby."""
+        self._shortest_epoch = reads
 
     def on_heartbeat(self, now: float) -> None:
         """Record a heartbeat of the consumer."""
@@ -58,7 +62,7 @@ class PositionEstimate:
 
     def tripwire_interval(self, now: float) -> int:
         """Return the reads from one tripwire to the next; 0 while the consumer itself reports its position."""
-        self._interval.update(self.follower.rate.value, self.shortest_epoch, now)
+        self._interval.update(self.follower.rate.value, self._shortest_epoch, now)
         return self._interval.current if now - self._heartbeat_at >= HEARTBEAT_SECONDS else 0
 
     def left_out_interval(self, now: float) -> int:

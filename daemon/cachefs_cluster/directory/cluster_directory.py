@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from cachefs_daemon.datasets.stamps import ChangeStamp, SharedChanges
-from cachefs_daemon.ports import LOCAL_DIRECTORY, SnapshotReaders
+from cachefs_daemon.ports import LOCAL_DIRECTORY, RemoteReaders
 
 from cachefs.messages import RemoteMount
 from cachefs_cluster.node_sharing import NodeSharing
@@ -16,7 +16,7 @@ class ClusterDirectory:
     def __init__(self) -> None:
         self._sharing: NodeSharing | None = None
         self._changes: SharedChanges = LOCAL_DIRECTORY
-        self._readers: SnapshotReaders = LOCAL_DIRECTORY
+        self._readers: RemoteReaders = LOCAL_DIRECTORY
 
     def connect(self, sharing: NodeSharing) -> None:
         """Share this node's datasets from now on."""

@@ -184,7 +184,7 @@ class Cooperation:
     async def _step(self) -> None:
         # A block fetched to be read keeps its planned worth until it is read.
         margin = max(self._parts.jobs.margins().values(), default=0.0)
-        self._parts.standing.copy_window = NEAR_WINDOW_FACTOR * self._parts.window() + margin + NEAR_SECONDS
+        self._parts.standing.set_copy_window(NEAR_WINDOW_FACTOR * self._parts.window() + margin + NEAR_SECONDS)
         self._keys = {(one.request.job, one.name): one.key for one in self._parts.jobs.consumers}
         own = self._parts.consumers.own_consumers()
         view = self._parts.shared.membership.view

@@ -9,7 +9,7 @@ from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.content.warmup_persistence import WarmupPersistence
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.ports import SnapshotReaders
+from cachefs_daemon.ports import RemoteReaders
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
 
@@ -23,7 +23,7 @@ class ContentParts:
         storage: Storage,
         fetcher: Fetcher,
         threads: Threads,
-        readers: SnapshotReaders,
+        readers: RemoteReaders,
         state_dir: Path,
     ) -> None:
         """readers: keeps the snapshots that other nodes read."""

@@ -9,7 +9,7 @@ from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.datasets import origin_access
 from cachefs_daemon.datasets.catalog import Catalog, Dataset
 from cachefs_daemon.origin.base import Origin
-from cachefs_daemon.ports import LOCAL_DIRECTORY, SnapshotReaders
+from cachefs_daemon.ports import LOCAL_DIRECTORY, RemoteReaders
 from cachefs_daemon.runtime.shielded import shielded
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
@@ -25,7 +25,7 @@ class DatasetChanges:
         quotas: DatasetQuotas,
         storage: Storage,
         threads: Threads,
-        readers: SnapshotReaders = LOCAL_DIRECTORY,
+        readers: RemoteReaders = LOCAL_DIRECTORY,
     ) -> None:
         """readers: keeps the snapshots that other nodes read."""
         self._catalog = catalog

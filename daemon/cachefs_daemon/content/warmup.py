@@ -120,11 +120,20 @@ class Warmups:
         self._numbers = itertools.count(1)
         self._running: dict[int, WarmupRun] = {}  # by id
         self._ended: deque[WarmupRun] = deque(maxlen=MAX_ENDED)
-        # `background_requests` has changed since it was saved; reset by the code that saves it
-        self.has_unsaved = False
+        # `background_requests` has changed since it was saved.
+        self._has_unsaved = False
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def mark_unsaved(self) -> None:
+        """Have the state saved again."""
+        self._has_unsaved = True
+
+    def take_unsaved(self) -> bool:
+        """Return whether the state has changed since the last call: it is then to be saved."""
+        unsaved, self._has_unsaved = self._has_unsaved, False
+        return unsaved
 
     def __iter__(self) -> Iterator[WarmupRun]:
         """Iterate over warmups, oldest first."""
@@ -158,7 +167,7 @@ class Warmups:
         run = self.start_fetching(await self._threads.background(_blocks_of_request, snapshot, request))
         if not request.wait:
             run.request = request
-            self.has_unsaved = True
+            self._has_unsaved = True
         return run
 
     async def watch(self, number: int) -> AsyncGenerator[WarmupProgress, None]:
@@ -209,7 +218,7 @@ class Warmups:
         finally:
             self._running.pop(run.id, None)
             self._ended.append(run)
-            self.has_unsaved = self.has_unsaved or run.request is not None
+            self._has_unsaved = self._has_unsaved or run.request is not None
             run.request = None
             # The Run of a cancelled warmup stays referenced, and its list of blocks may take 100 MB.
             run.blocks_to_fetch = replace(run.blocks_to_fetch, refs=iter(()))

@@ -41,7 +41,7 @@ class WarmupPersistence:
                 run = await self._warmups.start(self._snapshot(request.dataset), request)
             except CachefsError as error:
                 log.warning("a warmup of %s is not resumed: %s", request.dataset, error)
-                self._warmups.has_unsaved = True
+                self._warmups.mark_unsaved()
             else:
                 log.info("warmup %d of %s is resumed after the restart of the daemon", run.id, request.dataset)
 
@@ -51,12 +51,11 @@ class WarmupPersistence:
 
     async def save(self) -> None:
         """Write the file if anything has changed. Raises OSError; the old file then stays."""
-        if self._warmups.has_unsaved:
-            self._warmups.has_unsaved = False
+        if self._warmups.take_unsaved():
             try:
                 await self._threads.background(_save, self._path, self._warmups.background_requests())
             except BaseException:
-                self._warmups.has_unsaved = True
+                self._warmups.mark_unsaved()
                 raise
 
 

@@ -350,7 +350,7 @@ class Consumer:
             self._check_size(samples)
             self._reserve_memory(PlanPurpose.PLAN, plan_bytes(samples))
             self._own_blocks = await self._loader.own_blocks(samples)
-            self._epochs.samples = samples
+            self._epochs.use_samples(samples)
         while True:
             self._wakeup.clear()
             while (epoch := self._epochs.next_unplanned(self.epoch)) is not None:
@@ -405,12 +405,12 @@ class Consumer:
             self._plan.suspend(self.key, True)
         epochs.keep_from(self.position.follower.progress[0])
         self._reserve_for_orders()
-        self.position.shortest_epoch = epochs.shortest
+        self.position.set_shortest_epoch(epochs.shortest)
 
     def _restart_plan(self) -> None:
         """Start the plan again at an earlier epoch: a plan has no past, so the next epoch set becomes its first."""
         self._plan.remove_consumer(self.key)
-        self._epochs.reads = {}
+        self._epochs.forget_reads()
 
     @property
     def _spec(self) -> SamplerSpec:

@@ -124,6 +124,14 @@ class Epochs:
         if order is not None and self._waiting.get(epoch) is order:
             del self._waiting[epoch]
 
+    def use_samples(self, samples: Samples) -> None:
+        """Compute epochs from these samples from now on."""
+        self.samples = samples
+
+    def forget_reads(self) -> None:
+        """Forget the epochs of the plan."""
+        self.reads = {}
+
     def clear(self) -> None:
         """Forget the epochs of the plan, and the samples."""
         self.samples, self.reads = None, {}

@@ -37,12 +37,11 @@ class MountPersistence:
 
     async def save(self) -> None:
         """Write the file if anything has changed. Raises OSError; the old file then stays."""
-        if self._mounts.unsaved:
-            self._mounts.unsaved = False
+        if self._mounts.take_unsaved():
             try:
                 await self._threads.background(_save, self._path, self._mounts.records())
             except BaseException:
-                self._mounts.unsaved = True
+                self._mounts.mark_unsaved()
                 raise
 
 

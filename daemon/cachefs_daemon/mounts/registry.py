@@ -115,7 +115,7 @@ class MountRegistry:
         """instance: of this daemon. on_change: called when a mount appears, ends, or shows another snapshot."""
         self._instance = instance
         self._on_change = on_change
-        self.unsaved = False  # `records` has changed since the last save; the saver resets it
+        self._has_unsaved = False  # `records` has changed since the last save
         self._mounts: dict[str, _Mount] = {}  # by id
         self._ended_counters: Counter[str] = Counter()  # counters of mounts that have ended
 
@@ -139,7 +139,7 @@ class MountRegistry:
             if _is_alive(mount):
                 self._mounts.setdefault(one.id, mount)
             else:
-                self.unsaved = True
+                self._has_unsaved = True
 
     def add_report(self, report: MountReport) -> bool:
         """Process a report of a mount. Return whether this daemon learns of the mount for the first time."""
@@ -149,8 +149,8 @@ class MountRegistry:
         mount = self._mounts.get(report.id)
         if mount is None:
             mount = self._mounts[report.id] = _Mount(report, time.monotonic(), birth_of(report.pid))
-            self.unsaved = True
-        self.unsaved |= mount.report.connection != report.connection
+            self._has_unsaved = True
+        self._has_unsaved |= mount.report.connection != report.connection
         is_new = not mount.workers
         if is_new or mount.report.snapshot != report.snapshot:
             self._on_change()
@@ -188,6 +188,15 @@ class MountRegistry:
         for mount in self._mounts.values():
             total.update(mount.counters_since_start())
         return total
+
+    def mark_unsaved(self) -> None:
+        """Have the state saved again."""
+        self._has_unsaved = True
+
+    def take_unsaved(self) -> bool:
+        """Return whether the state has changed since the last call: it is then to be saved."""
+        unsaved, self._has_unsaved = self._has_unsaved, False
+        return unsaved
 
     def read_counts(self) -> dict[str, MountReadCounts]:
         """Return the spec and the reads of each mount, by id."""
@@ -287,7 +296,7 @@ class MountRegistry:
     def _forget_mount(self, mount: _Mount) -> None:
         self._ended_counters.update(mount.counters_since_start())
         del self._mounts[mount.report.id]
-        self.unsaved = True
+        self._has_unsaved = True
         self._on_change()
 
 

@@ -91,14 +91,14 @@ class Residency:
             if self._wanted:
                 return
             with self._tiering:
-                self._presence.changes = None
+                self._presence.stop_noting()
             self._followed.clear()
             self._absent.clear()
 
     def _take_changes(self) -> tuple[dict[bytes, int] | None, set[str]]:
         """Return the changes since the last call, and the snapshots for which blocks came."""
         with self._tiering as tiering:
-            changes, self._presence.changes = self._presence.changes, {}
+            changes = self._presence.take_changes()
             brought, tiering.quotas.fetched_snapshots = tiering.quotas.fetched_snapshots, set()
         return changes, brought
 

@@ -81,9 +81,9 @@ def test_a_mount_that_was_unmounted_and_lives_on_is_not_the_one_that_is_there_no
     for name, connection in (("first", 57), ("second", 58)):
         own = msgspec.structs.replace(report(name, process.pid), mountpoint="/nowhere/a")
         mounts.add_report(own)
-        mounts.unsaved = False
+        mounts.take_unsaved()
         mounts.add_report(msgspec.structs.replace(own, worker_pid=process.pid, connection=connection))
-        assert mounts.unsaved
+        assert mounts.take_unsaved()
     restarted = MountRegistry()
     restarted.restore(mounts.records())
     for each in (mounts, restarted):

@@ -25,7 +25,7 @@ def position_in(reads: int, reorder_window: int = 0, batch_size: int = 1) -> Pos
     plan.add_space(space_of([1000] * reads, "s"))
     plan.set_epoch("c", "s", 0, np.arange(reads))
     position = PositionEstimate(SequenceFollower(plan, "c", reorder_window), batch_size)
-    position.shortest_epoch = reads
+    position.set_shortest_epoch(reads)
     return position
 
 
