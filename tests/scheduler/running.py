@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cachefs_tools.cachectl.scheduler_client import SchedulerClient
+from cachefs_tools.cachectl.sched import SchedulerClient
 
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import Message

@@ -10,7 +10,7 @@ from cachefs_bench.lab.ports import free_port, free_ports
 from cachefs_cluster.peers.tls import TlsFiles
 from cachefs_scheduler.config import ObservedClusterSection
 from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
-from cachefs_tools.cachectl.scheduler_client import SchedulerClient
+from cachefs_tools.cachectl.sched import SchedulerClient
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.scheduling_messages import STATUS_PATH, SchedulerStatus

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from cachefs_tools.cachectl.scheduler_client import SchedulerClient
+from cachefs_tools.cachectl.sched import SchedulerClient
 from cachefs_tools.child_programs import KILL_WITH_PARENT, program_path
 
 from cachefs.errors import CachefsError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_tools.cachectl import main
-from cachefs_tools.cachectl.scheduler_client import SchedulerClient
+from cachefs_tools.cachectl.sched import SchedulerClient
 from click.testing import CliRunner
 
 

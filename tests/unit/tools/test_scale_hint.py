@@ -7,7 +7,7 @@ import pytest
 from cachefs_cluster.membership.status import scaled_nodes
 from cachefs_cluster.membership.view import ClusterView, NodeRecord
 from cachefs_daemon.reporting.scaling import planned_demands, scale_status
-from cachefs_tools.cachectl.scale_hint import describe
+from cachefs_tools.cachectl.cluster import describe_scale
 from rich.console import Console
 
 from cachefs.cluster_messages import NodeCounters, ScaleNode, ScaleStatus, TierUse
@@ -22,7 +22,7 @@ TWO = [ScaleNode("a", 60 * GIB, 50 * GIB), ScaleNode("b", 60 * GIB, 40 * GIB)]
 def text(found: ScaleStatus) -> str:
     console = Console(width=200, color_system=None)
     with console.capture() as captured:
-        console.print(*describe(found), sep="\n")
+        console.print(*describe_scale(found), sep="\n")
     return captured.get()
 
 

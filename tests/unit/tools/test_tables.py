@@ -3,8 +3,16 @@
 import io
 
 import pytest
-from cachefs_tools.cachectl.display import compact, labelled_lines, table
-from cachefs_tools.cachectl.tables import ColumnKind, TableColumn, fit_columns, shorten_middle, wrap_text
+from cachefs_tools.cachectl.display import (
+    ColumnKind,
+    TableColumn,
+    compact,
+    fit_columns,
+    labelled_lines,
+    shorten_middle,
+    table,
+    wrap_text,
+)
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 import pytest
-from cachefs_tools.cachectl.top.picture_source import PictureSource
+from cachefs_tools.cachectl.top.picture import PictureSource
 
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobList

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from cachefs_tools.cachectl.top.glyphs import BLOCK_GLYPHS
-from cachefs_tools.cachectl.top.picture import Picture
-from cachefs_tools.cachectl.top.picture_source import PictureResult, PictureSource
+from cachefs_tools.cachectl.top.picture import Picture, PictureResult, PictureSource
 from cachefs_tools.cachectl.top.screen import Canvas, TopApp
 from textual.pilot import Pilot
 from textual.widgets import Input

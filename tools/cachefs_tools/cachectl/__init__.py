@@ -11,25 +11,19 @@ with quiet_imports():
 
     import cachefs
     from cachefs_tools.cachectl.bench import bench
-    from cachefs_tools.cachectl.cluster import cluster
-    from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
+    from cachefs_tools.cachectl.cluster import cluster, drain, ring, scale_hint
+    from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup, warmups
     from cachefs_tools.cachectl.dataset import dataset
     from cachefs_tools.cachectl.debug_bundle import debug_bundle
     from cachefs_tools.cachectl.doctor import doctor
-    from cachefs_tools.cachectl.drain import drain
     from cachefs_tools.cachectl.index import index
-    from cachefs_tools.cachectl.info import info
     from cachefs_tools.cachectl.job import job, stalls
-    from cachefs_tools.cachectl.mount_points import mount, umount
-    from cachefs_tools.cachectl.ring import ring
-    from cachefs_tools.cachectl.scale_hint import scale_hint
+    from cachefs_tools.cachectl.mount_points import info, mount, umount
     from cachefs_tools.cachectl.sched import scale, sched
-    from cachefs_tools.cachectl.settings import log_level, reload
     from cachefs_tools.cachectl.stats import stats
-    from cachefs_tools.cachectl.status import errors, mounts, status
+    from cachefs_tools.cachectl.status import errors, log_level, mounts, reload, status
     from cachefs_tools.cachectl.top.command import top
     from cachefs_tools.cachectl.usage import MainGroup, help_command
-    from cachefs_tools.cachectl.warmups import warmups
 
 
 SECTIONS = {

@@ -1,20 +1,27 @@
-"""cachectl cluster: shows the nodes of this node's cluster."""
+"""cachectl cluster, ring, drain and scale-hint: the nodes of this node's cluster.
+
+They are shown with their shares of the blocks, removed without losing blocks that only they hold, and compared with the
+number of nodes that the published jobs need.
+"""
 
 import statistics
+import time
 from collections.abc import Iterator
 from typing import Final
 
 import click
 from rich.table import Table
 
-from cachefs.cluster_messages import ClusterStatus, MemberStatus
-from cachefs.formatting import format_duration
+from cachefs.cluster_messages import ClusterStatus, DrainRequest, DrainStatus, MemberStatus, ScaleOutcome, ScaleStatus
+from cachefs.formatting import format_count, format_duration
 from cachefs.messages import ClusterBrief, Empty
-from cachefs.rpc import CLUSTER
-from cachefs_tools.cachectl.command_session import CommandSession, with_session
+from cachefs.rpc import CLUSTER, DRAIN, SCALE_HINT
+from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import size, table
 from cachefs_tools.escaped_names import escape_name
 
+# Seconds between queries.
+_POLL_SECONDS: Final = 0.5
 # Most nodes whose matrix fits 80 columns.
 MAX_COLUMNS: Final = 6
 # Most rows of the list that replaces the matrix.
@@ -25,6 +32,127 @@ SLOW_SECONDS: Final = 0.05
 # Sources of the membership, in words.
 _SOURCES: Final = {"static": "a static list", "kubernetes": "Kubernetes"}
 _NO_CLUSTER: Final = "this node is in no cluster; see [cluster] in its configuration"
+
+
+@click.command("scale-hint")
+@with_session
+def scale_hint(session: CommandSession) -> None:
+    """Say how many nodes the published jobs need.
+
+    And what one node more or less would change. KEPT is what stays in the cluster from one epoch to the next, of the
+    bytes that jobs read. The rest comes from the origins again in each epoch: ORIGIN is that until the jobs end.
+    ORIGIN/S and PEERS/S are what comes in a second from origins and from node to node, as the jobs read now. A star
+    stands behind the number of nodes that there are.
+    """
+    found = session.call(SCALE_HINT, Empty())
+    session.print_result(found, *describe_scale(found))
+
+
+def describe_scale(found: ScaleStatus) -> Iterator[str | Table]:
+    """Yield the lines of `scale-hint`."""
+    capacity, used = found.now.capacity, sum(node.used for node in found.nodes)
+    yield f"{_nodes(len(found.nodes))} with room for {size(capacity)}, of which {size(used)} are taken"
+    if not found.needed:
+        yield "no job has published what it reads, so nothing is needed"
+        return
+    which = "1 snapshot" if found.snapshots == 1 else f"{found.snapshots} snapshots"
+    yield f"published jobs read {size(found.needed)} of {which}; {_capacity_text(found)}"
+    yield ""
+    rows = [one for one in (found.one_fewer, found.now, found.one_more) if one is not None]
+    yield table(
+        ">NODES >ROOM >KEPT >ORIGIN >ORIGIN/S >PEERS/S",
+        [(f"{one.nodes}{'*' if one == found.now else ' '}", *_row(one)) for one in rows],
+    )
+    for node in found.nodes:
+        if node.problem:
+            yield f"note: the state of {escape_name(node.name)} is unknown: {escape_name(node.problem)}"
+
+
+def _row(one: ScaleOutcome) -> tuple[str, ...]:
+    left = "?" if one.origin_bytes is None else size(round(one.origin_bytes))
+    return size(one.capacity), size(one.kept), left, size(round(one.origin_rate)), size(round(one.peer_rate))
+
+
+def _capacity_text(found: ScaleStatus) -> str:
+    needed, there = found.nodes_needed, len(found.nodes)
+    if not needed:
+        return "how much room there is is not known"
+    if needed > there:
+        return f"to keep all of it takes {_nodes(needed)}, {needed - there} more"
+    return "all of it fits" if needed == there else f"all of it fits, and {_nodes(needed)} would be enough"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count:,} nodes"
+
+
+@click.command()
+@click.option(
+    "--diff",
+    "changes",
+    multiple=True,
+    metavar="CHANGE",
+    help="What would move if a node joined (+NAME, +NAME:WEIGHT or +NAME:WEIGHT:ZONE) or left (-NAME). May be given "
+    "several times. Without a weight, a node that joins has the average one.",
+)
+@with_session
+def ring(session: CommandSession, changes: tuple[str, ...]) -> None:
+    """Show which part of all blocks each node is the home of.
+
+    A block's home fetches it from the origin, and keeps it unless a published job reads it elsewhere sooner. SHARE is
+    what the node's weight says, and HOMES what it is with 131,072 blocks. This command changes nothing.
+    """
+    found = session.call(CLUSTER, Empty())
+    from cachefs_tools.cachectl import ring_tables  # numpy takes 0.1 s, which would delay every other command
+
+    document, lines = ring_tables.diff_output(found, changes) if changes else ring_tables.shares_output(found)
+    session.print_result(document, *lines)
+
+
+@click.command()
+@click.argument("node", default="")
+@click.option("--timeout", type=click.FloatRange(0.0), default=3600.0, show_default=True, help="Seconds to wait.")
+@click.option("--undo", is_flag=True, help="Have a node stay that drains and has not left yet.")
+@with_session
+def drain(session: CommandSession, node: str, timeout: float, undo: bool) -> None:
+    """Empty a node, and let it leave the cluster.
+
+    Other nodes take over what it holds, and the command waits until they have it. NODE is the name or the id of a node;
+    without one it is the node of this daemon. Its daemon continues and serves the jobs on its machine. The node leaves
+    once no job reads there, and joins again when its daemon is restarted. Interrupting this command does not stop the
+    drain.
+    """
+    if undo:
+        found = session.call(DRAIN, DrainRequest(node=node, undo=True))
+        session.print_result(found, f"{escape_name(found.name)} stays, and takes its part of the blocks again")
+        return
+    until, shown = time.monotonic() + timeout, ""
+    found = session.call(DRAIN, DrainRequest(node=node))
+    while not found.done and time.monotonic() < until:
+        if (line := _progress(found)) != shown and not session.as_json:
+            session.screen.print(shown := line)
+        time.sleep(_POLL_SECONDS)
+        found = session.call(DRAIN, DrainRequest(node=node))
+    session.print_result(found, _result(found, timeout))
+    if not found.done:
+        raise SystemExit(ExitStatus.INCOMPLETE)
+
+
+def _progress(found: DrainStatus) -> str:
+    waiting = ", ".join(map(escape_name, found.waiting))
+    return (
+        f"still to be taken over: {format_count(found.blocks, 'block')} ({size(found.bytes)}); waiting for "
+        f"{waiting or 'the ring'}"
+    )
+
+
+def _result(found: DrainStatus, timeout: float) -> str:
+    name = escape_name(found.name)
+    if not found.done:
+        return f"{name} still drains after {timeout:g} s; ask again for how far it is. {_progress(found)}"
+    if found.has_left:
+        return f"{name} holds no block that other nodes need, and has left the cluster; its daemon may be stopped"
+    return f"{name} holds nothing that others need, and leaves the cluster when the jobs on it have ended"
 
 
 @click.command()

@@ -34,22 +34,21 @@ def debug_bundle(
     journal. Secrets are removed: keys, tokens, passwords, signed URLs. Look into the file before you give it away. With
     status 4, a part is missing.
     """
-    from cachefs_tools.debug_bundle import archive
-    from cachefs_tools.debug_bundle.bundle import make_bundle
+    from cachefs_tools.debug_bundle.bundle import make_bundle, require_new, write_archive
     from cachefs_tools.debug_bundle.parts import BundleNode
     from cachefs_tools.doctor.examination import DEFAULT_CONFIG
 
     node = BundleNode(session.socket, config or DEFAULT_CONFIG, logs, unit)
     top = time.strftime("cachefs-debug-%Y%m%d-%H%M%S")
     path = output or Path(f"{top}.tar.gz")
-    archive.require_new(path)  # before seconds of collecting
+    require_new(path)  # before seconds of collecting
     if not session.as_json:
         session.screen.print("The bundle will have, without keys, tokens, passwords and signed URLs:")
         session.screen.print(*(f"  {part.name:<18} {part.title}" for part in node.parts()), sep="\n")
         session.screen.print("")
     with session.screen.status("gathering") as spinner:
         bundle = make_bundle(node, no_names, lambda part: spinner.update(f"gathering {part.name}"))
-    count = archive.write_archive(path, top, bundle.files)
+    count = write_archive(path, top, bundle.files)
     contents = [{"name": name, "bytes": len(text)} for name, text in bundle.files.items()]
     answer = {"file": str(path.absolute()), "bytes": count, "files": contents, "left_out": bundle.left_out}
     session.print_result(answer, *_describe(path, count, bundle))

@@ -16,9 +16,8 @@ from cachefs.mount_spec import MountSpec
 from cachefs.rpc import JOB_LIST, STATUS
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, output_width, with_session
-from cachefs_tools.cachectl.display import compact, size
+from cachefs_tools.cachectl.display import ColumnKind, TableColumn, compact, fit_columns, size
 from cachefs_tools.cachectl.mount_points import resolved_mount_point
-from cachefs_tools.cachectl.tables import ColumnKind, TableColumn, fit_columns
 from cachefs_tools.escaped_names import escape_name
 
 # Rows between two headers.

@@ -1,22 +1,108 @@
-"""cachectl status, mounts and errors: the daemon's state."""
+"""cachectl status, mounts, errors, reload and log-level: the state of the daemon, with `--watch`, and its settings."""
 
+import contextlib
 import itertools
+import json
+import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NoReturn
 
 import click
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 
+from cachefs.errors import DaemonUnavailable
 from cachefs.formatting import format_count, format_duration
-from cachefs.messages import Empty, EndpointStatus, MountView, PeerCounts, Status, TierStatus
+from cachefs.messages import Empty, EndpointStatus, LogLevel, MountView, PeerCounts, Status, TierStatus
 from cachefs.mount_spec import MountSpec
-from cachefs.rpc import STATUS
+from cachefs.rpc import LOG_LEVEL, RELOAD, STATUS
 from cachefs.trouble_texts import describe_trouble
 from cachefs_tools.cachectl.cluster import cluster_facts
-from cachefs_tools.cachectl.command_session import CommandSession, to_json_types, with_session
+from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, print_lines, to_json_types, with_session
 from cachefs_tools.cachectl.display import labelled_lines, share, size, table
-from cachefs_tools.cachectl.watch_option import CALL_SECONDS, CommandOutput, watch_option, watch_output
 from cachefs_tools.escaped_names import escape_name
+
+# Seconds between answers.
+DEFAULT_SECONDS: Final = 2.0
+# Deadline in seconds of an answer.
+CALL_SECONDS: Final = 10.0
+TERMINATED: Final = 128 + signal.SIGTERM
+
+# Document for --json, and lines for people.
+CommandOutput = tuple[object, Iterable[RenderableType]]
+
+watch_option = click.option(
+    "--watch",
+    "seconds",
+    metavar="[SECONDS]",
+    is_flag=False,
+    flag_value=str(DEFAULT_SECONDS),
+    type=click.FloatRange(min=0.1),
+    help=f"Repeat every SECONDS seconds, until Ctrl-C.  [default: {DEFAULT_SECONDS:.0f}]",
+)
+
+
+def watch_output(session: CommandSession, seconds: float, fetch: Callable[[], CommandOutput]) -> NoReturn:
+    """Show the result of *fetch* every *seconds*. Continues while no daemon answers, and says so.
+
+    On a terminal each answer replaces the previous one; elsewhere they follow each other, with --json one per line.
+    Raises KeyboardInterrupt at the end, and CachefsError if the daemon refuses.
+    """
+    with _screen(session) as put:
+        begun = time.monotonic()
+        while True:
+            try:
+                put(*fetch())
+            except DaemonUnavailable as error:
+                put({"error": type(error).__name__, "message": str(error)}, [f"{error}; trying again"])
+            # If an answer takes long, a pause precedes the next one.
+            begun = max(begun + seconds, time.monotonic() - seconds)
+            time.sleep(max(0.05, begun - time.monotonic()))
+
+
+@contextlib.contextmanager
+def _screen(session: CommandSession) -> Iterator[Callable[[object, Iterable[RenderableType]], None]]:
+    """Yield a function that shows an answer."""
+    if session.as_json:
+        yield lambda document, _: click.echo(json.dumps(to_json_types(document)))
+        return
+    if not sys.stdout.isatty():
+        yield lambda _, lines: print_lines([*lines, ""])
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    with _ends_on_sigterm(), Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda _, lines: live.update(_CroppedLines(list(lines)), refresh=True)
+
+
+@contextlib.contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """Exit in order on SIGTERM, so that the terminal is restored."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _CroppedLines:
+    """Shows as many lines as fit the terminal. The last line counts the missing ones."""
+
+    def __init__(self, lines: list[RenderableType]) -> None:
+        self._lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = console.height
+        lines = console.render_lines(Group(*self._lines), options.update(height=None), pad=False)
+        if len(lines) > room:
+            more = len(lines) - room + 1
+            lines = [*lines[: room - 1], [Segment(f"… {more} more lines; enlarge the terminal to see them")]]
+        for line in lines:
+            yield from line
+            yield Segment.line()
 
 
 @click.command()
@@ -239,3 +325,29 @@ def mount_table(found: list[MountView]) -> Table:
         for each in found
     )  # fmt: skip
     return table("MOUNTPOINT SPEC =SNAPSHOT?? >PID?? =STATE >REQUESTS? >READS >ERRORS?", rows)
+
+
+@click.command()
+@with_session
+def reload(session: CommandSession) -> None:
+    """Have the daemon read its configuration again.
+
+    What can change at run time takes effect at once. With status 4, something else has changed too and takes a restart.
+    """
+    answer = session.call(RELOAD, Empty())
+    lines = [
+        f"{each.key} is {escape_name(each.now)} now, and was {escape_name(each.before)}" for each in answer.applied
+    ]
+    lines += [f"{each.key} = {escape_name(each.now)} takes a restart of the daemon" for each in answer.restart]
+    session.print_result(answer, *(lines or ["nothing has changed"]))
+    if answer.restart:
+        sys.exit(ExitStatus.INCOMPLETE)
+
+
+@click.command()
+@click.argument("level", required=False, type=click.Choice(["debug", "info", "warning", "error"]))
+@with_session
+def log_level(session: CommandSession, level: str | None) -> None:
+    """Show or set the daemon's log level."""
+    answer = session.call(LOG_LEVEL, LogLevel(level=level or ""))
+    session.print_result(answer, answer.level)

@@ -22,7 +22,7 @@ from cachefs.messages import DatasetList, Empty, Status
 from cachefs.mount_table import file_system_kinds, mount_points
 from cachefs.rpc import CLUSTER, DATASET_LIST, JOB_LIST, STALL_LIST, STATUS, WARMUP_LIST, DaemonClient
 from cachefs_tools.cachectl.command_session import to_json_types
-from cachefs_tools.debug_bundle import known_secrets
+from cachefs_tools.debug_bundle import redaction
 from cachefs_tools.doctor.examination import Examination, ExaminationRequest
 
 CALL_SECONDS: Final = 20.0
@@ -103,14 +103,14 @@ class BundleNode:
 
     def known_secrets(self) -> Iterator[str]:
         """Yield known secrets: of the daemon, of this user, and in files named by the configuration."""
-        daemon = known_secrets.environment_of(self.status.pid) if self.status is not None else {}
+        daemon = redaction.environment_of(self.status.pid) if self.status is not None else {}
         for variables in (dict(os.environ), daemon):
-            yield from known_secrets.variable_secrets(variables)
-            yield from known_secrets.file_secrets(variables)
+            yield from redaction.variable_secrets(variables)
+            yield from redaction.file_secrets(variables)
         for path in _secret_files(_config_document(self.config)):
-            yield from known_secrets.secret_file_content(path)
+            yield from redaction.secret_file_content(path)
         for dataset in self.datasets.datasets if self.datasets is not None else ():
-            yield from known_secrets.url_secrets(dataset.url)
+            yield from redaction.url_secrets(dataset.url)
 
     def _call(self, method: Any, request: Any) -> Any:
         if self.status is None and method is not STATUS:
@@ -150,10 +150,10 @@ class BundleNode:
     def _environment(self) -> Any:
         if self.status is None:
             raise PartUnavailable("the daemon does not answer")
-        found = known_secrets.environment_of(self.status.pid)
+        found = redaction.environment_of(self.status.pid)
         if not found:
             raise PartUnavailable(f"this user may not see the environment of process {self.status.pid}")
-        shown = {name: value for name, value in sorted(found.items()) if name in known_secrets.HARMLESS_VARIABLES}
+        shown = {name: value for name, value in sorted(found.items()) if name in redaction.HARMLESS_VARIABLES}
         return {"shown": shown, "not shown": sorted(found.keys() - shown.keys())}
 
     def _processes(self) -> Any:

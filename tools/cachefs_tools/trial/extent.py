@@ -1,18 +1,29 @@
-"""The extent of a trial: its job, its files, and their cost."""
+"""The extent of a trial: its job, its files, and their cost.
+
+`choose_files` chooses the files at random, preferring files that are not on the node.
+"""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cachefs.block import block_count
-from cachefs_tools.origin_speed import MeasurementBounds
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.messages import DatasetDetail, Selection
+from cachefs.rpc import CACHED, DaemonClient
+from cachefs.snapshot import Snapshot
+from cachefs_tools.origin_speed import MeasurementBounds, sampled_files
 
 # Share of a trial's bytes for measuring the origin alone.
 _FOR_ORIGIN: Final = 0.2
 WIDTHS: Final = (1, 4, 16)
 _LARGEST_READ: Final = 1 << 20
 _LOOK_SECONDS: Final = 60.0
+# Files examined for each file read, and most files examined.
+_CANDIDATES: Final = 3
+_MAX_FILES: Final = 20_000
 
 
 class TrialJob(msgspec.Struct, frozen=True):
@@ -86,3 +97,44 @@ def select_samples(job: TrialJob, candidates: Sequence[TrialSample], block_size:
         taken.append(sample)
         room -= sample.size
     return FileChoice(taken, block_size)
+
+
+def choose_files(client: DaemonClient, detail: DatasetDetail, job: TrialJob, seed: int) -> FileChoice:
+    """Choose the files of a trial. Raises CachefsError if the dataset has nothing that a trial can read."""
+    snapshot = Snapshot(Path(detail.dataset.path))
+    try:
+        mean = max(1.0, snapshot.bytes / max(1, snapshot.files))
+        wanted = min(job.rate * job.seconds, job.bytes / mean)
+        count = int(min(_MAX_FILES, max(64, _CANDIDATES * wanted)))
+        paths = [snapshot.path_of(entry) for entry in sampled_files(snapshot, count, seed)]
+    finally:
+        snapshot.close()
+    if not paths:
+        raise CachefsError(f"dataset {detail.dataset.name} has no file with bytes in it; there is nothing to try")
+    stream = client.stream_responses(CACHED, Selection(dataset=detail.dataset.name, paths=paths), 120.0)
+    cached = {file.path: sum(file.cached) for page in stream for file in page.files}
+    # A partly cached file can neither be read cold nor be restored to its state afterwards.
+    found = {path: cached.get(path, 0) for path in paths}
+    sizes = _sizes(Path(detail.dataset.path), paths)
+    candidates = [
+        TrialSample(path, sizes[path], is_cached=here >= sizes[path])
+        for path, here in found.items()
+        if here == 0 or here >= sizes[path]
+    ]
+    choice = select_samples(job, candidates, detail.block_size)
+    if len(choice.samples) < 2:
+        least = min((sample.size for sample in candidates), default=0)
+        raise ConfigError(
+            f"files of {detail.dataset.name} are too large for a trial of {job.bytes:,} bytes (the smallest of those "
+            f"looked at has {least:,}); allow more with --bytes"
+        )
+    return choice
+
+
+def _sizes(path: Path, paths: list[bytes]) -> dict[bytes, int]:
+    snapshot = Snapshot(path)
+    try:
+        entries = {each: snapshot.find_path(each) for each in paths}
+        return {each: entry.size for each, entry in entries.items() if entry is not None}
+    finally:
+        snapshot.close()

@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from cachefs_tools.debug_bundle import archive
+from cachefs_tools.debug_bundle import bundle
 
 from cachefs.errors import AlreadyExists, CachefsError
 
@@ -14,7 +14,7 @@ from cachefs.errors import AlreadyExists, CachefsError
 def test_it_is_for_its_owner_only_and_has_everything(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        archive.write_archive(tmp_path / "b.tar.gz", "top", {"a.txt": "text \udcff", "b.json": "{}"})
+        bundle.write_archive(tmp_path / "b.tar.gz", "top", {"a.txt": "text \udcff", "b.json": "{}"})
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
@@ -29,8 +29,8 @@ def test_it_is_for_its_owner_only_and_has_everything(tmp_path: Path) -> None:
 def test_it_replaces_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("mine")
     with pytest.raises(AlreadyExists, match="-o"):
-        archive.write_archive(tmp_path / "b", "top", {})
+        bundle.write_archive(tmp_path / "b", "top", {})
     assert os.listdir(tmp_path) == ["b"]
     assert (tmp_path / "b").read_text() == "mine"
     with pytest.raises(CachefsError, match="cannot be written"):
-        archive.write_archive(tmp_path / "no/b", "top", {})
+        bundle.write_archive(tmp_path / "no/b", "top", {})

@@ -1,6 +1,6 @@
 """Names become numbers: the same for the same name, and nothing of the name is left."""
 
-from cachefs_tools.debug_bundle.pseudonyms import Pseudonyms
+from cachefs_tools.debug_bundle.redaction import Pseudonyms
 
 
 def test_one_name_has_one_number_in_texts_and_documents() -> None:

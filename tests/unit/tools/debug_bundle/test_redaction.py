@@ -6,8 +6,7 @@ import json
 from urllib.parse import quote
 
 import pytest
-from cachefs_tools.debug_bundle.known_secrets import file_secrets, url_secrets, variable_secrets
-from cachefs_tools.debug_bundle.redaction import REMOVED, Redaction
+from cachefs_tools.debug_bundle.redaction import REMOVED, Redaction, file_secrets, url_secrets, variable_secrets
 from hypothesis import given
 from hypothesis import strategies as st
 

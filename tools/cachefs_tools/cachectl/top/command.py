@@ -13,9 +13,8 @@ from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.top.frame import DrawingArea, ShownNode, render_frame
 from cachefs_tools.cachectl.top.glyphs import glyphs_for
 from cachefs_tools.cachectl.top.history import BYTE_FLOWS, RateHistory
-from cachefs_tools.cachectl.top.picture import picture_document
-from cachefs_tools.cachectl.top.picture_source import PictureSource
-from cachefs_tools.cachectl.top.state import TopState
+from cachefs_tools.cachectl.top.lists import TopState
+from cachefs_tools.cachectl.top.picture import PictureSource, picture_document
 
 # Columns and lines of a frame if the terminal's size is unknown.
 DEFAULT_SIZE: Final = (80, 24)

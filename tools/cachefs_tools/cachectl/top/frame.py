@@ -12,15 +12,29 @@ from rich.text import Text
 from cachefs.formatting import format_count, format_duration
 from cachefs.messages import TierStatus
 from cachefs.trouble_texts import describe_trouble
-from cachefs_tools.cachectl.display import labelled_lines, share, size
+from cachefs_tools.cachectl.display import (
+    ELLIPSIS,
+    GAP,
+    ColumnKind,
+    fit_columns,
+    labelled_lines,
+    share,
+    shorten_middle,
+    size,
+)
 from cachefs_tools.cachectl.job_page import describe
-from cachefs_tools.cachectl.tables import ELLIPSIS, GAP, ColumnKind, fit_columns, shorten_middle
 from cachefs_tools.cachectl.top.glyphs import Glyphs
 from cachefs_tools.cachectl.top.history import RateHistory
-from cachefs_tools.cachectl.top.layout import divide_lines
-from cachefs_tools.cachectl.top.lists import LIST_MAKERS, ListKind, ListRow, ShownList, arrange_rows
+from cachefs_tools.cachectl.top.lists import (
+    LIST_MAKERS,
+    ListKind,
+    ListRow,
+    ShownList,
+    TopState,
+    arrange_rows,
+    divide_lines,
+)
 from cachefs_tools.cachectl.top.picture import Picture
-from cachefs_tools.cachectl.top.state import TopState
 from cachefs_tools.escaped_names import escape_name
 
 # Fewest columns and lines in which anything can be shown.

@@ -1,7 +1,10 @@
-"""The lists of the picture (jobs, datasets and mounts): rows, sorting and filtering."""
+"""The lists of the picture (jobs, datasets and mounts): rows, sorting and filtering, and their parts of the terminal.
+
+`TopState` holds the user's choices: list, row, order, and opened item.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -9,9 +12,8 @@ from cachefs.formatting import format_duration
 from cachefs.job_messages import ConsumerView, JobView
 from cachefs.messages import DatasetView, MountView
 from cachefs.trouble_texts import short_text
-from cachefs_tools.cachectl.display import size
+from cachefs_tools.cachectl.display import ColumnKind, TableColumn, size
 from cachefs_tools.cachectl.status import mount_state
-from cachefs_tools.cachectl.tables import ColumnKind, TableColumn
 from cachefs_tools.cachectl.top.glyphs import Glyphs
 from cachefs_tools.cachectl.top.history import RateHistory
 from cachefs_tools.cachectl.top.picture import Picture
@@ -22,6 +24,27 @@ RUNNING: Final = "running"
 ALARM_SHARE: Final = 0.1
 # Width of a bar in a row.
 BAR_WIDTH: Final = 12
+
+
+def divide_lines(room: int, wanted: Sequence[int], first: int) -> list[int]:
+    """Return the lines of *room* for each list: equal parts up to what each wants, but up to half for list *first*,
+    which has the cursor."""
+    room, given = max(0, room), [0] * len(wanted)
+    given[first] = min(wanted[first], (room + 1) // 2)
+    while sum(given) < room:
+        hungry = [at for at, most in enumerate(wanted) if given[at] < most]
+        if not hungry:
+            break
+        poorest = min(hungry, key=lambda at: (given[at], at))
+        given[poorest] += 1
+    return given
+
+
+def first_visible(cursor: int, count: int, room: int, top: int) -> int:
+    """Return the number of the first visible item of *count*, so that the cursor is among *room* visible ones. top: the
+    previous first item."""
+    top = min(top, max(0, count - room))
+    return max(0, min(max(top, cursor - room + 1), cursor))
 
 
 class ListKind(StrEnum):
@@ -160,3 +183,76 @@ def _mount_row(view: MountView, history: RateHistory) -> ListRow:
 LIST_MAKERS: Final[Mapping[ListKind, Callable[[Picture, RateHistory, Glyphs], ShownList]]] = {
     ListKind.JOBS: job_list, ListKind.DATASETS: dataset_list, ListKind.MOUNTS: mount_list,
 }  # fmt: skip
+
+
+# More rows than any list has: moves to its end.
+END: Final = 1 << 30
+_PARTS: Final = list(ListKind)
+
+Rows = Mapping[ListKind, Sequence[ListRow]]
+
+
+@dataclass(slots=True)
+class TopState:
+    """State changed by keys only."""
+
+    list_kind: ListKind = ListKind.JOBS  # the list with the cursor
+    orders: dict[ListKind, int] = field(default_factory=lambda: dict.fromkeys(ListKind, 0))  # see `lists.arrange_rows`
+    reversed_lists: set[ListKind] = field(default_factory=set)
+    filter_text: str = ""  # rows without this text are left out
+    opened_job: str = ""  # the job shown alone; empty: none
+    scroll_offset: int = 0  # hidden lines above the opened job or the help
+    is_help_open: bool = False
+    # By list: key of the row with the cursor, and number of the first visible row.
+    _cursors: dict[ListKind, str] = field(default_factory=dict)
+    _tops: dict[ListKind, int] = field(default_factory=lambda: dict.fromkeys(ListKind, 0))
+
+    def cursor_row(self, part: ListKind, rows: Sequence[ListRow]) -> int:
+        """Return the number of the row with the cursor, which follows its item as others come and go."""
+        key = self._cursors.get(part)
+        return next((number for number, row in enumerate(rows) if row.key == key), 0)
+
+    def first_visible_row(self, part: ListKind, rows: Sequence[ListRow], room: int) -> int:
+        """Return the number of the first visible row."""
+        self._tops[part] = first_visible(self.cursor_row(part, rows), len(rows), max(1, room), self._tops[part])
+        return self._tops[part]
+
+    def move_cursor(self, rows: Rows, by: int) -> None:
+        """Move down by *by* rows, or lines of a text."""
+        if self.opened_job or self.is_help_open:
+            self.scroll_offset = max(0, min(self.scroll_offset + by, END))
+            return
+        mine = rows[self.list_kind]
+        if mine:
+            number = self.cursor_row(self.list_kind, mine) + by
+            self._cursors[self.list_kind] = mine[max(0, min(number, len(mine) - 1))].key
+
+    def change_list(self, steps: int) -> None:
+        """Go to the next list, or with -1 to the previous one."""
+        self.list_kind = _PARTS[(_PARTS.index(self.list_kind) + steps) % len(_PARTS)]
+
+    def next_order(self, orders: Sequence[str]) -> None:
+        """Switch to the next order of the list."""
+        self.orders[self.list_kind] = (self.orders[self.list_kind] + 1) % len(orders)
+        self.reversed_lists.discard(self.list_kind)
+
+    def reverse_order(self) -> None:
+        """Reverse the order."""
+        self.reversed_lists ^= {self.list_kind}
+
+    def open_job(self, rows: Rows) -> None:
+        """Show the job under the cursor alone."""
+        jobs = rows[ListKind.JOBS]
+        if self.list_kind is ListKind.JOBS and jobs and not self.is_help_open:
+            self.opened_job, self.scroll_offset = jobs[self.cursor_row(ListKind.JOBS, jobs)].key, 0
+
+    def toggle_help(self) -> None:
+        """Toggle the help."""
+        self.is_help_open, self.scroll_offset = not self.is_help_open, 0
+
+    def go_back(self) -> None:
+        """Close what is open, or else clear the filter."""
+        if self.is_help_open or self.opened_job:
+            self.is_help_open, self.opened_job, self.scroll_offset = False, "", 0
+        else:
+            self.filter_text = ""

@@ -18,8 +18,8 @@ from cachefs.formatting import format_duration
 from cachefs_tools.cachectl.top.frame import DrawingArea, RenderedFrame, ShownNode, render_frame
 from cachefs_tools.cachectl.top.glyphs import Glyphs, glyphs_for
 from cachefs_tools.cachectl.top.history import RateHistory
-from cachefs_tools.cachectl.top.picture_source import PictureSource
-from cachefs_tools.cachectl.top.state import END, TopState
+from cachefs_tools.cachectl.top.lists import END, TopState
+from cachefs_tools.cachectl.top.picture import PictureSource
 
 # Seconds between checks for a new picture, and seconds without one after which the screen says so.
 _CHECK_SECONDS: Final = 0.2
