@@ -24,11 +24,9 @@ from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.origin_settings import origin_settings
 from cachefs_daemon.reporting.residency import Residency
-from cachefs_daemon.runtime.background import BackgroundWork
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
-from cachefs_daemon.store.tier_troubles import TierTroubles
 from cachefs_daemon.troubles import CachedValue, NodeExamination, Troubles
 
 MAINTENANCE_SECONDS: Final = 2.0
@@ -73,10 +71,9 @@ class Node:
                 storage, threads, self.catalog, snapshots, self.fetching, self.mounts, jobs, cluster.placement
             ),
         )
-        self._tier_troubles = TierTroubles(errors)
-        examination = NodeExamination(self.catalog, self.fetcher, self._tier_troubles, cluster.away_nodes)
-        self.troubles = Troubles(examination.examine, jobs.attribution.attribute_failed_reads)
-        waiting = CachedValue(lambda: jobs.attribution.waiting_rows(examination.waiting_stalls()))
+        self._examination = NodeExamination(self.catalog, self.fetcher, errors, cluster.away_nodes)
+        self.troubles = Troubles(self._examination.examine, jobs.attribution.attribute_failed_reads)
+        waiting = CachedValue(lambda: jobs.attribution.waiting_rows(self._examination.waiting_stalls()))
         self.jobs.report_troubles_of(self.troubles, waiting.get)
         self.residency = Residency(storage.index, storage.tiering, storage.planning.presence, storage.planning.plan)
         cluster.attach(
@@ -99,7 +96,7 @@ class Node:
                 fetches_ahead=config.prefetch.enabled,
             )
         )
-        self._background_work: list[BackgroundWork] = [
+        self._background_work: list[Callable[[], Coroutine[Any, Any, None]]] = [
             self._job_persistence.run,
             self._mount_persistence.run,
             self.content.warmup_persistence.run,
@@ -160,7 +157,7 @@ class Node:
             await self.catalog.forget_unused(self._reads.may_be_read)
 
     async def _check_tiers(self) -> None:
-        self._tier_troubles.check_tiers(self.storage.usage())
+        self._examination.check_tiers(self.storage.usage())
         self.troubles.all_troubles()  # records since when each trouble exists
 
     async def _check_snapshots(self) -> None:

@@ -26,6 +26,8 @@ from cachefs_daemon.fetch.waiting_reads import (
 )
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.ports import AwayNode
+from cachefs_daemon.runtime.error_log import ErrorLog
+from cachefs_daemon.store.storage import TierUsage
 from cachefs_daemon.store.tier_troubles import TierTrouble, TierTroubles
 
 # Seconds that a read has waited when it becomes a trouble.
@@ -168,22 +170,32 @@ class CachedValue(Generic[Value]):
         return self._made[1]
 
 
-@dataclass(frozen=True, slots=True)
 class NodeExamination:
     """Examines the parts of the node for troubles, and for reads that wait. Used on the event loop."""
 
-    catalog: Catalog
-    fetcher: Fetcher
-    tiers: TierTroubles
-    # Returns the nodes of the cluster that are not asked, or send no heartbeat, at a loop time.
-    away_nodes: Callable[[float], Iterable[AwayNode]]
+    def __init__(
+        self,
+        catalog: Catalog,
+        fetcher: Fetcher,
+        errors: ErrorLog,
+        away_nodes: Callable[[float], Iterable[AwayNode]],
+    ) -> None:
+        """away_nodes: returns the nodes of the cluster that are not asked, or send no heartbeat, at a loop time."""
+        self._catalog = catalog
+        self._fetcher = fetcher
+        self._tiers = TierTroubles(errors)
+        self._away_nodes = away_nodes
+
+    def check_tiers(self, tiers: Iterable[TierUsage]) -> None:
+        """Examine the tiers, some of which may have got a problem, or have none any more."""
+        self._tiers.check_tiers(tiers)
 
     def examine(self) -> TroubleInputs:
         """Return the state of the parts."""
         now = asyncio.get_running_loop().time()
         servers: dict[int, ServerWithDatasets] = {}
         datasets: dict[str, str] = {}
-        for dataset in self.catalog:
+        for dataset in self._catalog:
             endpoint, known = dataset.origin.endpoint, [one.id for one in dataset.record.snapshots]
             datasets |= dict.fromkeys(known, dataset.record.name)
             if id(endpoint) not in servers:  # many datasets may share one, and its status takes a microsecond
@@ -191,11 +203,11 @@ class NodeExamination:
             servers[id(endpoint)].snapshots.extend(known)
         return TroubleInputs(
             servers=list(servers.values()),
-            reads=self.fetcher.waiting_reads(now - NOTICE_SECONDS),
+            reads=self._fetcher.waiting_reads(now - NOTICE_SECONDS),
             loop_now=now,
-            failures=self.fetcher.failures.latest_first(),
-            nodes=list(self.away_nodes(now)),
-            tiers=self.tiers.current,
+            failures=self._fetcher.failures.latest_first(),
+            nodes=list(self._away_nodes(now)),
+            tiers=self._tiers.current,
             datasets=datasets,
         )
 
@@ -204,7 +216,7 @@ class NodeExamination:
         now = asyncio.get_running_loop().time()
         return [
             Stall(one.key, now - one.since, f"peer {one.peers[0]}" if one.peers else "origin")
-            for one in self.fetcher.waiting_reads(now)
+            for one in self._fetcher.waiting_reads(now)
             if not one.is_for_peer
         ]
 

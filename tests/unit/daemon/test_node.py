@@ -77,8 +77,7 @@ def test_the_status_of_a_server_is_taken_once_for_all_its_datasets() -> None:
         for number in range(6)
     ]
     reads = SimpleNamespace(waiting_reads=lambda since: [], failures=SimpleNamespace(latest_first=list))
-    tiers: Any = SimpleNamespace(current=[])
-    examination = NodeExamination(cast(Any, datasets), cast(Any, reads), tiers, NO_CLUSTER.away_nodes)
+    examination = NodeExamination(cast(Any, datasets), cast(Any, reads), ErrorLog(), NO_CLUSTER.away_nodes)
 
     async def find() -> TroubleInputs:
         return examination.examine()
