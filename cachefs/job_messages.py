@@ -190,7 +190,7 @@ class ReadaheadView(Message, frozen=True):
     # Name of the dataset; "" where it was removed.
     dataset: str
     snapshot: str
-    # One of cachefs.planning.prefetch.readahead_counters.ReadaheadRule.
+    # One of cachefs.planning.prefetch.readahead_budget.ReadaheadRule.
     rule: str
     counts: ReadaheadCounts
 

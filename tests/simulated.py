@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.policies import EvictionPolicy
-from cachefs.planning.eviction.policies.use_order import UseOrder
+from cachefs.planning.eviction.policies.lru import UseOrder
 from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
 from cachefs.planning.sequences.plan import Plan
 

@@ -21,14 +21,13 @@ from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.blocks.space import BlockSpace, Samples
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.cluster.rendezvous import RingMember as Placed
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.simulated_tiers import SimulatedTier
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
-from cachefs.planning.prefetch.latency import FetchLatency
+from cachefs.planning.prefetch.fetch_window import FetchLatency
 from cachefs.planning.prefetch.lookahead import UpcomingBlock
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order

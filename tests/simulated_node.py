@@ -19,7 +19,7 @@ from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.simulated_tiers import SimulatedTier
 from cachefs.planning.prefetch.fetch_plan import FetchBatch, FetchLimits, FetchPlan
-from cachefs.planning.prefetch.latency import FetchLatency
+from cachefs.planning.prefetch.fetch_window import FetchLatency
 from cachefs.planning.prefetch.lookahead import UpcomingBlock
 from cachefs.planning.sequences.follower import SequenceFollower, observe_reads
 from cachefs.planning.sequences.plan import Plan

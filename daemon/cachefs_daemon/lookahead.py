@@ -4,8 +4,7 @@ caches; and connects them with the reports of mounts, which drive them."""
 import time
 from dataclasses import dataclass
 
-from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
-from cachefs.planning.prefetch.promotion_plan import PromotionPlan
+from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan, PromotionPlan
 from cachefs_daemon.config import Config
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots

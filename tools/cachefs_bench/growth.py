@@ -23,10 +23,9 @@ from xxhash import xxh3_64_intdigest
 
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.copies import capacity_by_node, epochs_ahead, next_holders
-from cachefs.planning.cluster.first_reads import FirstReads
+from cachefs.planning.cluster.first_reads import FirstReads, RemoteEpochReads
 from cachefs.planning.cluster.homes import BlockHomes
 from cachefs.planning.cluster.ownership import owned_now
-from cachefs.planning.cluster.remote_reads import RemoteEpochReads
 from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 from cachefs.planning.cluster.scale import local_share
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order

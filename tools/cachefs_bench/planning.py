@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.blocks.space import BlockSpace, Ids, Samples
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.simulated_tiers import SimulatedTier
 from cachefs.planning.prefetch.lookahead import Lookahead

@@ -1,10 +1,16 @@
 """Homes of all blocks of a snapshot, and of their second copies, updated as members come and go.
 
-The best score of each block is kept. A new member is therefore compared with that score alone, and only the blocks of a
-member that left are compared again with all members.
+`BlockHomes` keeps the best score of each block. A new member is therefore compared with that score alone, and only the
+blocks of a member that left are compared again with all members.
+
+`blocks_at_home` and `candidate_nodes` find the blocks that have their home on a node, and the other nodes that may have
+blocks this node lacks. They work in parts of a million blocks, so that intermediate results take some 40 MB however
+many blocks there are. `member_shares` and `ring_diff` measure each member's share of all blocks, and the blocks that
+move when the members change, on a sample of as many blocks as a medium-sized dataset has.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -12,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.rendezvous import Hashes, RingMember, Scores, draws, score_of, scores
+from cachefs.planning.cluster.rendezvous import Hashes, RingMember, Scores, draws, mix_bits, score_of, scores
 
 # Per block: a member, as its index in the list of members, or NO_NODE. Shape (blocks,), uint16.
 NodeNumbers = npt.NDArray[np.uint16]
@@ -22,6 +28,10 @@ MAX_MEMBERS: Final = NO_NODE
 
 # Blocks per part, so that intermediate results stay in a processor's cache: twice as fast as a million at once.
 _BLOCKS_PER_PART: Final = 1 << 14
+# Blocks of the sample: with 8 members the shares are exact to 0.7 %, with 1,000 to 9 %, as for a real dataset of that
+# size.
+SAMPLED_BLOCKS: Final = 1 << 17
+_BLOCKS_PER_PASS: Final = 1 << 20
 
 
 class BlockHomes:
@@ -167,3 +177,138 @@ def reindex_nodes(nodes: NodeNumbers, before: Sequence[str], after: Sequence[str
         renumbered[number] = places.get(name, NO_NODE)
     moved: NodeNumbers = renumbered.take(nodes, mode="clip")
     return moved
+
+
+@dataclass(frozen=True, slots=True)
+class MemberShare:
+    """One member's share. Parts of all blocks, 0 to 1."""
+
+    member: RingMember
+    # Part expected from its weight.
+    ideal: float
+    # Part whose home it is.
+    homes: float
+    # Part whose second copy it has.
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChange:
+    """The change for one member. Parts of all blocks, 0 to 1, each block counted once."""
+
+    member: RingMember
+    # Part whose home it is: before and after.
+    before: float
+    after: float
+    # Part whose home it becomes, and ceases to be.
+    gets: float
+    gives: float
+
+
+@dataclass(frozen=True, slots=True)
+class RingDiff:
+    """The blocks that a change of members would move."""
+
+    # By id, of the members before and after.
+    changes: Sequence[MemberChange]
+    # Part of all blocks whose home changes.
+    moved: float
+    # Least part that must move: the sum of the members' deficits to their ideal shares.
+    least: float
+
+
+def member_shares(members: Sequence[RingMember], replicas: int = 1) -> list[MemberShare]:
+    """Return the share of each member, by id. Raises ValueError for two with one id."""
+    homes = BlockHomes(_sample_hashes(), replicas)
+    homes.set_members(members)
+    total = sum(one.weight for one in members)
+    first, second = _parts(homes.first, len(members)), _parts(homes.second, len(members))
+    return [
+        MemberShare(one, one.weight / total, first[number], second[number]) for number, one in enumerate(homes.members)
+    ]
+
+
+def ring_diff(before: Sequence[RingMember], after: Sequence[RingMember]) -> RingDiff:
+    """Return what moves when the members *before* become the members *after*. Raises ValueError for two with one id."""
+    homes = BlockHomes(_sample_hashes())
+    homes.set_members(before)
+    everyone = {one.id: one for one in (*before, *after)}
+    ids = sorted(everyone)
+    old = reindex_nodes(homes.first, [one.id for one in homes.members], ids)
+    homes.set_members(after)
+    new = reindex_nodes(homes.first, [one.id for one in homes.members], ids)
+    moved = old != new
+    had, has = _parts(old, len(ids)), _parts(new, len(ids))
+    gets, gives = _parts(new[moved], len(ids), len(old)), _parts(old[moved], len(ids), len(old))
+    changes = [
+        MemberChange(everyone[name], had[number], has[number], gets[number], gives[number])
+        for number, name in enumerate(ids)
+    ]
+    total = sum(one.weight for one in after)
+    ideal = {one.id: one.weight / total for one in after}
+    least = sum(max(0.0, ideal.get(name, 0.0) - had[number]) for number, name in enumerate(ids))
+    return RingDiff(changes, float(moved.mean()), least)
+
+
+def _sample_hashes() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return hashes like those of blocks: shape (SAMPLED_BLOCKS,), uint64."""
+    return mix_bits(np.arange(1, SAMPLED_BLOCKS + 1, dtype=np.uint64))
+
+
+def _parts(nodes: np.ndarray[tuple[int], np.dtype[np.uint16]], members: int, of: int | None = None) -> list[float]:
+    """Return for each member its part of *nodes*, relative to their number or to *of*."""
+    counts = np.bincount(nodes[nodes != NO_NODE], minlength=members)
+    return [count / (of or max(1, len(nodes))) for count in counts.tolist()]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeCandidates:
+    """One candidate node for each of some blocks."""
+
+    # Ids of the nodes that the numbers stand for.
+    ids: tuple[str, ...]
+    # Indices in *ids*, NO_NODE where there is none: shape (n,), uint16.
+    nodes: NodeNumbers
+
+    def select(self, indices: npt.NDArray[np.integer]) -> "NodeCandidates":
+        """Return the candidates of some of the blocks. indices: shape (m,)."""
+        return NodeCandidates(self.ids, self.nodes[indices])
+
+    def are_among(self, ids: "set[str] | frozenset[str]") -> npt.NDArray[np.bool_]:
+        """Return for each block whether its candidate is one of these nodes: shape (n,), bool."""
+        marks = np.array([one in ids for one in self.ids] + [False])
+        found: npt.NDArray[np.bool_] = marks.take(self.nodes, mode="clip")
+        return found
+
+
+def blocks_at_home(hashes: Hashes, members: Sequence[RingMember], me: str, replicas: int) -> npt.NDArray[np.bool_]:
+    """Return which blocks have their home, or that of their second copy, on member *me*: shape (blocks,), bool.
+
+    hashes: of all blocks, see cachefs.planning.cluster.rendezvous; replicas: 1 or 2. All False where *me* is no member.
+    """
+    found = np.zeros(len(hashes), np.bool_)
+    for start in range(0, len(hashes) if any(one.id == me for one in members) else 0, _BLOCKS_PER_PASS):
+        homes = BlockHomes(hashes[start : start + _BLOCKS_PER_PASS], replicas)
+        homes.set_members(members)
+        number = [one.id for one in homes.members].index(me)
+        found[start : start + _BLOCKS_PER_PASS] = (homes.first == number) | (homes.second == number)
+    return found
+
+
+def candidate_nodes(hashes: Hashes, rings: Sequence[Sequence[RingMember]], replicas: int) -> list[NodeCandidates]:
+    """Return for each ring the home of each block, and with two *replicas* also that of its second copy, in the order
+    of the rings. Rings without members are left out. hashes: shape (blocks,), uint64."""
+    rings = [sorted(ring, key=lambda one: one.id) for ring in rings if ring]
+    copies = min(replicas, 2)
+    found = [np.full((copies, len(hashes)), NO_NODE, np.uint16) for _ in rings]
+    for start in range(0, len(hashes), _BLOCKS_PER_PASS):
+        homes = BlockHomes(hashes[start : start + _BLOCKS_PER_PASS], replicas)
+        for ring, nodes in zip(rings, found, strict=True):
+            homes.set_members(ring)
+            for row, chosen in zip(nodes, (homes.first, homes.second), strict=False):
+                row[start : start + _BLOCKS_PER_PASS] = chosen
+    return [
+        NodeCandidates(tuple(one.id for one in ring), row)
+        for ring, nodes in zip(rings, found, strict=True)
+        for row in nodes
+    ]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cachefs.planning.eviction.policies import EvictionPolicy
-from cachefs.planning.eviction.policies.use_order import UseOrder
+from cachefs.planning.eviction.policies.lru import UseOrder
 
 
 class EvictedBlock(NamedTuple):

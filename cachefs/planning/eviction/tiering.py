@@ -13,8 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from cachefs.block import MEMORY
 from cachefs.planning.blocks.presence import Presence, state_in_tier
 from cachefs.planning.eviction.policies import EvictionPolicy
-from cachefs.planning.eviction.policies.lru import Lru
-from cachefs.planning.eviction.policies.use_order import UseOrder
+from cachefs.planning.eviction.policies.lru import Lru, UseOrder
 from cachefs.planning.eviction.quotas import Quotas
 
 # Least room made at once: 1/1024 of the tier, or of a small one up to 2 MiB: to evict blocks of 110 KB one by one takes

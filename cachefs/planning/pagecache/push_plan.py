@@ -2,26 +2,28 @@
 
 The soonest reads come first, into free room. Once the budget is full, blocks read last are evicted for blocks read
 sooner. Dropped pages make room only when the pusher reports that they are gone, so that the pages never exceed the
-budget; a little is kept free so that orders need not wait for that.
+budget; a little is kept free so that commands need not wait for that.
+
+The plan returns `PageCommand`s for the pusher: small records over arrays. `UnplannedPages` keeps the pages that were
+pushed under an earlier daemon, of snapshots that are in no plan yet.
 """
 
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import Presence
-from cachefs.planning.blocks.space import Ids
+from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.pagecache.model import PageCacheModel
-from cachefs.planning.pagecache.page_commands import FileBlocks, PageAction, PageCommand
 from cachefs.planning.pagecache.push_lookahead import DueBlocks, PushLimits, PushLookahead, PushReader
 from cachefs.planning.pagecache.states import Blocks, PageStates, bytes_of
-from cachefs.planning.pagecache.unplanned_pages import UnplannedPages
 from cachefs.planning.sequences.plan import Plan
 
 # Most open orders and bytes of a pusher: enough to be busy while a report travels, few enough for a change of plan. On
@@ -60,6 +62,85 @@ SAMPLED_BLOCKS: Final = 1 << 16
 FOLLOW_SECONDS_PER_BLOCK: Final = 1e-6
 # Weight of a new observation of the time that an order takes.
 _LATENCY_WEIGHT: Final = 0.2
+
+
+class PageAction(StrEnum):
+    """The action on the pages of an order's blocks."""
+
+    STORE = "store"
+    DROP = "drop"
+    CHECK = "check"  # after an earlier store: store pages again that the kernel has reclaimed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileBlocks:
+    """Blocks of one snapshot, named by their files. Unlike block numbers these names need no block space."""
+
+    snapshot: str
+    entries: npt.NDArray[np.int64]  # entry of the file in the snapshot, shape (n,)
+    numbers: npt.NDArray[np.int64]  # number of the block within its file, shape (n,)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def split(self, count: int) -> "tuple[FileBlocks, FileBlocks]":
+        """Return the first *count* blocks, and the rest."""
+        return (
+            FileBlocks(self.snapshot, self.entries[:count], self.numbers[:count]),
+            FileBlocks(self.snapshot, self.entries[count:], self.numbers[count:]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageCommand:
+    """An action on the pages of some blocks, in their order."""
+
+    serial: int  # identifies the order in reports
+    action: PageAction
+    files: FileBlocks  # the blocks
+    ids: Ids | None  # the same blocks by their numbers, int32; None where their snapshot is in no plan
+    size: int  # bytes that may come into the page cache: 0 unless pages are to be stored
+    decided_at: float  # time of the decision, in seconds
+
+
+class UnplannedPages:
+    """The pages are kept for a while, since a job that continues after a restart of the daemon soon has a plan again,
+    and then dropped. Their bytes are unknown, as sizes are in the plan's spaces."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, FileBlocks] = {}  # by snapshot
+        self._until = math.inf  # seconds until which a plan may claim the pages
+
+    def __bool__(self) -> bool:
+        return bool(self._files)
+
+    def replace_pages(self, held: Iterable[FileBlocks], until: float) -> None:
+        """Replace the leftovers by the pages that a pusher reports. until: seconds, after which they are dropped."""
+        self._files = {files.snapshot: files for files in held}
+        self._until = until
+
+    def claim_planned(self, spaces: Mapping[str, BlockSpace]) -> Iterator[Blocks]:
+        """Yield and remove the leftovers of snapshots that have a space, by block numbers."""
+        for snapshot in self._files.keys() & spaces.keys():
+            yield Blocks(snapshot, _block_numbers(self._files.pop(snapshot), spaces[snapshot]))
+
+    def take_overdue(self, count: int, now: float) -> FileBlocks | None:
+        """Return and remove at most *count* overdue blocks of one snapshot, to be dropped; None where there are
+        none."""
+        if not self._files or now <= self._until:
+            return None
+        snapshot, files = self._files.popitem()
+        first, rest = files.split(count)
+        if len(rest):
+            self._files[snapshot] = rest
+        return first
+
+
+def _block_numbers(files: FileBlocks, space: BlockSpace) -> Ids:
+    """Return the numbers of the blocks in *space*, in ascending order, without those that it does not have."""
+    starts, ids = space.blocks_of(files.entries)
+    wanted = starts[:-1] + files.numbers
+    return np.unique(ids[wanted[wanted < starts[1:]]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachefs.planning.prefetch.areas import ACTIVE_SECONDS, IDLE_SECONDS, MAX_PLACES, ActiveArea, Area, CandidateArea
-from cachefs.planning.prefetch.readahead_budget import ReadaheadBudget
-from cachefs.planning.prefetch.readahead_counters import ReadaheadCounters, ReadaheadRule
+from cachefs.planning.prefetch.readahead_budget import ReadaheadBudget, ReadaheadCounters, ReadaheadRule
 from cachefs.planning.prefetch.streams import FileBlockName
 
 # Bytes of unread guesses for reads in order that a snapshot may have before any guess was right.

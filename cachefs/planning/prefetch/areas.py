@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs.planning.prefetch.readahead_counters import ReadaheadRule
+from cachefs.planning.prefetch.readahead_budget import ReadaheadRule
 
 # Factor on the read bytes, times the part of the area that was read: most bytes that may be fetched and unread.
 READAHEAD_FACTOR: Final = 5

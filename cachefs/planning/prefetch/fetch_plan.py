@@ -4,39 +4,51 @@ Into free room, blocks are fetched as far ahead as the plan goes. Where other bl
 fetched no further ahead than Little's law asks for: what is read during the latency of a fetch, times a safety factor.
 A later eviction could choose better, since each block that is read meanwhile is needed only in the next epoch. Blocks
 are fetched further ahead only where the origins' bandwidth would not suffice later (see
-cachefs.planning.prefetch.backlog). Therefore no step evicts a block that is needed sooner than the fetched block.
+cachefs.planning.prefetch.fetch_window). Therefore no step evicts a block that is needed sooner than the fetched block.
 
 Blocks in the page cache of their reader are not fetched at all, while their pages were seen there recently (see
-PageCacheModel.has in cachefs.planning.pagecache.model).
+PageCacheModel.has in cachefs.planning.pagecache.model). Blocks that could not be fetched a moment ago wait
+(`BlockBackoff`).
 
 In a cluster, only blocks that are this node's to keep (see cachefs.planning.cluster.ownership) are fetched that far
 ahead. Copies of other nodes' blocks are fetched within the window only, and no longer ahead than transfers between
 nodes need: they would take the room of blocks of which the cluster has no other. Where the other node must first fetch
 a block from the origin, it does so ahead by itself, as it knows the block's readers.
+
+`PromotionPlan` decides which blocks of the SSD tier to bring nearer to their readers in advance. Into free room of the
+memory tier, blocks are copied as far ahead as the plan goes. Beyond that, they are read into the kernel's page cache
+shortly before they are needed, so that the mount's read does not wait. A copy into a full memory tier would push as
+much back to the SSD, and write the whole dataset to it in every epoch.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.presence import ABSENT, Presence
+from cachefs.planning.blocks.presence import ABSENT, IN_SSD, Presence
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.ownership import Ownership
-from cachefs.planning.prefetch import backlog
-from cachefs.planning.prefetch.backlog import Backlog
-from cachefs.planning.prefetch.bandwidth import Bandwidth
-from cachefs.planning.prefetch.block_backoff import BlockBackoff
-from cachefs.planning.prefetch.latency import FetchLatency
-from cachefs.planning.prefetch.learned_window import LearnedWindow
+from cachefs.planning.prefetch import fetch_window
+from cachefs.planning.prefetch.fetch_window import Backlog, Bandwidth, FetchLatency, LearnedWindow
 from cachefs.planning.prefetch.lookahead import BlockName, Lookahead, UpcomingBlock
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import Seconds
 
+# Seconds ahead of the readers that blocks are read into the page cache.
+WINDOW_SECONDS: Final = 1.0
+# Most blocks returned at once.
+MAX_BLOCKS: Final = 256
+# Seconds until a block that no tier took is requested again.
+REFUSED_SECONDS: Final = 1.0
+# Bounds of the seconds until a block that could not be fetched is requested again.
+MIN_FAILED_SECONDS: Final = 1.0
+MAX_FAILED_SECONDS: Final = 30.0
+_GROWTH: Final = 1.1
 # Most seconds ahead of the readers within which other blocks are evicted for fetched ones. Only a backlog may need
 # more.
 MAX_WINDOW_SECONDS: Final = 60.0
@@ -50,6 +62,74 @@ REFRESH_SECONDS: Final = 1.0
 # Part of the limit of blocks in flight from which the origins count as fully used. Below 1, as a finished fetch leaves
 # its place free until the next step: with an origin that is too slow, 34 to 48 of 48 are in flight.
 BUSY_SHARE: Final = 0.75
+
+
+class PromotionPlan:
+    """Chooses the blocks of the SSD tier to copy to memory, and those to read ahead."""
+
+    def __init__(self, plan: Plan, presence: Presence, page_cache_bytes: int) -> None:
+        """page_cache_bytes: most bytes that are read ahead at once."""
+        self._plan = plan
+        self._presence = presence
+        self._page_cache_bytes = page_cache_bytes
+        self._for_memory = Lookahead(plan, IN_SSD)  # for free room
+        self._for_page_cache = Lookahead(plan, IN_SSD)  # for the page cache
+        self._refreshed_at = -math.inf  # time of the last `refresh`
+
+    def refresh(self, now: float) -> None:
+        """Consider returned blocks again, once a second. To be called before each step. now: monotonic seconds."""
+        if now - self._refreshed_at > REFRESH_SECONDS:
+            self._refreshed_at = now
+            self._for_memory.rewind()
+            self._for_page_cache.rewind()
+
+    def choose_for_memory(self, free: int) -> list[bytes]:
+        """Return keys of blocks to copy into *free* bytes of the memory tier, soonest first."""
+        if free <= 0:
+            return []
+        return self._keys(self._for_memory.take_blocks(self._presence.states, math.inf, MAX_BLOCKS, free))
+
+    def choose_for_page_cache(self, margin: float) -> list[bytes]:
+        """Return keys of blocks to read ahead, soonest first. margin: seconds by which readers may be ahead of their
+        places in the plan."""
+        return self._keys(
+            self._for_page_cache.take_blocks(
+                self._presence.states, margin + WINDOW_SECONDS, MAX_BLOCKS, self._page_cache_bytes
+            )
+        )
+
+    def _keys(self, found: Sequence[UpcomingBlock]) -> list[bytes]:
+        return [self._plan.spaces[one.snapshot].key(one.number) for one in found]
+
+
+class BlockBackoff:
+    """The pauses of blocks. Consecutive failures lengthen the pauses of further failures, until a fetch succeeds."""
+
+    def __init__(self) -> None:
+        self._until: dict[BlockName, float] = {}  # end of each pause, in monotonic seconds
+        self._after_failure = MIN_FAILED_SECONDS  # pause of the next failing block, in seconds
+
+    @property
+    def paused(self) -> KeysView[BlockName]:
+        """Blocks that pause, as of the last `forget_expired`."""
+        return self._until.keys()
+
+    def pause_refused(self, name: BlockName, now: float) -> None:
+        """Pause a block that no tier took, as it would have been evicted for one that is needed sooner."""
+        self._until[name] = now + REFUSED_SECONDS
+
+    def pause_failed(self, name: BlockName, now: float) -> None:
+        """Pause a block that could not be fetched."""
+        self._until[name] = now + self._after_failure
+        self._after_failure = min(MAX_FAILED_SECONDS, _GROWTH * self._after_failure)
+
+    def reset(self) -> None:
+        """Reset the backoff after a successful fetch: the origins work again."""
+        self._after_failure = MIN_FAILED_SECONDS
+
+    def forget_expired(self, now: float) -> None:
+        """Forget the pauses that are over at *now*."""
+        self._until = {name: until for name, until in self._until.items() if until > now}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +225,7 @@ class FetchPlan:
         self._for_free_room.rewind()
         self._backoff.forget_expired(now)
         self._bandwidth.measure(delivered, now)
-        self._backlog = backlog.find_backlog(
+        self._backlog = fetch_window.find_backlog(
             self._plan, self._presence.states, self._bandwidth.value, self._window, self._ownership, self._cached_filter
         )
         self._for_backlog.rewind()

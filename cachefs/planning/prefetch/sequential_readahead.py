@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.planning.prefetch.readahead_budget import ReadaheadBudget
-from cachefs.planning.prefetch.readahead_counters import ReadaheadCounters, RuleCounts
+from cachefs.planning.prefetch.readahead_budget import ReadaheadBudget, ReadaheadCounters, RuleCounts
 from cachefs.planning.prefetch.repeated_order import RepeatedOrder
 from cachefs.planning.prefetch.streams import MAX_BYTES_AHEAD, FileBlockName, ReadStream, StreamBlock, StreamOrder
 

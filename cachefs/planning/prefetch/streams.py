@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from cachefs.planning.prefetch.readahead_budget import ReadaheadBudget
-from cachefs.planning.prefetch.readahead_counters import ReadaheadRule
+from cachefs.planning.prefetch.readahead_budget import ReadaheadBudget, ReadaheadRule
 
 # Blocks that a stream has ahead of its reader, at first and at most; and most bytes.
 MIN_BLOCKS_AHEAD: Final = 4

@@ -1,4 +1,4 @@
 """Requests to one server: how many at once, how many per second, when one is sent twice, and how large they are.
 
-`concurrency`, `request_rate`, `recent_times`, `hedging` and `throughput_fit` are independent of each other.
+`request_limits`, `request_times` and `receive_window` are independent of each other.
 """

@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.scheduling.cluster_facts import ClusterFacts
-from cachefs.planning.scheduling.estimates import estimates
+from cachefs.planning.scheduling.estimates import estimates, total_cost
 from cachefs.planning.scheduling.facts import SHARDS, JobRequest
-from cachefs.planning.scheduling.scores import total_cost
 from cachefs.planning.scheduling.spread import NodeValues
 
 # Most candidates considered in detail: those that save most alone. 4,096 ranks then take under a second.

@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.scheduling.expected_spread import ExpectedSpread, SnapshotReaders
 from cachefs.planning.scheduling.facts import MAX_NODES, Links, NodeCopy, NodeFacts, SnapshotFacts
-from cachefs.planning.scheduling.spread import LEVELS, NodeValues, Rows, Spread
+from cachefs.planning.scheduling.spread import LEVELS, ExpectedSpread, NodeValues, Rows, SnapshotReaders, Spread
 
 # Seconds.
 GRACE_SECONDS: Final = 60.0

@@ -1,27 +1,166 @@
-"""Finds the cached copies of a snapshot, and how many jobs may read each at once.
+"""Cached copies of a snapshot: how many jobs may read each at once, where another is made, and when copies are evicted.
 
 A **cached copy** is a set of nodes that together have at least ENOUGH_HELD of the snapshot: a single node with that
 much; or else the remaining nodes of a zone; or else the remaining nodes of all zones. Each node belongs to one copy at
 most. A job reads one copy: the one on whose nodes most of it runs, or else the one with the fewest jobs.
 
 The limit is the number of jobs that may read a copy at once. There is always at least one copy: where no node has the
-data yet, the first jobs make it.
+data yet, the first jobs make it. `plan_clone` plans another copy of a snapshot whose copies are all busy: on which
+nodes, and how long it takes to make.
+
+`expired_evictions` and `evictions_for_room` decide what to evict from nodes when jobs have ended, by the rule of each
+dataset: nothing (the default, and for pinned data), data unread for some time (TTL), or the data read least recently
+when room is needed. Data that a running job reads, and pinned data, stay in any case. A node's tiers evict by
+themselves; these rules are for an administrator who wants datasets to go as wholes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
-from cachefs.planning.scheduling.cluster_facts import ClusterFacts
-from cachefs.planning.scheduling.spread import Rows
+from cachefs.planning.scheduling.cluster_facts import GRACE_SECONDS, ClusterFacts
+from cachefs.planning.scheduling.estimates import estimates
+from cachefs.planning.scheduling.facts import JobRequest, NodeFacts
+from cachefs.planning.scheduling.spread import NodeValues, Rows
 
+# Most nodes of one copy. A snapshot that needs more is not cloned.
+MAX_NODES_OF_COPY: Final = 64
 # Part of a snapshot: a job that finds this much does not notice what is missing.
 ENOUGH_HELD: Final = 0.9
 # Tolerance, as parts of nodes and of their shards are rounded differently.
 _TOLERANCE: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningRule:
+    """The rule for a snapshot that no job reads."""
+
+    kind: Literal["keep", "pin", "ttl", "lru"] = "keep"
+    # For "ttl": seconds since the last read.
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind == "ttl" and not self.seconds > 0:
+            raise ValueError(f"a TTL is a number of seconds above 0, not {self.seconds}")
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """An advised eviction of a snapshot from a node."""
+
+    node: str
+    snapshot: str
+    bytes: int
+    # The reason, as text.
+    reason: str
+
+
+def expired_evictions(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tuple[Eviction, ...]:
+    """Return the evictions of data unread for longer than their rules allow. rules: by snapshot; "keep" where missing.
+
+    A node without a report for longer than the TTL is skipped, as its data may have been read meanwhile. A healthy node
+    may be silent for half a minute, so a shorter TTL does not skip it.
+    """
+    return tuple(
+        Eviction(node.name, snapshot, copy.bytes, f"no reader has used it for {copy.idle + node.age:,.0f} s")
+        for node in nodes
+        for snapshot, copy in node.copies.items()
+        if (rule := rules.get(snapshot)) is not None
+        and rule.kind == "ttl"
+        and copy.idle > rule.seconds
+        and node.age <= max(rule.seconds, GRACE_SECONDS)
+        and _is_evictable(node, snapshot)
+    )
+
+
+def evictions_for_room(
+    node: NodeFacts, wanted: int, rules: Mapping[str, CleaningRule], keep: str = ""
+) -> tuple[Eviction, ...]:
+    """Return evictions that make *wanted* bytes fit on the node: "lru" and "ttl" data, least recently read first, and
+    no more than needed. Empty where all of them would not suffice. keep: the snapshot that needs the room, never
+    evicted."""
+    lacking = wanted - (node.capacity - node.used)
+    found: list[Eviction] = []
+    oldest = sorted(node.copies, key=lambda snapshot: (-node.copies[snapshot].idle, snapshot))
+    for snapshot in oldest:
+        if lacking <= 0:
+            break
+        kind = rules.get(snapshot, CleaningRule()).kind
+        size = node.copies[snapshot].bytes
+        if kind in ("lru", "ttl") and size and snapshot != keep and _is_evictable(node, snapshot):
+            why = f"read least recently ({node.copies[snapshot].idle:,.0f} s ago), and room is needed"
+            found.append(Eviction(node.name, snapshot, size, why))
+            lacking -= size
+    return tuple(found) if lacking <= 0 else ()
+
+
+def _is_evictable(node: NodeFacts, snapshot: str) -> bool:
+    return not node.copies[snapshot].pinned and not node.jobs.get(snapshot)
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A copy that could be made."""
+
+    # One node, or nodes of one zone that together have room.
+    nodes: tuple[str, ...]
+    # Bytes that each will have, including those that it has already.
+    bytes: tuple[int, ...]
+    # Bytes to transfer, and the seconds that takes.
+    missing_bytes: int
+    seconds: float
+
+
+def plan_clone(job: JobRequest, candidates: Sequence[str], cluster: ClusterFacts) -> Clone | None:
+    """Return the copy that can be made soonest; None where no zone has room.
+
+    candidates: nodes that may hold the copy and could run the job, without the nodes of existing copies. One node is
+    preferred over several, since all reads are then local; among nodes with room, the one that has the copy first, such
+    as one that has a part already, or a fast link to the holders.
+    """
+    spread = cluster.spread(job.snapshot)
+    names = list(dict.fromkeys(candidates))
+    rows = cluster.rows(names)
+    held = spread.held_share(rows) * spread.size * cluster.trust(rows)
+    room = np.where(cluster.are_up(rows), np.maximum(cluster.room(rows), held), 0.0)
+    lacking = np.maximum(spread.size - held, 0.0)
+    alone = JobRequest(job.id, job.snapshot)
+    # Seconds to fetch everything missing, for each node alone.
+    seconds = estimates(alone, names, cluster).first_load if names else np.zeros(0)
+    fitting = np.flatnonzero(room >= spread.size)
+    if len(fitting):
+        best = int(fitting[np.argmin(seconds[fitting])])
+        return Clone((names[best],), (spread.size,), round(float(lacking[best])), float(seconds[best]))
+    best_group = None
+    zones = cluster.zones_of(rows)
+    for zone in dict.fromkeys(zones.tolist()):
+        group = np.flatnonzero((zones == zone) & (room > 0))
+        group = group[np.argsort(-room[group], kind="stable")][:MAX_NODES_OF_COPY]
+        enough = int(np.searchsorted(np.cumsum(room[group]), spread.size)) + 1
+        if enough <= len(group):
+            made = _clone_over_nodes(names, group[:enough].tolist(), room, held, seconds, spread.size)
+            if best_group is None or made.seconds < best_group.seconds:
+                best_group = made
+    return best_group
+
+
+def _clone_over_nodes(
+    names: Sequence[str], group: list[int], room: NodeValues, held: NodeValues, seconds: NodeValues, size: int
+) -> Clone:
+    """Return a copy over several nodes, each with a part in proportion to its room."""
+    parts = room[group] * size / room[group].sum()
+    lacking = np.maximum(parts - held[group], 0.0)
+    # All nodes fetch their parts at the same time.
+    each = seconds[group] * lacking / np.maximum(size - held[group], 1.0)
+    return Clone(
+        tuple(names[place] for place in group),
+        tuple(np.floor(parts).astype(np.int64).tolist()),
+        round(float(lacking.sum())),
+        float(each.max()),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ import numpy as np
 
 from cachefs.planning.scheduling.cluster_facts import GRACE_SECONDS, ClusterFacts
 from cachefs.planning.scheduling.copies import cached_copies
-from cachefs.planning.scheduling.estimates import estimates
+from cachefs.planning.scheduling.estimates import estimates, score_nodes
 from cachefs.planning.scheduling.facts import Estimate, JobRequest
-from cachefs.planning.scheduling.scores import score_nodes
 
 # Most rows of a table.
 MAX_ROWS: Final = 1000

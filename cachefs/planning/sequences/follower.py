@@ -19,8 +19,6 @@ import numpy.ma  # np.unique imports it on first use, which would take 7 to 40 m
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.sequences.epoch import UNKNOWN_READ, PlannedEpoch
-from cachefs.planning.sequences.observed_share import ObservedShare
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.rate import ReadRate
 from cachefs.planning.sequences.search import (
@@ -29,9 +27,11 @@ from cachefs.planning.sequences.search import (
     NO_CLUSTER,
     VERDICT_READS,
     Evidence,
+    ObservedShare,
     ReadCluster,
     find_densest,
 )
+from cachefs.planning.sequences.timeline import UNKNOWN_READ, PlannedEpoch
 from cachefs.planning.sequences.tripwires import MAX_MISSING, FarTripwires, are_tripwires, next_tripwires
 
 # Reads that are judged together, and most parts into which a report is divided.

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import BlockSpace, Ids, Numbers
-from cachefs.planning.sequences.epoch import PlannedEpoch
-from cachefs.planning.sequences.timeline import ConsumerTimeline, KnownFuture, ReadWindow, Seconds
+from cachefs.planning.sequences.timeline import ConsumerTimeline, KnownFuture, PlannedEpoch, ReadWindow, Seconds
 
 # Blocks per part, so that intermediate results stay in a processor's cache: twice as fast as a million at once.
 _BLOCKS_PER_PART: Final = 1 << 14

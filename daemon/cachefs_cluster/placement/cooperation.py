@@ -17,9 +17,8 @@ from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.errors import CachefsError, NotFound
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.cluster.home_candidates import blocks_at_home
+from cachefs.planning.blocks.space import BlockSpace, Ids, Samples
+from cachefs.planning.cluster.homes import blocks_at_home
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.cluster.rendezvous import RingMember as Placed
 from cachefs.planning.cluster.rendezvous import space_hashes

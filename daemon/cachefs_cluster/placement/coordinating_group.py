@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import Samples
 from cachefs_cluster.placement.groups import ConsumerGroup, GroupKey
 
 # Blocks of a snapshot that a group may read: shape (blocks,), bool.

@@ -10,8 +10,7 @@ import numpy as np
 from cachefs_daemon.jobs.consumer_reads import CHEAP_SAMPLES, OVERSIZE_FACTOR
 from cachefs_daemon.runtime.threads import Threads
 
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import Ids
+from cachefs.planning.blocks.space import Ids, Samples
 from cachefs.planning.sequences.sampler import EpochOrder, epoch_order
 from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember
 

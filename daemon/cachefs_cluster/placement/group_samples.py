@@ -5,8 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.blocks.space import BlockSpace, Samples
 from cachefs_cluster.placement.coordinating_group import Extent, extent_of
 from cachefs_cluster.placement.groups import ConsumerGroup
 from cachefs_cluster.placement.snapshot_context import SnapshotContext

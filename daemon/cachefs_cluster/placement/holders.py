@@ -20,13 +20,13 @@ from cachefs.planning.cluster.copies import (
     capacity_by_node,
     epochs_ahead,
     holders_after_change,
+    move_overflow,
     next_holders,
+    second_keepers,
 )
 from cachefs.planning.cluster.first_reads import FirstReads
 from cachefs.planning.cluster.homes import NO_NODE, BlockHomes, NodeNumbers, reindex_nodes
-from cachefs.planning.cluster.overflow import move_overflow
 from cachefs.planning.cluster.rendezvous import RingMember, space_hashes
-from cachefs.planning.cluster.second_copies import second_keepers
 from cachefs_cluster.placement.timeliness import ANNOUNCED_UNTIL, NOTHING_SETTLED, Settled, extend_settled
 
 # Fraction of a node's tiers that counts as room for blocks: the rest is freed ahead, or serves reads of blocks held

@@ -11,8 +11,7 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 
 from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.cluster.home_candidates import NodeCandidates, blocks_at_home, candidate_nodes
-from cachefs.planning.cluster.homes import NO_NODE
+from cachefs.planning.cluster.homes import NO_NODE, NodeCandidates, blocks_at_home, candidate_nodes
 from cachefs.planning.cluster.ownership import OwnedMarks, Ownership
 from cachefs.planning.cluster.rendezvous import space_hashes
 from cachefs.planning.sequences.plan import Plan

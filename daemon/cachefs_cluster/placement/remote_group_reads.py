@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.remote_reads import RemoteEpochReads
-from cachefs.planning.sequences.epoch import UNKNOWN_READ, PlannedEpoch
+from cachefs.planning.cluster.first_reads import RemoteEpochReads
 from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.timeline import UNKNOWN_READ, PlannedEpoch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

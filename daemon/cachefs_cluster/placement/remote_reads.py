@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.cluster.first_reads import RemoteEpochReads
 from cachefs.planning.cluster.homes import NO_NODE
 from cachefs.planning.cluster.ownership import OwnedMarks
-from cachefs.planning.cluster.remote_reads import RemoteEpochReads
-from cachefs.planning.sequences.epoch import PlannedEpoch
+from cachefs.planning.sequences.timeline import PlannedEpoch
 from cachefs_cluster.placement.group_orders import Orders, is_epoch_known, is_last
 from cachefs_cluster.placement.groups import ConsumerGroup, GroupKey
 from cachefs_cluster.placement.remote_group_reads import RemoteGroupReads

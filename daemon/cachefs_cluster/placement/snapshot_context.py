@@ -7,8 +7,7 @@ from typing import NamedTuple
 from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.runtime.threads import Threads
 
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.blocks.space import BlockSpace, Ids, Samples
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.sequences.plan import Plan
 from cachefs_cluster.placement.group_orders import GroupOrders

@@ -26,7 +26,7 @@ from cachefs.observe_messages import (
     RunningJob,
     SnapshotReport,
 )
-from cachefs.planning.blocks.shard_bytes import ShardBytes
+from cachefs.planning.blocks.presence import ShardBytes
 from cachefs.planning.sequences.plan import Plan
 from cachefs.snapshot import Snapshot
 from cachefs_cluster.membership.membership import Membership

@@ -14,10 +14,10 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs.errors import Busy, ConfigError
 from cachefs.messages import BlockRef
 from cachefs.observe_messages import CommandedWarmup, NodeCommand, NodeCommandResult
-from cachefs.planning.blocks.shard_bytes import SHARDS, shards_of_blocks
+from cachefs.planning.blocks.presence import SHARDS, shards_of_blocks
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.sequences.epoch import UNKNOWN_READ
 from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.timeline import UNKNOWN_READ
 from cachefs.snapshot import Snapshot
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from cachefs.backoff import Backoff
-from cachefs.planning.requests.hedging import HedgeBudget
-from cachefs.planning.requests.recent_times import TimesBySize
+from cachefs.planning.requests.request_times import HedgeBudget, TimesBySize
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers.peer_requests import BlockRequest, PeerResponse, RequestOptions
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots

@@ -19,7 +19,7 @@ from cachefs.planning.prefetch.area_readahead import (
     MissingAreaBlock,
 )
 from cachefs.planning.prefetch.areas import Area
-from cachefs.planning.prefetch.readahead_counters import ReadaheadRule
+from cachefs.planning.prefetch.readahead_budget import ReadaheadRule
 from cachefs.planning.prefetch.streams import FileBlockName
 from cachefs.snapshot import ROOT, Entry, Snapshot
 

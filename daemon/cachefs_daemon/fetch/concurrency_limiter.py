@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Protocol
 
-from cachefs.planning.requests.readahead_limit import MIN_BYTES
+from cachefs.planning.requests.request_limits import MIN_BYTES
 
 # Stale queue entries, turns and idle servers that are kept before they are cleaned up.
 _MAX_STALE: Final = 256

@@ -14,8 +14,7 @@ from cachefs.block import BlockLocation
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.area_readahead import AreaBlock, AreaReadahead, AreaSearch, AreaSearchResult, LocatedMiss
-from cachefs.planning.prefetch.background_limit import BackgroundLimit
-from cachefs.planning.prefetch.readahead_counters import ReadaheadCounters
+from cachefs.planning.prefetch.readahead_budget import BackgroundLimit, ReadaheadCounters
 from cachefs.planning.prefetch.streams import FileBlockName
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.area_index import AreaIndex

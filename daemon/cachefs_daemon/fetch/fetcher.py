@@ -12,7 +12,7 @@ from typing import Final
 
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.messages import BlockRef, FetchedBlock, FetchRequest
-from cachefs.planning.prefetch.latency import FetchLatency
+from cachefs.planning.prefetch.fetch_window import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import block_fetch
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome, BlockResult, FetchWaiter

@@ -15,7 +15,7 @@ from typing import Final
 
 from cachefs.block import BlockLocation
 from cachefs.errors import CachefsError, ObjectChanged, OriginUnavailable
-from cachefs.planning.prefetch.latency import FetchLatency
+from cachefs.planning.prefetch.fetch_window import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome, RecentOutcomes
 from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks

@@ -1,7 +1,7 @@
 """Merges reads of neighbouring blocks of one object into one request, if more blocks wait than there are permits.
 
 The bytes are passed on block by block as they arrive, so no block waits for the ones after it. The best size of a
-request is learned per server (cachefs.planning.requests.throughput_fit). While permits are free, each block has a
+request is learned per server (cachefs.planning.requests.request_times). While permits are free, each block has a
 request of its own: several parallel requests are quicker than a large one.
 """
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from cachefs.block import BlockLocation
 from cachefs.errors import CachefsError, OriginError, OriginUnavailable
-from cachefs.planning.prefetch.latency import FetchLatency
+from cachefs.planning.prefetch.fetch_window import FetchLatency
 from cachefs_daemon.fetch.block_fetch import BlockFetch
 from cachefs_daemon.fetch.concurrency_limiter import Permit
 from cachefs_daemon.fetch.fetch_parts import ORIGIN, FetchParts, FetchResult

@@ -1,10 +1,10 @@
 """Moves blocks from the SSD tier closer to their readers before they are read
-(cachefs.planning.prefetch.promotion_plan)."""
+(cachefs.planning.prefetch.fetch_plan)."""
 
 import asyncio
 
 from cachefs.planning.eviction.tiering import Tiering
-from cachefs.planning.prefetch.promotion_plan import REFRESH_SECONDS, PromotionPlan
+from cachefs.planning.prefetch.fetch_plan import REFRESH_SECONDS, PromotionPlan
 from cachefs_daemon.fetch.reader_callbacks import ReaderCallbacks
 from cachefs_daemon.fetch.step_timer import StepTimer
 from cachefs_daemon.runtime.locked import Locked

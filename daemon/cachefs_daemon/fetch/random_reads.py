@@ -3,7 +3,7 @@
 A block of 4 MiB takes 105 ms on a link of 40 MB/s, and a record of 100 KB in it 3 ms. A sequential reader enters each
 block at its beginning, so a read that begins elsewhere in an absent block comes from a random reader. Such a read gets
 the pieces around its bytes with a request of their own. The rest of the block follows when it costs no reader anything:
-in the order of the reads, and limited by `cachefs.planning.prefetch.background_limit`.
+in the order of the reads, and limited by `cachefs.planning.prefetch.readahead_budget`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Final
 from cachefs.block import PIECE_SIZE
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
-from cachefs.planning.prefetch.background_limit import BackgroundLimit
+from cachefs.planning.prefetch.readahead_budget import BackgroundLimit
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch
 from cachefs_daemon.fetch.bypass import BypassBlock

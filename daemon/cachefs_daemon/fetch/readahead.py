@@ -18,8 +18,8 @@ import numpy as np
 from cachefs.block import KEY_SIZE, BlockLocation, block_count, block_key, block_length
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
-from cachefs.planning.pagecache.page_commands import FileBlocks
-from cachefs.planning.prefetch.readahead_counters import ReadaheadCounters, RuleCounts
+from cachefs.planning.pagecache.push_plan import FileBlocks
+from cachefs.planning.prefetch.readahead_budget import ReadaheadCounters, RuleCounts
 from cachefs.planning.prefetch.sequential_readahead import (
     MAX_EXAMINED,
     MissingBlock,

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from cachefs.job_messages import ReadaheadView
 from cachefs.messages import ReadaheadCounts
-from cachefs.planning.prefetch.readahead_counters import ReadaheadCounters, RuleCounts
+from cachefs.planning.prefetch.readahead_budget import ReadaheadCounters, RuleCounts
 from cachefs_daemon.datasets.catalog import Dataset
 
 

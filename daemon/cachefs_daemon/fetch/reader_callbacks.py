@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cachefs.planning.pagecache.page_commands import FileBlocks
+from cachefs.planning.pagecache.push_plan import FileBlocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound, StoreFull
 from cachefs.job_messages import ConsumerView, JobPublication, LoaderView, SampleMap
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.blocks.space import BlockSpace, Samples
 from cachefs.planning.sequences.follower import SequenceFollower
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position_estimate import PositionEstimate

@@ -6,7 +6,7 @@ import numpy as np
 
 from cachefs.errors import ConfigError
 from cachefs.job_messages import JobPublication
-from cachefs.planning.blocks.samples import EpochReads, Samples
+from cachefs.planning.blocks.space import EpochReads, Samples
 from cachefs.planning.sequences.sampler import EpochOrder, SamplerSpec
 
 # A sampler for more samples than the dataset has is shown as a mistake. It is refused where its orders would cost much:

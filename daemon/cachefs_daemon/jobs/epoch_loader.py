@@ -14,12 +14,11 @@ from cachefs.block import block_key
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.job_messages import SampleMap
 from cachefs.messages import BlockRef
-from cachefs.planning.blocks.samples import EpochReads, Samples
-from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.sequences.epoch import PlannedEpoch
+from cachefs.planning.blocks.space import BlockSpace, EpochReads, Ids, Samples
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import EpochOrder, SamplerSpec, epoch_order
 from cachefs.planning.sequences.search import ReadCluster, find_densest
+from cachefs.planning.sequences.timeline import PlannedEpoch
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.bypass import BypassBlock
 from cachefs_daemon.fetch.fetcher import Fetcher

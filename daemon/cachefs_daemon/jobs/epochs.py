@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from cachefs.planning.blocks.samples import EpochReads, Samples
+from cachefs.planning.blocks.space import EpochReads, Samples
 from cachefs.planning.sequences.sampler import EpochOrder, SamplerSpec
 
 # Limits on orders that were published far ahead, which wait as they came: bytes, and their number.

@@ -9,7 +9,7 @@ from typing import Final
 
 from cachefs.errors import StoreFull
 from cachefs.job_messages import SampleMap
-from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import Samples
 from cachefs.sizes import format_size
 from cachefs_daemon.jobs.owners import owner_of, owner_text
 

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from cachefs import records
 from cachefs.errors import ConfigError, NotFound
 from cachefs.job_messages import SampleMap
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.blocks.space import BlockSpace, Samples
 from cachefs.snapshot import ROOT, Entry, Snapshot
 
 # (entry, offset, length) -> bytes of a file of the snapshot

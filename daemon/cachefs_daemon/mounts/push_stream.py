@@ -9,8 +9,14 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.planning.pagecache.page_commands import FileBlocks, PageAction, PageCommand
-from cachefs.planning.pagecache.push_plan import NO_CONSUMERS, MountConsumers, PushPlan
+from cachefs.planning.pagecache.push_plan import (
+    NO_CONSUMERS,
+    FileBlocks,
+    MountConsumers,
+    PageAction,
+    PageCommand,
+    PushPlan,
+)
 from cachefs.planning.pagecache.states import PageStates
 from cachefs.push_messages import PushCommand, PushReport, PushSubscription, StoredPages
 

@@ -16,11 +16,9 @@ import numpy.typing as npt
 from cachefs.messages import MountView
 from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.pagecache.coverage import Coverage
-from cachefs.planning.pagecache.page_commands import FileBlocks
 from cachefs.planning.pagecache.push_lookahead import PushReader, all_tripwires
-from cachefs.planning.pagecache.push_plan import MountConsumers, PushPlan
-from cachefs.planning.pagecache.states import HELD, NO_PAGES, PageStates, bytes_of
+from cachefs.planning.pagecache.push_plan import FileBlocks, MountConsumers, PushPlan
+from cachefs.planning.pagecache.states import HELD, NO_PAGES, Coverage, PageStates, bytes_of
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import Seconds
 from cachefs.push_messages import PushCommand, PushReport, PushSubscription

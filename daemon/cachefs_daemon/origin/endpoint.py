@@ -16,12 +16,14 @@ from typing import Final
 import msgspec
 
 from cachefs.messages import EndpointStatus, OriginOptions
-from cachefs.planning.requests.concurrency import AimdConcurrency
-from cachefs.planning.requests.hedging import HedgeBudget
-from cachefs.planning.requests.readahead_limit import ReadaheadLimit
-from cachefs.planning.requests.recent_times import RecentTimes, TimesBySize
-from cachefs.planning.requests.request_rate import RequestRates
-from cachefs.planning.requests.throughput_fit import ThroughputCurve, fit_throughput
+from cachefs.planning.requests.request_limits import AimdConcurrency, ReadaheadLimit, RequestRates
+from cachefs.planning.requests.request_times import (
+    HedgeBudget,
+    RecentTimes,
+    ThroughputCurve,
+    TimesBySize,
+    fit_throughput,
+)
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.retry import Failure
 

@@ -8,7 +8,7 @@ import functools
 import math
 from typing import Final
 
-from cachefs.planning.requests.hedging import are_few_late
+from cachefs.planning.requests.request_times import are_few_late
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.http_connection import HttpResponse, InFlightRequest
 from cachefs_daemon.origin.http_pool import HttpPool, count_unused_body

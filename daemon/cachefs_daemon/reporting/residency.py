@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.planning.blocks.presence import Presence, state_in_tier
-from cachefs.planning.blocks.shard_bytes import ShardBytes
+from cachefs.planning.blocks.presence import Presence, ShardBytes, state_in_tier
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.sequences.plan import Plan

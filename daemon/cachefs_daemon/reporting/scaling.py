@@ -7,8 +7,8 @@ import numpy as np
 
 from cachefs.cluster_messages import ScaleNode, ScaleOutcome, ScaleStatus
 from cachefs.planning.cluster.scale import ScaleForecast, SnapshotDemand, scale_hint
-from cachefs.planning.sequences.epoch import UNKNOWN_READ
 from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.timeline import UNKNOWN_READ
 
 
 def scale_status(nodes: Sequence[ScaleNode], demands: Sequence[SnapshotDemand]) -> ScaleStatus:

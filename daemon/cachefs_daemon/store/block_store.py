@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cachefs.block import MEMORY, SSD, BlockLocation, piece_checksums
 from cachefs.errors import StoreFull
 from cachefs.planning.eviction.tiering import Tiering
-from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.pagecache.states import Coverage
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import Data

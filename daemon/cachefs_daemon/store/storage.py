@@ -14,11 +14,11 @@ from cachefs.errors import ConfigError
 from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.eviction.policies import EvictionPolicy, make_policy
+from cachefs.planning.eviction.policies.lru import UseOrder
 from cachefs.planning.eviction.policies.ranked import RankedPolicy
-from cachefs.planning.eviction.policies.use_order import UseOrder
 from cachefs.planning.eviction.quotas import Quotas
 from cachefs.planning.eviction.tiering import Tiering, TierLocation, TierPolicies, has_free_room, transient_room
-from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
+from cachefs.planning.pagecache.states import Coverage, MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store import capacity, former_tiers

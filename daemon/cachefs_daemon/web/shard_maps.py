@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.planning.blocks.presence import IN_MEMORY, IN_SSD
-from cachefs.planning.blocks.shard_bytes import SHARDS
+from cachefs.planning.blocks.presence import IN_MEMORY, IN_SSD, SHARDS
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.node import Node
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from cachefs.errors import NotFound
 from cachefs.planning.scheduling.assignment import assign_ranks
-from cachefs.planning.scheduling.clones import plan_clone
-from cachefs.planning.scheduling.estimates import estimates
+from cachefs.planning.scheduling.copies import plan_clone
+from cachefs.planning.scheduling.estimates import estimates, score_nodes
 from cachefs.planning.scheduling.explanation import explain_ranking
 from cachefs.planning.scheduling.facts import MAX_RANKS, Estimate, JobRequest
-from cachefs.planning.scheduling.scores import score_nodes
 from cachefs.scheduling_messages import (
     Assignment,
     JobAdmission,

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.observe_messages import CommandKind, NodeCommand
-from cachefs.planning.blocks.shard_bytes import SHARDS, WHOLE
-from cachefs.planning.scheduling.cleaning import CleaningRule, evictions_for_room
+from cachefs.planning.blocks.presence import SHARDS, WHOLE
+from cachefs.planning.scheduling.copies import CleaningRule, evictions_for_room
 from cachefs_scheduler.duties.job_table import JobTable, KnownJob
 from cachefs_scheduler.duties.node_warmups import NodeWarmup, NodeWarmups, divide_shards, warmup_id
 from cachefs_scheduler.duties.policies import Policies

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cachefs.backoff import Backoff
 from cachefs.observe_messages import CommandedWarmup, CommandKind, NodeCommand, NodeCommandResult
-from cachefs.planning.blocks.shard_bytes import SHARDS
+from cachefs.planning.blocks.presence import SHARDS
 from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
 from cachefs_scheduler.view.reported_cluster import ReportedCluster
 

@@ -15,7 +15,7 @@ import msgspec
 
 from cachefs.errors import ConfigError, StoreFull
 from cachefs.observe_messages import CommandKind, NodeCommand
-from cachefs.planning.scheduling.cleaning import CleaningRule, expired_evictions
+from cachefs.planning.scheduling.copies import CleaningRule, expired_evictions
 from cachefs.planning.scheduling.facts import NodeFacts
 from cachefs.scheduling_messages import DatasetPolicy
 from cachefs_scheduler.config import Cleanup, DatasetSection, SchedulerConfig

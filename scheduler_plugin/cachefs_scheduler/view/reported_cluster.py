@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from cachefs.observe_messages import MAX_SNAPSHOTS, ClusterMember, NodeReport, SnapshotReport
-from cachefs.planning.blocks.shard_bytes import SHARDS
+from cachefs.planning.blocks.presence import SHARDS
 from cachefs.planning.scheduling.cluster_facts import ClusterFacts
 from cachefs.planning.scheduling.facts import Links, NodeCondition, NodeCopy, NodeFacts, SnapshotFacts
 from cachefs_scheduler.config import SchedulerConfig

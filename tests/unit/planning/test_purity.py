@@ -60,10 +60,10 @@ threading.Thread.start = threading.Lock = threading.RLock = forbidden
 DECIDE = """
 import numpy as np
 from cachefs.planning.blocks.presence import ABSENT, Presence
-from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import Samples
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.policies import POLICIES, make_policy
-from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
+from cachefs.planning.pagecache.states import Coverage, MemoryCoverage
 from cachefs.planning.prefetch.lookahead import Lookahead
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order

@@ -54,7 +54,7 @@ AHEAD   bytes that the loader will read in this epoch and the next, and
         that are on this node already
 """
 MAX_NOTES: Final = 16
-# Readahead rules (cachefs.planning.prefetch.readahead_counters.ReadaheadRule), in words.
+# Readahead rules (cachefs.planning.prefetch.readahead_budget.ReadaheadRule), in words.
 RULES: Final = {
     "listing": "next files",
     "pass": "same order again",

@@ -10,8 +10,8 @@ from xxhash import xxh3_64_intdigest
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus
 from cachefs.errors import ConfigError, NotFound
+from cachefs.planning.cluster.homes import MemberShare, RingDiff, member_shares, ring_diff
 from cachefs.planning.cluster.rendezvous import RingMember
-from cachefs.planning.cluster.shares import MemberShare, RingDiff, member_shares, ring_diff
 from cachefs_tools.cachectl.display import size, table
 from cachefs_tools.escaped_names import escape_name
 

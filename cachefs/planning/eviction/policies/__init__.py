@@ -12,10 +12,9 @@ from cachefs.errors import ConfigError
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.eviction.policies.alsd import Alsd
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
-from cachefs.planning.eviction.policies.lru import Lru
+from cachefs.planning.eviction.policies.lru import Lru, UseOrder
 from cachefs.planning.eviction.policies.minio import Minio
-from cachefs.planning.eviction.policies.use_order import UseOrder
-from cachefs.planning.pagecache.coverage import MemoryCoverage
+from cachefs.planning.pagecache.states import MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 
 

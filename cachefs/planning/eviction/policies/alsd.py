@@ -19,10 +19,9 @@ import numpy as np
 from cachefs.planning.blocks.space import Numbers
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.eviction.policies.ranked import RankedPolicy
-from cachefs.planning.pagecache.coverage import MemoryCoverage
-from cachefs.planning.sequences.epoch import UNKNOWN_READ
+from cachefs.planning.pagecache.states import MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
-from cachefs.planning.sequences.timeline import KnownFuture, Seconds
+from cachefs.planning.sequences.timeline import UNKNOWN_READ, KnownFuture, Seconds
 
 # Reads whose order is certain, as loaders have drawn them ahead: 8 workers with 2 batches of 64 each.
 CERTAIN_READS: Final = 1024

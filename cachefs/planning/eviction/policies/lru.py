@@ -1,15 +1,36 @@
-"""Evicts the block used longest ago."""
+"""Evicts the block used longest ago.
+
+`UseOrder` orders uses over all tiers of a node, so that a block keeps its position when it moves to another tier.
+"""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Final
-
-from cachefs.planning.eviction.policies.use_order import UseOrder
 
 # Removed blocks are purged from the queue once they outnumber the others, and exceed this number.
 _MIN_OUTDATED: Final = 1024
+
+
+class UseOrder:
+    """Numbers the uses of blocks. Shared by all policies of a node's tiers that go by the last use."""
+
+    def __init__(self) -> None:
+        # Last use of each block that has left one tier and is in no other yet. A policy that takes such a block adopts
+        # the number.
+        self.moving_uses: dict[bytes, int] = {}
+        self._numbers = count(1)
+
+    def next_use(self) -> int:
+        """Return the number of a use that happens now, higher than all numbers before."""
+        return next(self._numbers)
+
+    def forget_use(self, key: bytes) -> None:
+        """Forget the last use of a block that has come into another tier, or has left the node. A later fetch is a new
+        use."""
+        self.moving_uses.pop(key, None)
 
 
 @dataclass(slots=True)

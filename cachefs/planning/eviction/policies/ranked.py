@@ -6,7 +6,7 @@ added meanwhile can score higher than a candidate, and such a block becomes a ca
 exact, except for different speeds of two consumers.
 
 Blocks in the page cache that the tier below would keep are evicted before others (see MemoryCoverage in
-cachefs.planning.pagecache.coverage). Blocks enter and leave the page cache between two examinations: a block that has
+cachefs.planning.pagecache.states). Blocks enter and leave the page cache between two examinations: a block that has
 entered is no candidate yet and stays in memory a little longer, at most until half of the candidates are taken; a block
 that has left ranks by its own next read at once.
 
@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Numbers, distinct
 from cachefs.planning.cluster.ownership import COPY_PENALTY, Ownership
-from cachefs.planning.pagecache.coverage import MemoryCoverage
+from cachefs.planning.pagecache.states import MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import Seconds
 

@@ -7,7 +7,7 @@ from cachefs_cluster.placement.coordinating_group import Extent, choose_coordina
 from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember
 from cachefs_cluster.sharing.sections import ConsumerFacts
 
-from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import Samples
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from tests.simulated import space_of
 

@@ -16,7 +16,7 @@ from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember, groups_
 from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
 from cachefs_daemon.runtime.threads import Threads
 
-from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import Samples
 from cachefs.planning.sequences.sampler import EpochOrder, epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from tests import virtual_time

@@ -3,9 +3,9 @@
 import numpy as np
 from cachefs_cluster.placement.remote_group_reads import RemoteGroupReads
 
-from cachefs.planning.cluster.remote_reads import RemoteEpochReads
-from cachefs.planning.sequences.epoch import PlannedEpoch
+from cachefs.planning.cluster.first_reads import RemoteEpochReads
 from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.timeline import PlannedEpoch
 from tests.simulated import space_of
 
 SPACE = space_of([10] * 8)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter, Permit
 
-from cachefs.planning.requests.readahead_limit import MIN_BYTES
+from cachefs.planning.requests.request_limits import MIN_BYTES
 from tests import virtual_time
 from tests.waiting import until_async
 

@@ -23,9 +23,8 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs.block import block_key, block_length
 from cachefs.messages import BlockRef
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.pagecache.page_commands import FileBlocks
-from cachefs.planning.prefetch.background_limit import BUSY_BYTES, IDLE_BYTES
-from cachefs.planning.prefetch.readahead_counters import ReadaheadRule
+from cachefs.planning.pagecache.push_plan import FileBlocks
+from cachefs.planning.prefetch.readahead_budget import BUSY_BYTES, IDLE_BYTES, ReadaheadRule
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests import virtual_time

@@ -8,7 +8,7 @@ import pytest
 from cachefs_daemon.jobs import epochs as module
 from cachefs_daemon.jobs.epochs import Epochs
 
-from cachefs.planning.blocks.samples import EpochReads, Samples
+from cachefs.planning.blocks.space import EpochReads, Samples
 from cachefs.planning.sequences.sampler import SamplerSpec
 
 SPEC = SamplerSpec(kind="numpy", size=10, epochs=3)

@@ -5,8 +5,7 @@ import pytest
 from cachefs_daemon.reporting import residency
 from cachefs_daemon.reporting.residency import Residency
 
-from cachefs.planning.blocks.presence import IN_MEMORY, IN_SSD, Presence
-from cachefs.planning.blocks.shard_bytes import WHOLE
+from cachefs.planning.blocks.presence import IN_MEMORY, IN_SSD, WHOLE, Presence
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of

@@ -11,8 +11,7 @@ import pytest
 from cachefs_daemon.web import shard_maps
 from cachefs_daemon.web.shard_maps import COUNTING, EMPTY_MAP, MAX_FILES, MAX_MAPS, TOO_LARGE, ShardMaps
 
-from cachefs.planning.blocks.presence import IN_SSD
-from cachefs.planning.blocks.shard_bytes import ShardBytes
+from cachefs.planning.blocks.presence import IN_SSD, ShardBytes
 from tests.simulated import space_of
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.blocks.shard_bytes import SHARDS, WHOLE, ShardBytes
+from cachefs.planning.blocks.presence import SHARDS, WHOLE, ShardBytes
 from cachefs.planning.blocks.space import BlockSpace
 
 

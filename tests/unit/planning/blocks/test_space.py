@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from cachefs.block import block_count, block_key, block_length
 from cachefs.errors import ConfigError, SnapshotDamaged
 from cachefs.planning.blocks import space as module
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, expand_runs
+from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Samples, expand_runs
 from cachefs.snapshot import SUFFIX, Snapshot
 from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.simulated import space_of

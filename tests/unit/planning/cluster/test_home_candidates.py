@@ -4,9 +4,8 @@ whole."""
 import numpy as np
 import pytest
 
-from cachefs.planning.cluster import home_candidates as module
-from cachefs.planning.cluster.home_candidates import blocks_at_home, candidate_nodes
-from cachefs.planning.cluster.homes import NO_NODE, BlockHomes
+from cachefs.planning.cluster import homes as module
+from cachefs.planning.cluster.homes import NO_NODE, BlockHomes, blocks_at_home, candidate_nodes
 from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 
 BLOCKS = 1000

@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.copies import held_bytes
+from cachefs.planning.cluster.copies import held_bytes, move_overflow
 from cachefs.planning.cluster.homes import NO_NODE
-from cachefs.planning.cluster.overflow import move_overflow
 
 
 def test_nothing_moves_where_all_fits() -> None:

@@ -6,10 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.copies import holders_after_change
+from cachefs.planning.cluster.copies import holders_after_change, second_keepers
 from cachefs.planning.cluster.homes import NO_NODE, BlockHomes
 from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
-from cachefs.planning.cluster.second_copies import second_keepers
 
 BLOCKS = 500
 HASHES = mix_bits(np.arange(1, BLOCKS + 1, dtype=np.uint64))

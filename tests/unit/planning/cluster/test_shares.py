@@ -3,8 +3,8 @@
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from cachefs.planning.cluster.homes import member_shares, ring_diff
 from cachefs.planning.cluster.rendezvous import RingMember
-from cachefs.planning.cluster.shares import member_shares, ring_diff
 
 
 def member(name: str, weight: float = 1.0, zone: str = "") -> RingMember:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from cachefs.planning.eviction.policies.lru import Lru
+from cachefs.planning.eviction.policies.lru import Lru, UseOrder
 from cachefs.planning.eviction.policies.minio import Minio
-from cachefs.planning.eviction.policies.use_order import UseOrder
 from cachefs.planning.eviction.simulated_tiers import EvictedBlock, SimulatedTier, SimulatedTiers
 
 

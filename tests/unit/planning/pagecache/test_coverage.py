@@ -12,9 +12,8 @@ from cachefs_daemon.store.storage import StoreConfig
 from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
-from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
 from cachefs.planning.pagecache.push_lookahead import PushReader, all_tripwires
-from cachefs.planning.pagecache.states import COMING, HELD, OUT
+from cachefs.planning.pagecache.states import COMING, HELD, OUT, Coverage, MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 from tests.blockstore import (
     BLOCK_SIZE,

@@ -7,7 +7,6 @@ from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.pagecache import push_plan
 from cachefs.planning.pagecache.model import RECHECK_SECONDS
-from cachefs.planning.pagecache.page_commands import FileBlocks, PageAction, PageCommand
 from cachefs.planning.pagecache.push_lookahead import PushReader
 from cachefs.planning.pagecache.push_plan import (
     CHECK_SECONDS,
@@ -16,7 +15,10 @@ from cachefs.planning.pagecache.push_plan import (
     NO_CONSUMERS,
     REFUSED_SECONDS,
     UNPLANNED_SECONDS,
+    FileBlocks,
     MountConsumers,
+    PageAction,
+    PageCommand,
     PushPlan,
 )
 from cachefs.planning.pagecache.states import HELD, OUT, REFUSED, Blocks

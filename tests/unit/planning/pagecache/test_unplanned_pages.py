@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from cachefs.planning.pagecache.page_commands import FileBlocks
-from cachefs.planning.pagecache.unplanned_pages import UnplannedPages
+from cachefs.planning.pagecache.push_plan import FileBlocks, UnplannedPages
 from tests.simulated import space_of
 
 

@@ -28,7 +28,7 @@ from cachefs.planning.prefetch.areas import (
     Area,
     CandidateArea,
 )
-from cachefs.planning.prefetch.readahead_counters import ReadaheadCounters, ReadaheadRule
+from cachefs.planning.prefetch.readahead_budget import ReadaheadCounters, ReadaheadRule
 
 Block = tuple[int, int]  # file, number
 PER_STEP = 4  # blocks that come while a reader reads one

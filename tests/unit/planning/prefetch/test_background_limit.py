@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.prefetch.background_limit import (
+from cachefs.planning.prefetch.readahead_budget import (
     BUSY_BYTES,
     BUSY_SECONDS,
     IDLE_BYTES,

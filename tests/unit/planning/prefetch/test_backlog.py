@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY
-from cachefs.planning.prefetch.backlog import Backlog, find_backlog
+from cachefs.planning.prefetch.fetch_window import Backlog, find_backlog
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
 

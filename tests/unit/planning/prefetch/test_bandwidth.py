@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from cachefs.planning.prefetch.bandwidth import Bandwidth
-from cachefs.planning.prefetch.latency import FetchLatency
+from cachefs.planning.prefetch.fetch_window import Bandwidth, FetchLatency
 
 
 def test_bandwidth_is_what_comes_while_all_that_is_possible_is_asked_for() -> None:

@@ -11,7 +11,7 @@ import pytest
 from cachefs.planning.blocks.presence import IN_MEMORY, Presence
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.ownership import Ownership
-from cachefs.planning.prefetch import backlog
+from cachefs.planning.prefetch import fetch_window
 from cachefs.planning.prefetch.fetch_plan import (
     MAX_WINDOW_SECONDS,
     REFRESH_SECONDS,
@@ -21,8 +21,7 @@ from cachefs.planning.prefetch.fetch_plan import (
     FetchPlan,
     fit_into_quotas,
 )
-from cachefs.planning.prefetch.latency import FetchLatency
-from cachefs.planning.prefetch.learned_window import COST_PERIOD_SECONDS
+from cachefs.planning.prefetch.fetch_window import COST_PERIOD_SECONDS, FetchLatency
 from cachefs.planning.prefetch.lookahead import UpcomingBlock
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
@@ -115,10 +114,10 @@ def test_what_page_caches_have_is_no_backlog() -> None:
     scene, caches = Scene(job=list(range(100))), PageCaches(set(range(90)))
     bandwidth = 0.5 * RATE * SIZE
     spared = partial(_in, caches)
-    assert backlog.find_backlog(scene.plan, scene.presence.states, bandwidth) is not None
-    assert backlog.find_backlog(scene.plan, scene.presence.states, bandwidth, is_cached=spared) is None
+    assert fetch_window.find_backlog(scene.plan, scene.presence.states, bandwidth) is not None
+    assert fetch_window.find_backlog(scene.plan, scene.presence.states, bandwidth, is_cached=spared) is None
     caches.there.clear()
-    assert backlog.find_backlog(scene.plan, scene.presence.states, bandwidth, is_cached=spared) is not None
+    assert fetch_window.find_backlog(scene.plan, scene.presence.states, bandwidth, is_cached=spared) is not None
 
 
 def _in(
@@ -408,9 +407,9 @@ def test_the_backlog_counts_only_what_comes_from_the_origin() -> None:
     scene, standing = clustered(range(100, 1000, 4))
     states = scene.presence.states
     bandwidth = 0.5 * RATE * SIZE
-    assert backlog.find_backlog(scene.plan, states, bandwidth) is not None
-    assert backlog.find_backlog(scene.plan, states, bandwidth, ownership=standing) is None
+    assert fetch_window.find_backlog(scene.plan, states, bandwidth) is not None
+    assert fetch_window.find_backlog(scene.plan, states, bandwidth, ownership=standing) is None
     standing.set_owned("job", np.arange(1000) >= 500)
-    found = backlog.find_backlog(scene.plan, states, bandwidth, ownership=standing)
+    found = fetch_window.find_backlog(scene.plan, states, bandwidth, ownership=standing)
     assert found is not None
     assert (found.last_block, found.seconds) == (999, pytest.approx(99.9))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from cachefs.planning.blocks.presence import IN_MEMORY, IN_SSD, Presence
-from cachefs.planning.prefetch.promotion_plan import REFRESH_SECONDS, WINDOW_SECONDS, PromotionPlan
+from cachefs.planning.prefetch.fetch_plan import REFRESH_SECONDS, WINDOW_SECONDS, PromotionPlan
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.prefetch.readahead_counters import MAX_SNAPSHOTS, ReadaheadCounters, ReadaheadRule, RuleCounts
+from cachefs.planning.prefetch.readahead_budget import MAX_SNAPSHOTS, ReadaheadCounters, ReadaheadRule, RuleCounts
 
 
 def test_each_snapshot_and_rule_has_its_own_counts_and_the_last_one_comes_first() -> None:

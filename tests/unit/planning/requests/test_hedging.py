@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.requests.hedging import HedgeBudget, are_few_late
+from cachefs.planning.requests.request_times import HedgeBudget, are_few_late
 
 
 @given(st.floats(0, 0.1), st.lists(st.booleans(), max_size=2000))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cachefs.planning.requests.readahead_limit import MIN_BYTES, ReadaheadLimit
+from cachefs.planning.requests.request_limits import MIN_BYTES, ReadaheadLimit
 
 BLOCK = 4 << 20
 SLOTS = 48

@@ -7,8 +7,8 @@ import math
 import pytest
 from cachefs_bench.lab.slow_link import TokenBucket
 
-from cachefs.planning.requests import request_rate
-from cachefs.planning.requests.request_rate import FORGET_SECONDS, RequestRates
+from cachefs.planning.requests import request_limits
+from cachefs.planning.requests.request_limits import FORGET_SECONDS, RequestRates
 
 
 @pytest.mark.parametrize("limit", [100, 500, 5000])
@@ -58,21 +58,21 @@ def test_a_rate_recovers_within_seconds_after_the_server_has_refused_everything(
     rates = RequestRates()
     for number in range(100):
         rates.note_refused("a", 1000.0, number / 10)
-    assert rates.rate("a") == request_rate._MIN_RATE
+    assert rates.rate("a") == request_limits._MIN_RATE
     now = 10.0
     while rates.rate("a") < 1000:
         now = max(rates.schedule_request("a", now), now)
         assert now < 22
     for _ in range(int(FORGET_SECONDS) - 20):
         now = rates.schedule_request("a", now + 1)
-    assert rates.lowest <= request_rate._MAX_RATE, "it was 10 ** 170"
+    assert rates.lowest <= request_limits._MAX_RATE, "it was 10 ** 170"
 
 
 def test_the_number_of_prefixes_is_bounded() -> None:
     rates = RequestRates()
     for number in range(1000):
         rates.note_refused(str(number), 100.0, 0.0)
-    assert len(rates._prefixes) == request_rate.MAX_PREFIXES
+    assert len(rates._prefixes) == request_limits.MAX_PREFIXES
     assert rates.rate("999") == 100.0
 
 

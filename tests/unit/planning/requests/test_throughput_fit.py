@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.requests.throughput_fit import ThroughputCurve, fit_throughput
+from cachefs.planning.requests.request_times import ThroughputCurve, fit_throughput
 
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cachefs.planning.scheduling.cleaning import CleaningRule, evictions_for_room, expired_evictions
+from cachefs.planning.scheduling.copies import CleaningRule, evictions_for_room, expired_evictions
 from cachefs.planning.scheduling.facts import NodeCopy, NodeFacts
 
 LRU, TTL, PIN = CleaningRule("lru"), CleaningRule("ttl", 100.0), CleaningRule("pin")

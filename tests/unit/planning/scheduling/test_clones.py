@@ -1,6 +1,6 @@
 import pytest
 
-from cachefs.planning.scheduling.clones import plan_clone
+from cachefs.planning.scheduling.copies import plan_clone
 
 from .making import GB, SIZE, cluster_of, job, node
 

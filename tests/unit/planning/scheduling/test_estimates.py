@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.cluster.scale import local_share
-from cachefs.planning.scheduling.estimates import estimate, estimates, silod_rate
+from cachefs.planning.scheduling.estimates import estimate, estimates, score_nodes, silod_rate
 from cachefs.planning.scheduling.facts import SHARDS, Links, NodeCopy
-from cachefs.planning.scheduling.scores import score_nodes
 
 from .making import SIZE, cluster_of, job, node
 

@@ -4,12 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.scheduling.assignment import assign_ranks
-from cachefs.planning.scheduling.clones import plan_clone
 from cachefs.planning.scheduling.cluster_facts import GRACE_SECONDS, TRUST_HALF_LIFE_SECONDS
-from cachefs.planning.scheduling.copies import cached_copies
-from cachefs.planning.scheduling.estimates import estimates
+from cachefs.planning.scheduling.copies import cached_copies, plan_clone
+from cachefs.planning.scheduling.estimates import estimates, score_nodes
 from cachefs.planning.scheduling.facts import SHARDS, JobRequest, NodeCopy
-from cachefs.planning.scheduling.scores import score_nodes
 
 from .making import GB, SIZE, cluster_of, copy_of, job, node
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cachefs.planning.sequences.epoch import UNKNOWN_READ, PlannedEpoch
+from cachefs.planning.sequences.timeline import UNKNOWN_READ, PlannedEpoch
 from tests.simulated import space_of
 
 

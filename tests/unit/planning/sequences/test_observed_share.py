@@ -1,6 +1,6 @@
 """How far apart the reads of a consumer are that show."""
 
-from cachefs.planning.sequences.observed_share import MIN_DENSITY, SLACK_READS, ObservedShare
+from cachefs.planning.sequences.search import MIN_DENSITY, SLACK_READS, ObservedShare
 
 
 def test_where_all_reads_show_they_are_close_together() -> None:

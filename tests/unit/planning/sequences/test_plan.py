@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cachefs.planning.sequences import plan as module
-from cachefs.planning.sequences.epoch import UNKNOWN_READ
 from cachefs.planning.sequences.plan import Plan
-from cachefs.planning.sequences.timeline import ASSUMED_RATE
+from cachefs.planning.sequences.timeline import ASSUMED_RATE, UNKNOWN_READ
 from tests.simulated import space_of
 
 BLOCKS = 12

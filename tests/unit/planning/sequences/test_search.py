@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from cachefs.planning.sequences.epoch import PlannedEpoch
 from cachefs.planning.sequences.search import (
     DISTRUST_STEP,
     MAX_DISTRUST,
@@ -13,6 +12,7 @@ from cachefs.planning.sequences.search import (
     ReadCluster,
     find_densest,
 )
+from cachefs.planning.sequences.timeline import PlannedEpoch
 from tests.simulated import space_of
 
 COUNT = 3000

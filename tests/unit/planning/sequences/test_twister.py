@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from cachefs.planning.sequences import twister
+from cachefs.planning.sequences import sampler
 
 
 @pytest.mark.parametrize("drawn", [0, 5, 624, 1000])
@@ -11,10 +11,10 @@ from cachefs.planning.sequences import twister
 def test_the_outputs_that_follow_are_the_same(monkeypatch: pytest.MonkeyPatch, drawn: int, draws: int) -> None:
     outputs = []
     for far in (0, draws + 1):
-        monkeypatch.setattr(twister, "JUMP_DRAWS", far)
+        monkeypatch.setattr(sampler, "JUMP_DRAWS", far)
         generator = numpy.random.RandomState(drawn + 7)
         generator.randint(0, 2**32, size=drawn, dtype=numpy.uint32)
-        twister.skip_draws(generator, draws)
+        sampler.skip_draws(generator, draws)
         outputs.append(generator.randint(0, 2**32, size=2000, dtype=numpy.uint32))
     assert numpy.array_equal(*outputs)
 
@@ -22,7 +22,7 @@ def test_the_outputs_that_follow_are_the_same(monkeypatch: pytest.MonkeyPatch, d
 def test_it_may_be_moved_in_several_steps_as_well_as_in_one() -> None:
     """Far beyond what could be drawn one by one."""
     at_once, in_steps = numpy.random.RandomState(1), numpy.random.RandomState(1)
-    twister.skip_draws(at_once, 10**15)
+    sampler.skip_draws(at_once, 10**15)
     for step in (10**15 - 10**14, 10**14 - 30_000_000, 30_000_000 - 5, 5):
-        twister.skip_draws(in_steps, step)
+        sampler.skip_draws(in_steps, step)
     assert at_once.randint(0, 2**32, size=700).tolist() == in_steps.randint(0, 2**32, size=700).tolist()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cachefs.planning.eviction.policies import make_policy
-from cachefs.planning.eviction.policies.use_order import UseOrder
+from cachefs.planning.eviction.policies.lru import UseOrder
 from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import Order, SimulatedJob, belady_bytes, origin_bytes, space_of

@@ -12,8 +12,7 @@ from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.ownership import COPY_PENALTY, OwnedMarks, Ownership
 from cachefs.planning.eviction.policies import make_policy
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
-from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
-from cachefs.planning.pagecache.states import HELD
+from cachefs.planning.pagecache.states import HELD, Coverage, MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
 

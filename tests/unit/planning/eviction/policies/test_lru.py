@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.eviction.policies.lru import Lru
-from cachefs.planning.eviction.policies.use_order import UseOrder
+from cachefs.planning.eviction.policies.lru import Lru, UseOrder
 from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
 
 KEYS = st.sampled_from([b"%d" % number for number in range(8)])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.prefetch.learned_window import (
+from cachefs.planning.prefetch.fetch_window import (
     COST_PERIOD_SECONDS,
     HALF_LIFE_SECONDS,
     QUIET_SECONDS,

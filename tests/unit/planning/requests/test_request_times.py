@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.requests.recent_times import MIN_REQUESTS, RecentTimes, TimesBySize
+from cachefs.planning.requests.request_times import MIN_REQUESTS, RecentTimes, TimesBySize
 
 
 def test_one_slow_request_in_a_hundred_does_not_decide_what_is_late() -> None:

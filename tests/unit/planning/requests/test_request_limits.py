@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.requests.concurrency import HOLD_SECONDS, AimdConcurrency
+from cachefs.planning.requests.request_limits import HOLD_SECONDS, AimdConcurrency
 
 
 def test_a_refusal_halves_it_and_answers_raise_it_by_one_in_a_round() -> None:
