@@ -401,4 +401,4 @@ def _footer(path: Path) -> tuple[int, bytes]:
 
 
 def _damaged(path: Path, reason: str) -> SnapshotDamaged:
-    return SnapshotDamaged(f"snapshot file {path} is damaged ({reason}); refresh the dataset to list it anew")
+    return SnapshotDamaged(f"snapshot file {path} is damaged ({reason}); refresh the dataset to list it again")

@@ -177,7 +177,7 @@ def describe_end(trouble: Trouble, now: float) -> str:
         case Cause.TIER:
             return f"the {trouble.subject} tier takes blocks again, after {lasted}"
         case Cause.SLOT | Cause.SLOW:
-            return f"reads of {trouble.subject} go on, after {lasted}"
+            return f"reads of {trouble.subject} continue, after {lasted}"
         case _:
             return ""  # reads that have failed stay so
 

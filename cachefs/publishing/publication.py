@@ -237,7 +237,7 @@ def _checked_number(field: str, value: Any, least: int) -> int:
     try:
         number = index(value)
     except TypeError:
-        raise TypeError(f"{field} is {value!r:.80}, which is no integer") from None
+        raise TypeError(f"{field} is {value!r:.80}, which is not an integer") from None
     if not least <= number < MAX_NUMBER:
         shown = str(number) if number.bit_length() <= _MAX_BITS else f"a number of {number.bit_length()} bits"
         raise ValueError(f"{field} is {shown}, which is not between {least} and 2^32 - 2")
@@ -260,7 +260,7 @@ def as_order(samples: Any) -> NDArray[numpy.uint32]:
     if hasattr(samples, "__array__"):
         numbers = numpy.asarray(samples).reshape(-1)
         if numbers.dtype.kind not in "iu" and len(numbers):
-            raise TypeError(f"samples of type {numbers.dtype}, which are no integers")
+            raise TypeError(f"samples of type {numbers.dtype}, which are not integers")
     else:
         # Accepts only objects with __index__: no float, and no text.
         numbers = numpy.frombuffer(array("q", samples), dtype=numpy.int64)

@@ -88,7 +88,7 @@ def find_cachefs():
         "cachefs", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
     )
     if spec is None or spec.loader is None:
-        raise ImportError(package + " is no package")
+        raise ImportError(package + " is not a package")
     module = sys.modules["cachefs"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 

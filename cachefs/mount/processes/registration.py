@@ -57,7 +57,7 @@ def check_apart_from_origins(directory: Path, shown: Sequence[DatasetView], othe
             )
         if url in shown_urls and _is_in(here, there):
             raise CachefsError(
-                f"{directory} is in the origin of {name} ({url}), so a mount there would cover what is listed; choose "
+                f"{directory} is in the origin of {name} ({url}), so a mount there would cover its files; choose "
                 "a directory outside of it"
             )
 

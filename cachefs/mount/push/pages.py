@@ -72,7 +72,7 @@ def _open_inode(path: bytes, inode: int) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_ino != inode:
-            raise FileNotFoundError(errno.ENOENT, f"inode {inode:x} is not shown there any more", os.fsdecode(path))
+            raise FileNotFoundError(errno.ENOENT, f"the mount no longer shows inode {inode:x} there", os.fsdecode(path))
     except OSError:
         os.close(fd)
         raise

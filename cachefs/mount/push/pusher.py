@@ -171,7 +171,7 @@ class Pusher:
                 log.log(logging.WARNING if pause == _FIRST_PAUSE else logging.DEBUG, "no orders: %s", error)
             except ImportError as error:  # numpy was taken away or replaced since the mount began
                 log.warning(
-                    "%s gets no pages ahead of reads any more, as numpy cannot be imported (%s): mount again",
+                    "%s gets no more pages ahead of reads, as numpy cannot be imported (%s): mount again",
                     self._settings.directory, error,
                 )  # fmt: skip
                 return

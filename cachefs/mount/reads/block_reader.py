@@ -379,7 +379,7 @@ class BlockReader:
             return b""
         self.counters.bad += 1
         log.warning(
-            "a block in the %s tier failed verification (segment %08x, offset %d, %d bytes); it will be fetched anew",
+            "a block in the %s tier failed verification (segment %08x, offset %d, %d bytes); it is fetched again",
             TIER_NAMES[location.tier], location.segment, location.offset, location.length,
         )  # fmt: skip
         return location.pack()

@@ -281,7 +281,7 @@ def _check_hello(body: bytes | memoryview, path: Path) -> None:
     try:
         hello = _decode_hello(body)
     except InvalidFrame as error:
-        raise CachefsError(f"what answers at {path} is no daemon of this mount's version ({error})") from None
+        raise CachefsError(f"the server at {path} is not a daemon of this mount's version ({error})") from None
     if hello.refusal:
         raise _refusal_error(hello.kind, hello.refusal)
     if hello.version != VERSION:

@@ -112,7 +112,7 @@ def _silence_sentence(row: NodeRow) -> str:
         return f"{row.node} has not reported yet: it counts as a node without data."
     if row.state == "away":
         return f"{row.node} is away: its data do not count."
-    counted = f"counts {row.estimate.trust:.0%}" if row.estimate.trust else "does not count any more"
+    counted = f"counts {row.estimate.trust:.0%}" if row.estimate.trust else "no longer counts"
     more = "" if row.age > GRACE_SECONDS else ", and the node reports again"
     return f"{row.node} did not report for {_seconds(row.age)}: its last report {counted}{more}."
 

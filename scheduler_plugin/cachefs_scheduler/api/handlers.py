@@ -249,7 +249,7 @@ class ApiHandlers:
         if snapshot is None:
             raise NotFound(f"no node knows a dataset {dataset!r}; known: {self._known_datasets()}")
         if copies < 1:
-            raise ConfigError("a dataset has one copy at least; `cachectl evict` removes what is cached")
+            raise ConfigError("a dataset has at least one copy; `cachectl evict` removes cached blocks")
         there = self._advisor.queue.copies(snapshot)
         said = [f"{dataset} has {len(there)} {'copy' if len(there) == 1 else 'copies'} now"]
         taken = {node for copy in there for node in copy.nodes}

@@ -142,12 +142,14 @@ class LeaderElection:
                     spec = msgspec.structs.replace(lease.spec, holder="", seconds=1)
                     await self._api.replace_lease(msgspec.structs.replace(lease, spec=spec))
         except (CachefsError, TimeoutError) as error:
-            log.warning("the Lease %s could not be given up, another replica takes it in time: %s", self._name, error)
+            log.warning(
+                "the Lease %s could not be released; another replica takes it when it expires: %s", self._name, error
+            )
 
     def _note_leadership(self) -> None:
         if self.is_leader != self._was_leader:
             self._was_leader = self.is_leader
-            what = "leads: it opens gates and sends commands" if self._was_leader else "does not lead any more"
+            what = "leads: it opens gates and sends commands" if self._was_leader else "no longer leads"
             log.info("this replica %s", what)
             self._changed()
 

@@ -381,7 +381,7 @@ def test_a_mount_from_mount_to_umount(daemon: Daemon, tree: Path, tmp_path: Path
             assert "--lazy" in busy
             assert busy.count("(process ") == 1  # the mount's own processes do not keep it busy
             said = cachectl_process(daemon.socket, "umount", directory, "--lazy").stdout
-            assert "its process goes on until all files of it are closed" in said
+            assert "its process continues until all its files are closed" in said
             assert f"(process {os.getpid()}: has {directory}/big open)" in said
             (mount,) = answer(daemon, "mounts")["mounts"]
             assert (mount["alive"], mount["detached"]) == (True, True)  # it serves who has the file open

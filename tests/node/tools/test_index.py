@@ -110,5 +110,5 @@ def test_what_is_no_file_is_not_replaced(web: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     done = index(web, "--output", tmp_path / "pipe")
     assert done.exit_code != 0
-    assert "is no regular file" in done.output
+    assert "is not a regular file" in done.output
     assert (tmp_path / "pipe").is_fifo()

@@ -299,7 +299,7 @@ def test_what_says_no_hello_is_no_daemon(tmp_path: Path, garbage: bytes) -> None
         async with trio.open_nursery() as nursery:
 
             async def ask() -> None:
-                with pytest.raises(CachefsError, match=r"allowed|is no daemon"):
+                with pytest.raises(CachefsError, match=r"allowed|is not a daemon"):
                     await channel.call(FETCH, 20)
 
             nursery.start_soon(ask)

@@ -43,7 +43,7 @@ def test_what_was_set_is_said_as_it_was_and_as_it_is() -> None:
     assert describe_set(reached, is_limited=False) == [
         "d: endpoint http://a -> http://b",
         "d: region eu -> default",
-        "looked at 10 objects: 8 are as they were listed; what is cached stays",
+        "checked 10 objects: 8 are as they were listed; cached blocks stay",
         "others have changed: run `cachectl dataset refresh d`",
     ]
     nothing = DatasetSetResult(dataset=view("d"), before=now, now=now)

@@ -46,7 +46,7 @@ def test_files_that_hold_no_order(tmp_path: Path, name: str) -> None:
     np.save(tmp_path / "floats.npy", np.array([1.5, 2]))
     np.save(tmp_path / "text.npy", np.array(["a"]))
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
-    with pytest.raises(ConfigError, match=f"{name} is no order of samples: ") as caught:
+    with pytest.raises(ConfigError, match=f"{name} is not an order of samples: ") as caught:
         read_order(tmp_path / name)
     assert "\n" not in str(caught.value)
 

@@ -71,9 +71,9 @@ def test_what_moves_is_the_part_of_who_joins() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("four", "not a change"), ("", "not a change"), ("+", "no node that joins"), ("+four:0", "no node that joins"),
-        ("+four:nan", "no node that joins"), ("+four:much", "no node that joins"), ("+one", "already"),
-        (f"+{1:016x}", "already"), ("+four:inf", "no node that joins"),
+        ("four", "not a change"), ("", "not a change"), ("+", "not a joining node"), ("+four:0", "not a joining node"),
+        ("+four:nan", "not a joining node"), ("+four:much", "not a joining node"), ("+one", "already"),
+        (f"+{1:016x}", "already"), ("+four:inf", "not a joining node"),
     ],
 )  # fmt: skip
 def test_what_is_no_change_is_refused(change: str, message: str) -> None:

@@ -205,8 +205,8 @@ def describe_set(reached: DatasetSetResult, *, is_limited: bool) -> list[str]:
     ]
     if reached.looked_at:
         lines.append(
-            f"looked at {format_count(reached.looked_at, 'object')}: {reached.alike:,} are as they were listed; what "
-            "is cached stays"
+            f"checked {format_count(reached.looked_at, 'object')}: {reached.alike:,} are as they were listed; cached "
+            "blocks stay"
         )
     if reached.alike < reached.looked_at:
         lines.append(f"others have changed: run `cachectl dataset refresh {view.name}`")
@@ -356,7 +356,7 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
     if last.resumed:
         lines.append(
             f"{format_count(last.resumed, 'object')} were listed before an interruption; "
-            f"cachectl dataset refresh {view.name} lists all of them anew"
+            f"cachectl dataset refresh {view.name} lists all of them again"
         )
     if view.problems:
         lines.append(left_out_line(view, session.call(DATASET_SHOW, DatasetName(name=view.name)).problems))

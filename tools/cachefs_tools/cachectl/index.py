@@ -44,7 +44,7 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
         raise NotFound(f"there is no directory {directory}")
     target = output or directory / INDEX_NAME
     if target.exists() and not target.is_file():
-        raise ConfigError(f"{target} is no regular file, and would be replaced by one")
+        raise ConfigError(f"{target} is not a regular file, and would be replaced by one")
     skipped: list[str] = []
     paths = list(_files(directory, skipped))
     size = unreadable = 0

@@ -116,7 +116,7 @@ def parse_ranks(ctx: click.Context, param: click.Parameter, text: str) -> list[i
     type=click.FloatRange(min=0, min_open=True),
     default=LEASE,
     show_default=True,
-    help="Without --pid, the job ends after so many seconds without a read.",
+    help="Without --pid, the job ends after this number of seconds without a read.",
 )
 @with_session
 def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> None:
@@ -219,7 +219,7 @@ def read_order(path: Path) -> bytes:
             raise ValueError("expected one sample number per line, or an array of one dimension")
         return bytes(numbers.astype("<u4").tobytes())
     except (ValueError, OSError, EOFError) as error:
-        raise ConfigError(f"{path} is no order of samples: {error}") from None
+        raise ConfigError(f"{path} is not an order of samples: {error}") from None
 
 
 @job.command("list")

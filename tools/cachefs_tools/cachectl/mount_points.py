@@ -67,7 +67,7 @@ def find_mount(path: str) -> tuple[MountPoint, bytes]:
         for point in sorted(mount_points(), key=lambda point: len(point.path.parts), reverse=True):
             if Path(place).is_relative_to(point.path):
                 return point, os.fsencode(os.path.normpath(f"{point.root}/{Path(place).relative_to(point.path)}"))
-    raise NotFound(f"{escape_name(path)} is in no mount of cachefs; `cachectl mounts` shows what is mounted")
+    raise NotFound(f"{escape_name(path)} is in no mount of cachefs; `cachectl mounts` lists the mounts")
 
 
 def requested_file(point: MountPoint, spec: MountSpec, inside: bytes, mounts: list[MountView]) -> FilePath:
@@ -168,7 +168,7 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     if not ended:
         by = f", which are open in {users}" if users else ""
         done = (
-            f"detached; its process goes on until all files of it are closed{by}"
+            f"detached; its process continues until all its files are closed{by}"
             if lazy
             else f"{done}; {STILL_RUNNING}"
         )

@@ -111,7 +111,7 @@ def show_warmup(session: CommandSession, updates: Iterable[WarmupProgress], *, w
     def interrupted(one: WarmupProgress) -> str:
         here = f"{escape_name(one.dataset)}: {one.blocks:,} of {one.blocks_total:,} blocks here, {size(one.bytes)}"
         if watched:
-            return f"{here}; the warmup goes on: `cachectl warmups`"
+            return f"{here}; the warmup continues: `cachectl warmups`"
         return f"{here}; the warmup is cancelled, and fetched blocks stay. With --no-wait, it runs in the background"
 
     return _show_updates(session, bar, updates, show, _ProgressTexts(line, interrupted))

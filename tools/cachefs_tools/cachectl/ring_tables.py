@@ -70,7 +70,7 @@ def _parse_joining(text: str, average: float) -> RingMember:
     except ValueError:
         number = math.nan
     if not name or not 0 < number < math.inf:
-        raise click.UsageError(f"{text!r} is no node that joins: +NAME:WEIGHT, with a weight above 0 such as 2.5")
+        raise click.UsageError(f"{text!r} is not a joining node: use +NAME:WEIGHT, with a weight above 0 such as 2.5")
     # Its real id is unknown; any id moves as many blocks.
     return RingMember(name, xxh3_64_intdigest(name.encode()), number, zone)
 

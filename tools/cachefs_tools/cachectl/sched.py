@@ -184,8 +184,8 @@ def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(found.jobs.items())) or "none known"
     yield f"cachefs-scheduler {found.version}, up {format_duration(found.uptime)}; jobs: {jobs}"
     yield (
-        f"{format_count(found.nodes, 'node')}, {found.fresh} heard within a minute; room for {size(found.capacity)}, "
-        f"{size(found.used)} taken"
+        f"{format_count(found.nodes, 'node')}, {found.fresh} have reported within a minute; "
+        f"room for {size(found.capacity)}, {size(found.used)} taken"
     )
     if found.needed:
         yield f"jobs read {size(found.needed)}; {format_count(found.nodes_needed, 'node')} like these would hold it"

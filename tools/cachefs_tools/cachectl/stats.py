@@ -96,7 +96,7 @@ def find_mount_view(mounts: list[MountView], wanted: str) -> MountView:
     for view in mounts:
         if view.alive and (view.id == wanted or view.mountpoint in (wanted, path)):
             return view
-    raise NotFound(f"{escape_name(wanted)} is no mount of this node that lives; `cachectl mounts` shows those")
+    raise NotFound(f"{escape_name(wanted)} is not a live mount of this node; `cachectl mounts` lists them")
 
 
 def consumers_of(mount: MountView, jobs: list[JobView]) -> dict[tuple[str, str], ConsumerView]:

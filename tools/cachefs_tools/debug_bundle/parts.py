@@ -144,7 +144,7 @@ class BundleNode:
             return {"note": f"there is no {self.config}: defaults hold, unless the daemon was started with --config"}
         document = _config_document(self.config)
         if document is None:
-            raise PartUnavailable(f"{self.config} cannot be read, or is no TOML; cachefsd --check-config says more")
+            raise PartUnavailable(f"{self.config} cannot be read, or is not TOML; cachefsd --check-config tells more")
         return known_settings(document)
 
     def _environment(self) -> Any:

@@ -65,7 +65,7 @@ def findings(facts: CredentialFacts, whose: str) -> Iterator[Finding]:
     if facts.error:
         yield problem(
             "credentials.s3",
-            f"credentials{profile} cannot be had ({facts.error}), looked for as {whose}",
+            f"credentials{profile} were not found ({facts.error}), looked for as {whose}",
             refused,
             "check ~/.aws/config, the role or the program that gives them",
         )

@@ -206,7 +206,7 @@ def _kind_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
         yield warning(
             name,
             f"{where}, the root of a container",
-            "what is cached is lost with the container",
+            "cached blocks are lost with the container",
             "mount a volume of the host there",
         )
     elif place.name == SSD and facts.is_root_disk:

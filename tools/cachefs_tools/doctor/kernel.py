@@ -27,7 +27,7 @@ _FEATURES: Final[tuple[tuple[tuple[int, int], str, str, str], ...]] = (
         (6, 5),
         "page_cache",
         "cachestat and overlays of one layer",
-        "mounts have no shield, and pushers cannot see what is in the page cache: cached files open more slowly",
+        "mounts have no shield, and pushers cannot see which pages are cached: cached files open more slowly",
     ),
     ((6, 9), "resend", "FUSE_NOTIFY_RESEND", "when a worker of a mount dies, reads that it had in hand fail"),
 )

@@ -96,7 +96,7 @@ def _group_findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
         yield warning(
             "limits.cgroup",
             f"{text}; the memory tier may take {format_size(memory_budget)}",
-            "what is in the memory tier counts, so the tier is smaller than its budget",
+            "blocks of the memory tier count, so the tier is smaller than its budget",
             "raise the limit, or lower memory.budget",
         )
     else:

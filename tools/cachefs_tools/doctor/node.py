@@ -173,7 +173,7 @@ def findings(facts: DaemonFacts, version: str, now: float) -> Iterator[Finding]:
 
 
 def _no_daemon_finding(facts: DaemonFacts) -> Finding:
-    away = "mounts serve what is cached, and nothing can be fetched, mounted or published"
+    away = "mounts serve cached blocks, and nothing can be fetched, mounted or published"
     if facts.is_stopped:
         return problem(
             "daemon.stopped", f"the daemon is stopped (process {facts.pid})", away, f"kill -CONT {facts.pid}"

@@ -94,7 +94,7 @@ def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
 
 def _failure_findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
     text = f"dataset {escape_name(facts.dataset)}, asked {whose}: {escape_name(facts.speed.message)}"
-    waits = "what is not cached cannot be read"
+    waits = "blocks that are not cached cannot be read"
     match facts.speed.error:
         case "ObjectChanged":
             yield warning(

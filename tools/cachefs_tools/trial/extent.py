@@ -126,7 +126,7 @@ def choose_files(client: DaemonClient, detail: DatasetDetail, job: TrialJob, see
         least = min((sample.size for sample in candidates), default=0)
         raise ConfigError(
             f"files of {detail.dataset.name} are too large for a trial of {job.bytes:,} bytes (the smallest of those "
-            f"looked at has {least:,}); allow more with --bytes"
+            f"checked has {least:,}); allow more with --bytes"
         )
     return choice
 

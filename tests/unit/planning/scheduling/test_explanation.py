@@ -29,7 +29,7 @@ def test_nothing_is_left_out_silently():
     old = words(node("a", (0, 1)), now=660.0)
     assert "a did not report for 11 min: its last report counts 50%." in old.text
     gone = words(node("a", (0, 1)), now=9000.0)
-    assert "a did not report for 2.5 h: its last report does not count any more." in gone.text
+    assert "a did not report for 2.5 h: its last report no longer counts." in gone.text
 
 
 def test_all_alike():
