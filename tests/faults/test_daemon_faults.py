@@ -79,7 +79,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     other = Daemon(tmp_path / "other")
     other.socket.write_text("precious")
     try:
-        assert "in the way of the daemon's socket" in refused(other)
+        assert "the path of the daemon's socket, is not a socket" in refused(other)
     finally:
         shutil.rmtree(other.memory)
     assert other.socket.read_text() == "precious"

@@ -84,7 +84,7 @@ class SharedMembership:
     async def start(self) -> None:
         self._store.set_record(self._record)
         self._store.start(self)
-        saving = autosave(self._save, "a daemon that starts without it begins alone")
+        saving = autosave(self._save, "the daemon starts without known members")
         self._tasks = [asyncio.create_task(work) for work in (self._keep_ring(), saving)]
         async with asyncio.TaskGroup() as group:
             group.create_task(_wait_for(self._read_event, _START_SECONDS))
@@ -211,7 +211,7 @@ class SharedMembership:
         self._answered_event.set()
         if self._rival is not None:
             self._rival = None
-            log.info("this node has its id for itself again")
+            log.info("no other node uses the id of this node any longer")
             self._update_view()
 
     def on_id_taken(self, record: NodeRecord) -> None:

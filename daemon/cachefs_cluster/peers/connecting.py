@@ -101,7 +101,7 @@ def _exchange_handshake(
         connection.sendall(outgoing.read())
     left = until - time.monotonic()
     if left <= 0:
-        raise TimeoutError(f"it took more than {HANDSHAKE_SECONDS:.0f} s")
+        raise TimeoutError(f"the handshake took more than {HANDSHAKE_SECONDS:.0f} s")
     connection.settimeout(left)
     data = connection.recv(_RECORD)
     if not data:

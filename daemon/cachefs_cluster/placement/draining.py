@@ -134,7 +134,7 @@ class DrainController:
         """Describe why the other nodes cannot take over."""
         names = sorted(one.name for one in self._membership.view.reachable if one.state == "draining")
         if not names:
-            return "there is none"
+            return "it is the only node"
         return f"{format_names(names, _MAX_NAMES)} drain{'s' * (len(names) == 1)} too"
 
     async def cancel_own_drain(self) -> DrainStatus:

@@ -62,7 +62,7 @@ class SocketPath:
             finally:
                 os.close(directory)
         except FileExistsError:
-            raise Busy(f"another daemon listens on {self.path} since a moment ago; stop one of them") from None
+            raise Busy(f"another daemon listens on {self.path} since a moment ago; stop one of the two") from None
         except RuntimeError:  # of gRPC, whose text names the temporary path
             raise CachefsError(
                 f"cannot listen on the socket {self.path}: no socket can be made in {self.path.parent}; let the daemon "
@@ -116,7 +116,7 @@ class SocketPath:
         except OSError:
             return
         if not stat.S_ISSOCK(before.st_mode):
-            raise CachefsError(f"{self.path} is in the way of the daemon's socket and no socket itself; remove it")
+            raise CachefsError(f"{self.path}, the path of the daemon's socket, is not a socket; remove it")
         if _is_listening(self.path):
             raise Busy(f"another daemon listens on {self.path}; stop it, or give this one another daemon.socket")
         with contextlib.suppress(OSError):

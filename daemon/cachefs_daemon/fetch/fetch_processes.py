@@ -251,7 +251,7 @@ class FetchProcesses:
                     self._publishing[process_fetch] = process.last_report_at
                     process_fetch.on_arrival()
                 else:
-                    log.debug("%s is fetched by the daemon itself: %s", process_fetch.source.subject, result.reason)
+                    log.debug("the daemon fetches %s itself: %s", process_fetch.source.subject, result.reason)
                     process_fetch.origin.note_failure(result.reason, throttled=result.throttled)
                     freed.append(room)
                     process_fetch.give_up()

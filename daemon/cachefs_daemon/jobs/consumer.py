@@ -446,7 +446,7 @@ class Consumer:
         self._restart_plan()
         self._publish(samples, found.number, found.epoch)
         follower.on_found(found.number, found.cluster)
-        log.info("job %s, consumer %s: found again in epoch %d", self.request.job, self.name, found.number)
+        log.info("job %s, consumer %s: is followed again, in epoch %d", self.request.job, self.name, found.number)
 
     # --- display --------------------------------------------------------------------------------------------------
 

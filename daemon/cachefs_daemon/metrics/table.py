@@ -103,14 +103,16 @@ READS: Final = _counter(
     "reads", "reads", "Reads that reached the mount, by source: a tier, or a fetch that they waited for. Reads that "
     "the page cache answers are not counted.", ANSWERED_BY,
 )  # fmt: skip
-READ_BYTES: Final = _counter("read_bytes", "bytes", "Bytes of these reads.", ANSWERED_BY)
+READ_BYTES: Final = _counter("read_bytes", "bytes", "Bytes of reads that reached the mount, by source.", ANSWERED_BY)
 FUSE_REQUESTS: Final = _counter("fuse_requests", "requests", "Requests of the kernel to mounts.", OPERATION)
-FUSE_ERRORS: Final = _counter("fuse_errors", "requests", "Of these, those that failed, other than for a missing name.")
+FUSE_ERRORS: Final = _counter(
+    "fuse_errors", "requests", "Requests of the kernel to mounts that failed, except for a missing name."
+)
 BAD_COPIES: Final = _counter(
     "bad_copies", "copies", "Copies in a tier whose bytes readers found wrong; readers then use another copy."
 )
 WAITS: Final = _counter("read_waits", "reads", "Reads that waited, by reason.", WAITED_FOR)
-WAIT_SECONDS: Final = _counter("read_wait_seconds", "seconds", "Seconds that these reads waited in total.", WAITED_FOR)
+WAIT_SECONDS: Final = _counter("read_wait_seconds", "seconds", "Seconds that reads waited, by reason.", WAITED_FOR)
 # --- fetched blocks ---------------------------------------------------------------------------------------------------
 FETCHED_BLOCKS: Final = _counter(
     "fetched_blocks", "blocks", "Blocks received, by source and outcome: stored in a tier, passed to readers as no "
@@ -121,7 +123,7 @@ FETCHED_BYTES: Final = _counter(
     "responses count as discarded; so the sum is all bytes that were received for reads.", SOURCE, FETCH_OUTCOME,
 )  # fmt: skip
 IN_FLIGHT_BLOCKS: Final = _gauge("in_flight_blocks", "blocks", "Blocks that are being fetched.")
-IN_FLIGHT_BYTES: Final = _gauge("in_flight_bytes", "bytes", "Bytes of these blocks.")
+IN_FLIGHT_BYTES: Final = _gauge("in_flight_bytes", "bytes", "Bytes of blocks that are being fetched.")
 GUESSED_BLOCKS: Final = _experimental(_counter(
     "guessed_blocks", "blocks", "Blocks that readahead fetched, once they were read or evicted unread.",
     READAHEAD_OUTCOME,
@@ -150,7 +152,7 @@ ORIGIN_HEDGED: Final = _counter(
     "origin_hedged_requests", "requests", "Requests that were sent a second time because the first was late."
 )
 ORIGIN_HEDGES_WON: Final = _counter(
-    "origin_hedges_won", "requests", "Of these, those whose second request was answered first."
+    "origin_hedges_won", "requests", "Requests that were sent twice, and whose second sending was answered first."
 )
 # --- tiers ------------------------------------------------------------------------------------------------------------
 TIER_BUDGET: Final = _gauge("tier_budget_bytes", "bytes", "Bytes that the tier may use by its configuration.", TIER)
@@ -166,7 +168,7 @@ TIER_PROBLEM: Final = _gauge(
 REPAIRED: Final = _counter("repaired_blocks", "blocks", "Blocks whose bytes were wrong, and which were dropped.")
 # --- page caches ------------------------------------------------------------------------------------------------------
 PUSHED_BLOCKS: Final = _counter("pushed_blocks", "blocks", "Blocks that were put into the page cache ahead of reads.")
-PUSHED_BYTES: Final = _counter("pushed_bytes", "bytes", "Bytes of these blocks.")
+PUSHED_BYTES: Final = _counter("pushed_bytes", "bytes", "Bytes that were put into the page cache ahead of reads.")
 PUSH_LATE: Final = _experimental(
     _counter("pushed_late_blocks", "blocks", "Blocks that were read before they could be pushed.")
 )
@@ -179,7 +181,7 @@ PAGES_BUDGET: Final = _gauge(
 )
 # --- other nodes ------------------------------------------------------------------------------------------------------
 SERVED_BLOCKS: Final = _counter("peer_served_blocks", "blocks", "Blocks sent to other nodes.")
-SERVED_BYTES: Final = _counter("peer_served_bytes", "bytes", "Bytes of these blocks.")
+SERVED_BYTES: Final = _counter("peer_served_bytes", "bytes", "Bytes of blocks sent to other nodes.")
 PEER_ASKED: Final = _counter("peer_questions", "requests", "Requests to other nodes, one per block.")
 PEER_NOT_HERE: Final = _counter(
     "peer_not_here", "requests", "Requests to other nodes that they answered without the block."
@@ -191,14 +193,12 @@ CLUSTER_NODES: Final = _gauge(
 CLUSTER_PROBLEM: Final = _gauge("cluster_problem", "bool", "1 while this node cannot read the cluster's membership.")
 # --- datasets, jobs, mounts -------------------------------------------------------------------------------------------
 DATASETS: Final = _gauge("datasets", "datasets", "Datasets of the node.")
-DATASETS_LOST: Final = _gauge(
-    "datasets_without_snapshot", "datasets", "Of these, those whose snapshot is lost or damaged."
-)
+DATASETS_LOST: Final = _gauge("datasets_without_snapshot", "datasets", "Datasets whose snapshot is lost or damaged.")
 DATASET_BLOCKS: Final = _experimental(_counter(
     "dataset_fetched_blocks", "blocks", "Blocks received for a dataset.", DATASET, SOURCE,
 ))  # fmt: skip
 DATASET_BYTES: Final = _experimental(_counter(
-    "dataset_fetched_bytes", "bytes", "Bytes of these blocks.", DATASET, SOURCE,
+    "dataset_fetched_bytes", "bytes", "Bytes received for a dataset.", DATASET, SOURCE,
 ))  # fmt: skip
 JOBS: Final = _gauge("jobs", "jobs", "Jobs that have published what they read; of ended jobs, the last 64.", JOB_STATE)
 CONSUMERS: Final = _gauge("consumers", "consumers", "Consumers of running jobs.")

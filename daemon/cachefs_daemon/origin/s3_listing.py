@@ -292,7 +292,7 @@ def _empty_pages(before: int, page: ListingPage) -> int:
     """Return the number of empty pages in a row, *page* included. Raises BrokenS3Response if there are too many."""
     empty = 0 if page.objects else before + 1
     if empty > _MAX_EMPTY_PAGES:
-        raise BrokenS3Response(f"the listing does not go on: {empty} pages in a row had nothing on them")
+        raise BrokenS3Response(f"the listing makes no progress: {empty} pages in a row were empty")
     return empty
 
 

@@ -144,7 +144,7 @@ class BlockStore:
             return False
         # No commit: the index may be on the disk that hangs. `Maintenance.retry_tier` commits before it frees the
         # bytes.
-        self._tiers[SSD].report_hang("a reader has waited for it in vain", location)
+        self._tiers[SSD].report_hang("a reader waited for a block and got no answer", location)
         return True
 
     def evict(self, keys: Iterable[bytes]) -> tuple[int, int]:

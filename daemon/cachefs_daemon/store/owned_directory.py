@@ -126,7 +126,7 @@ def _require_ours(place: ConfiguredDirectory, found: os.stat_result, owner: int 
     if found.st_mode & stat.S_IWOTH:
         raise place.unusable_error(
             f"any user may write to it (mode {stat.S_IMODE(found.st_mode):04o}); choose a new directory in it, or "
-            "chmod it to 0750 if it is for this alone"
+            "chmod it to 0750 if only cachefs uses it"
         )
 
 

@@ -118,7 +118,7 @@ def test_a_socket_asks_for_no_name(tmp_path: Path) -> None:
     serve(work, f"unix:{path}")
     assert not path.exists()
     path.touch()
-    with pytest.raises(CachefsError, match="no socket itself; remove it"):
+    with pytest.raises(CachefsError, match="is not a socket; remove it"):
         serve(work, f"unix:{path}")
 
 

@@ -126,7 +126,7 @@ def test_a_file_in_the_way_is_named_once_and_waited_for(ours: Listener, caplog: 
     path = ours.place.path
     path.unlink()
     path.touch()
-    with pytest.raises(CachefsError, match="in the way"):
+    with pytest.raises(CachefsError, match="is not a socket; remove it"):
         ours.take()
     for _ in range(3):
         ours.look()
