@@ -45,6 +45,10 @@ class Backoff:
         """Record a success: the next attempt is due, and the next pause is the first one."""
         self.failures, self.until = 0, -math.inf
 
+    def forget_failures(self) -> None:
+        """Record a success during a pause, which goes on: the next pause is the first one."""
+        self.failures = 0
+
     def is_due(self, now: float) -> bool:
         """Return whether the pause is over."""
         return now >= self.until

@@ -55,7 +55,7 @@ class SchedulerService:
             self._integrations.append(open_integration(config.kube, self.advisor, self._metrics))
         self._wakeup = asyncio.Event()
         self.view.listeners.append(lambda name: self._wakeup.set())
-        self.warmups.on_end = lambda one: self._wakeup.set()
+        self.warmups.add_end_listener(lambda one: self._wakeup.set())
         self._tasks: list[asyncio.Task[None]] = []
         self._lock: int | None = None
         self._save_problem = ""

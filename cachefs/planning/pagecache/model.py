@@ -117,6 +117,10 @@ class PageCacheModel:
         self._unplanned: deque[tuple[float, list[bytes]]] = deque()
         self._unplanned_keys = 0  # number of keys in `_unplanned`
 
+    def set_budget(self, budget: int) -> None:
+        """Set the most bytes of pages."""
+        self.budget = budget
+
     @property
     def spaces(self) -> Mapping[str, BlockSpace]:
         """The block space of each snapshot that may have pages."""

@@ -226,7 +226,7 @@ class PushPlan:
         self._pushes = pushes
         self._open_commands.clear()
         self.pages.abandon_orders()
-        self.pages.budget = budget
+        self.pages.set_budget(budget)
         self._unplanned_pages.replace_pages(held, now + UNPLANNED_SECONDS)
         self._lookahead.rewind()
 

@@ -207,7 +207,7 @@ class PeerClient:
         self._peers_with_queue = {node: peer for node, peer in self._peers_with_queue.items() if peer.has_queued}
         peers = [*self._peers_with_queue.values()]
         if not peers or self._is_closed:
-            self._in_flight.has_waiting_requests = False
+            self._in_flight.set_waiting(has_waiting_requests=False)
             return
         self._in_flight.note_waiting(peers)
         self._first_peer = (self._first_peer + 1) % len(peers)
@@ -216,7 +216,8 @@ class PeerClient:
             for lane in LANES:
                 for peer in peers:
                     self._send_queued_of(peer, lane, ahead=ahead)
-        self._in_flight.has_waiting_requests = any(queue for peer in peers for queue in peer.queues[HELD_LANE])
+        waiting = any(queue for peer in peers for queue in peer.queues[HELD_LANE])
+        self._in_flight.set_waiting(has_waiting_requests=waiting)
 
     def _send_queued_of(self, peer: Peer, lane: int, *, ahead: bool) -> None:
         queue = peer.queues[lane][ahead]

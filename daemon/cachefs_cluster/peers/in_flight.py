@@ -24,6 +24,10 @@ class BytesInFlight:
         self._fetches = 0  # blocks
         self._is_alone = False  # is a single peer asked for blocks that it has?
 
+    def set_waiting(self, *, has_waiting_requests: bool) -> None:
+        """Note whether requests wait for room."""
+        self.has_waiting_requests = has_waiting_requests
+
     def add_batch(self, batch: PeerBatch) -> None:
         """Count a batch that was sent."""
         self.bytes[batch.lane] += batch.bytes_left

@@ -57,7 +57,7 @@ class PeerHealth:
 
     def note_block(self) -> None:
         """Record that the peer sent a block."""
-        self._busy.failures = 0  # a pause that has begun goes on
+        self._busy.forget_failures()
 
     def note_busy(self, now: float) -> None:
         """Record that the peer answered BUSY."""

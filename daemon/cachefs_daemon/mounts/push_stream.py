@@ -136,7 +136,7 @@ class PushStream:
 
     def handle_report(self, report: PushReport) -> None:
         """Process the results of commands. The plan has forgotten those of an earlier subscription."""
-        self.pages.budget = report.budget
+        self.pages.set_budget(report.budget)
         if any(report.counters.get(name, 0) < value for name, value in self._counters.items()):
             self._ended_counters.update(self._counters)  # the report is from another process
         self._counters = Counter(report.counters)

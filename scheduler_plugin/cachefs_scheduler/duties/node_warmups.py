@@ -75,8 +75,16 @@ class NodeWarmups:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = 0
         # Called whenever a warm-up has ended.
-        self.on_end: Callable[[NodeWarmup], None] = lambda one: None
+        self._end_listeners: list[Callable[[NodeWarmup], None]] = []
         view.listeners.append(self._record_progress)
+
+    def add_end_listener(self, listener: Callable[[NodeWarmup], None]) -> None:
+        """Call *listener* with each warm-up that has ended."""
+        self._end_listeners.append(listener)
+
+    def _note_end(self, one: NodeWarmup) -> None:
+        for listener in self._end_listeners:
+            listener(one)
 
     @property
     def can_send(self) -> bool:
@@ -139,7 +147,7 @@ class NodeWarmups:
         done = await self._send(wanted.node, order)
         if isinstance(done, str):
             wanted.state, wanted.message = "failed", done
-            self.on_end(wanted)
+            self._note_end(wanted)
             return
         wanted.total, wanted.reported_at = done.blocks, time.monotonic()
         if wanted.is_over:  # stopped while the node was told; the node may have received STOP first
@@ -185,7 +193,7 @@ class NodeWarmups:
             one.reported_at = time.monotonic()
             if said.state in _END_STATES:
                 one.state = said.state
-                self.on_end(one)
+                self._note_end(one)
 
     def drop_lost(self, now: float) -> None:
         """Fail the warm-ups that their nodes will not report again. Call periodically; now: monotonic seconds."""
@@ -204,7 +212,7 @@ class NodeWarmups:
                 continue
             one.state = "failed"
             log.warning("%s of %s on %s for %s: %s", one.purpose, one.dataset, one.node, one.job, one.message)
-            self.on_end(one)
+            self._note_end(one)
 
 
 def warmup_id(*parts: object) -> str:

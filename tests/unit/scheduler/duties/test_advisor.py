@@ -244,7 +244,7 @@ def test_a_warm_up_is_lost_with_its_node_or_its_daemon() -> None:
         duties.view.nodes["silent"].reported_at = now - warming_up.SILENT_SECONDS - 1
         one["silent"].reported_at = now - warming_up.SILENT_SECONDS - 1
         ended: list[str] = []
-        duties.warmings.on_end = lambda warming: ended.append(warming.node)
+        duties.warmings.add_end_listener(lambda warming: ended.append(warming.node))
         duties.warmings.drop_lost(now)
         assert {node: warming.state for node, warming in one.items()} == {
             "restarted": "failed", "silent": "failed", "well": "running",
