@@ -12,8 +12,7 @@ from typing import Any
 from cachefs_bench.lab.cluster import ClusterSettings, LabCluster, MembershipSource, create_cluster
 from cachefs_bench.lab.host import LOOPBACK, LabHost
 from cachefs_bench.lab.node import LabNode
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.lab.scratch_node import S3Credentials
+from cachefs_bench.lab.scratch_node import NodeSettings, S3Credentials, TierSettings
 from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_bench.sample_data import sample_name, write_samples

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from cachefs_bench.cluster.placement import homes_by_path
-from cachefs_bench.lab.counters import ssd_blocks
+from cachefs_bench.cluster.membership_change import homes_by_path
+from cachefs_bench.lab.cluster import ssd_blocks
 from cachefs_bench.lab.node import LabNode
-from cachefs_bench.lab.scratch_config import TierSettings
+from cachefs_bench.lab.scratch_node import TierSettings
 
 from cachefs.cluster_messages import DrainRequest, DrainStatus
 from cachefs.messages import Empty, Selection

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cachefs_bench.lab.bridge import bridge_network
-from cachefs_bench.lab.etcd import run_etcd
+from cachefs_bench.lab.cluster import run_etcd
 from cachefs_bench.lab.host import LOOPBACK, LabHost
 from cachefs_bench.lab.switch import switched_network
 

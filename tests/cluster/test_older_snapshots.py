@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cachefs_bench.lab.job import JobSettings, LabJob, start_job
 from cachefs_bench.lab.node import LabNode
-from cachefs_bench.lab.scratch_config import TierSettings
+from cachefs_bench.lab.scratch_node import TierSettings
 from cachefs_cluster.peers.fetches_for_peers import AWAITED_SECONDS
 
 from cachefs.messages import DatasetName, DatasetView, Empty

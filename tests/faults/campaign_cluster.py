@@ -13,8 +13,7 @@ from typing import Final
 from cachefs_bench.lab.bridge import Bridge, bridge_network
 from cachefs_bench.lab.cluster import ClusterSettings, LabCluster, create_cluster
 from cachefs_bench.lab.node import LabNode
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.lab.scratch_node import S3Credentials
+from cachefs_bench.lab.scratch_node import NodeSettings, S3Credentials, TierSettings
 from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import run_throttle
 

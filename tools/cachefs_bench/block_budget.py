@@ -1,11 +1,15 @@
-"""Measures the daemon's processor time per fetched block, by stage, while a published job reads as fast as it can.
+"""`cachefs-bench block`: measures the daemon's processor time per fetched block, by stage.
+
+A published job reads as fast as it can meanwhile.
 
 The daemon runs as it does for users, with a mount that pushes. py-spy samples its stacks from outside without stopping
 it (`--nonblocking`), so the measurement needs no code in the daemon.
 """
 
 import contextlib
+import json
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,17 +17,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import click
 from cachefs_tools.child_programs import mount_dataset, run_program, wait_or_kill
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, OriginOptions, Status
 from cachefs.rpc import STATUS, DaemonClient
 from cachefs_bench.block_stages import BlockStage, seconds_by_stage
-from cachefs_bench.directory_node import DATASET, list_dataset
 from cachefs_bench.job_process import run_job_process
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.lab.scratch_node import memory_directory, run_daemon
-from cachefs_bench.origin_server import BUCKET, OriginServer
+from cachefs_bench.lab.scratch_node import (
+    DATASET,
+    NodeSettings,
+    TierSettings,
+    list_dataset,
+    memory_directory,
+    run_daemon,
+)
+from cachefs_bench.origin_server import BUCKET, OriginServer, run_filled_server
 from cachefs_bench.scenario import DatasetShape, JobLoader, Publishing, Scenario, TrainingJob
 from cachefs_bench.training_node import SEGMENT_SIZE, budget_for
 
@@ -216,3 +229,58 @@ def _thread_seconds(pid: int) -> dict[int, float]:
         with contextlib.suppress(OSError):  # it has ended
             found[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
     return found
+
+
+@click.command("block")
+@click.option("--files", default=12000, show_default=True, type=click.IntRange(min=64), help="Number of files.")
+@click.option(
+    "--size", default=110_000, show_default=True, type=click.IntRange(8, 4 << 20), help="Bytes of each file: one block."
+)
+@click.option(
+    "--seconds", default=20.0, show_default=True, type=click.FloatRange(min=0, min_open=True),
+    help="How long each case is measured, at most.",
+)  # fmt: skip
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(min=1), help="Workers of the loader.")
+@click.option(
+    "--endpoint",
+    help="URL of a running S3 server. Its credentials are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  "
+    "[default: a server of rclone is started]",
+)
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
+def block_command(
+    files: int, size: int, seconds: float, workers: int, endpoint: str | None, directory: Path | None
+) -> None:
+    """Measure what a fetched block costs the daemon, by stage.
+
+    A published job reads as fast as it can through a mount that pushes. Blocks go into memory, and then onto an SSD
+    tier where another block is evicted for each. py-spy tells the stages apart; it takes root.
+    """
+    shape = DatasetShape(files=files, size=size, epochs=1, workers=workers, demand=1e6)
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
+        work = Path(name)
+        documents = []
+        with run_filled_server(work, shape, endpoint) as server:
+            for number, case in enumerate(cases(shape)):
+                place = work / f"case{number}"
+                place.mkdir()
+                click.echo(f"{case.name} ...", err=True)
+                documents.append(found := measure_case(place, server, shape, case, seconds))
+                if said := sample_warning(case.name, found["blocks"], found["seconds"]):
+                    click.echo(said, err=True)
+        _show(documents)
+        click.echo(json.dumps(documents, indent=2))
+
+
+def _show(documents: list[dict[str, object]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("ms of processor time per block")
+    for document in documents:
+        table.add_column(str(document["case"]), justify="right")
+    for stage in BlockStage:
+        table.add_row(stage.value, *(f"{one['by_stage_ms'][stage.value]:.3f}" for one in documents))  # type: ignore[index]
+    table.add_row("all", *(f"{one['cpu_ms_per_block']:.3f}" for one in documents))
+    table.add_row("blocks/s", *(f"{one['blocks_per_s']:.0f}" for one in documents))
+    Console(stderr=True, highlight=False).print(table)

@@ -20,20 +20,20 @@ from cachefs_bench.orderly_exit import orderly_exit
 
 with quiet_imports():
     from cachefs_bench import first_epoch, growth, metadata, origin_get, origin_limits, planning, reads
-    from cachefs_bench.block_command import block_command
+    from cachefs_bench.block_budget import block_command
     from cachefs_bench.cluster.command import cluster_command
-    from cachefs_bench.extender.command import extender_command
-    from cachefs_bench.hints_command import hints_command
-    from cachefs_bench.listing_command import listing_command
-    from cachefs_bench.miss_command import miss_command
+    from cachefs_bench.extender.response_times import extender_command
+    from cachefs_bench.hints import hints_command
+    from cachefs_bench.listing_speed import listing_command
+    from cachefs_bench.misses import miss_command
     from cachefs_bench.own_process import in_own_process
-    from cachefs_bench.peers_command import peers_command
+    from cachefs_bench.peers import peers_command
     from cachefs_bench.programs.command import programs_command
     from cachefs_bench.push_command import push_command
-    from cachefs_bench.refetch_command import refetch_command
+    from cachefs_bench.refetch import refetch_command
     from cachefs_bench.scenario import DatasetShape
     from cachefs_bench.scheduling.command import scheduling_command
-    from cachefs_bench.slurm_command import slurm_command
+    from cachefs_bench.slurm_latency import slurm_command
     from cachefs_bench.train_command import train_command
 
 

@@ -25,14 +25,12 @@ from rich.table import Table
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
 from cachefs.rpc import DATASET_ADD, DATASET_LIST
-from cachefs_bench.lab.cluster import ClusterSettings, LabCluster, create_cluster
-from cachefs_bench.lab.counters import ClusterCounters, read_counters
+from cachefs_bench.lab.cluster import ClusterCounters, ClusterSettings, LabCluster, create_cluster, read_counters
 from cachefs_bench.lab.host import LOOPBACK, wait_for
 from cachefs_bench.lab.job import JobSettings, LabJob, LabRank, start_job
 from cachefs_bench.lab.reader import EpochResult
 from cachefs_bench.lab.scratch import scratch_directory
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.lab.scratch_node import run_s3_server
+from cachefs_bench.lab.scratch_node import NodeSettings, TierSettings, run_s3_server
 from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_bench.orderly_exit import orderly_exit

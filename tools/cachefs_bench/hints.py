@@ -1,4 +1,4 @@
-"""Checks whether scores rank nodes as a job's first epoch does.
+"""`cachefs-bench hints`: checks whether scores rank nodes as a job's first epoch does.
 
 Runs four real daemons with different parts of a dataset, on hosts with slow links, a real cachefs-scheduler that
 follows them, and the same job on each node in turn. The last node is the home of nearly all blocks and holds all of
@@ -8,6 +8,7 @@ answers meanwhile are recorded.
 
 import http.client
 import itertools
+import json
 import subprocess
 import time
 import uuid
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import msgspec
 import numpy as np
 from cachefs_tools.cachectl.sched import SchedulerClient
@@ -41,13 +43,13 @@ from cachefs.scheduling_messages import (
     RankRequest,
 )
 from cachefs_bench.cluster.run import READ_DEADLINE
-from cachefs_bench.directory_node import DATASET, list_dataset
 from cachefs_bench.lab.bridge import bridge_network
 from cachefs_bench.lab.cluster import PORT, ClusterSettings, LabCluster, create_cluster
 from cachefs_bench.lab.host import LabHost, wait_for
 from cachefs_bench.lab.job import JobSettings, start_job
 from cachefs_bench.lab.node import LabNode
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
+from cachefs_bench.lab.scratch import scratch_directory
+from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, TierSettings, list_dataset
 from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import run_throttle
 from cachefs_bench.origin_server import BUCKET, run_filled_server
@@ -338,3 +340,30 @@ def _ranks(values: Sequence[float]) -> "np.ndarray[tuple[int], np.dtype[np.float
     equal = (numbers[:, None] == numbers[None, :]).sum(axis=1)
     ranks: np.ndarray[tuple[int], np.dtype[np.float64]] = below + (equal - 1) / 2
     return ranks
+
+
+DEFAULT = HintsLoad()
+
+
+@click.command("hints")
+@click.option("--files", default=DEFAULT.files, show_default=True, type=click.IntRange(min=256), help="Of the dataset.")
+@click.option("--rounds", default=DEFAULT.rounds, show_default=True, type=click.IntRange(min=1), help="Of all nodes.")
+@click.option(
+    "--rate", default=DEFAULT.rate, show_default=True, type=click.FloatRange(min=1), help="Samples/s of the job."
+)
+@click.option(
+    "--bandwidth", default=DEFAULT.bandwidth / 1e6, show_default=True, type=click.FloatRange(min=0.1),
+    help="Of the origin, in MB/s.",
+)  # fmt: skip
+@click.option(
+    "--megabits", default=DEFAULT.megabits, show_default=True, type=click.FloatRange(min=1), help="Of each node's link."
+)
+def hints_command(files: int, rounds: int, rate: float, bandwidth: float, megabits: float) -> None:
+    """Run the same job on four nodes that hold 0, 30, 60 and 100 % of its dataset, and compare with their scores.
+
+    Each node has a network namespace, so it needs root. Then daemons are stopped and the service is killed, and it is
+    seen what answers are like.
+    """
+    load = HintsLoad(files=files, rounds=rounds, rate=rate, bandwidth=bandwidth * 1e6, megabits=megabits)
+    with scratch_directory("cachefs-hints-") as work:
+        click.echo(json.dumps(measure(load, work), indent=2))

@@ -1,12 +1,14 @@
-"""Measures listing a very large bucket: time and memory of a daemon, next to rclone's.
+"""`cachefs-bench listing`: measures listing a very large bucket: time and memory of a daemon, next to rclone's.
 
 Both list the same server in turns. `cachectl dataset add` also writes the snapshot, and rclone only prints the keys.
 """
 
+import json
 import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,10 +25,19 @@ from cachefs.errors import CachefsError
 from cachefs.messages import DatasetAddRequest, DatasetName, Empty, ListingPhase, OriginOptions
 from cachefs.rpc import DATASET_ADD, DATASET_REMOVE, STATUS
 from cachefs_bench import listing_server
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.lab.scratch_node import SCRATCH_CREDENTIALS, S3Credentials, ScratchNode, memory_directory, run_daemon
+from cachefs_bench.lab.scratch_node import (
+    SCRATCH_CREDENTIALS,
+    NodeSettings,
+    S3Credentials,
+    ScratchNode,
+    TierSettings,
+    memory_directory,
+    run_daemon,
+)
 from cachefs_bench.listing_server import BUCKET, Layout
+from cachefs_bench.origin_server import environment_credentials
 
+DEFAULT_URL: Final = f"s3://{BUCKET}"
 _DATASET: Final = "bench"
 _TIER: Final = TierSettings(64 << 20)
 _POLL_SECONDS: Final = 0.05
@@ -173,4 +184,35 @@ def _peak_memory(pid: int) -> int:
     return int((status.partition("VmHWM:")[2].split() or ["0"])[0]) << 10
 
 
-DEFAULT_URL: Final = f"s3://{BUCKET}"
+@click.command("listing")
+@click.option("--keys", default=1_000_000, show_default=True, type=click.IntRange(min=1), help="Number of keys.")
+@click.option(
+    "--layout",
+    default=Layout.TREE.value,
+    show_default=True,
+    type=click.Choice([layout.value for layout in Layout]),
+    help="How the keys look.",
+)
+@click.option("--delay", default=75.0, show_default=True, type=click.FloatRange(min=0), help="Milliseconds per answer.")
+@click.option("--turns", default=1, show_default=True, type=click.IntRange(min=1), help="How often each lists.")
+@click.option(
+    "--endpoint",
+    help="URL of a running S3 server. Its credentials are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  "
+    "[default: a server of our own is started, which only lists]",
+)
+@click.option("--url", default=DEFAULT_URL, show_default=True, help="What is listed there.")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
+def listing_command(endpoint: str | None, url: str, directory: Path | None, **shape: Any) -> None:
+    """Measure listing a bucket: time and memory of a daemon that adds it as a dataset.
+
+    Beside it `rclone lsf -R --fast-list` lists the same, where rclone is installed.
+    """
+    load = ListingLoad(Layout(shape["layout"]), shape["keys"], shape["delay"] / 1e3, shape["turns"])
+    account = None
+    if endpoint is not None:
+        account = environment_credentials()
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
+        click.echo(json.dumps(measure(Path(work), load, url, endpoint, account), indent=2))

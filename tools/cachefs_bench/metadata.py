@@ -13,8 +13,7 @@ from cachefs_tools.child_programs import mount_dataset
 
 from cachefs.messages import Empty
 from cachefs.rpc import STATUS
-from cachefs_bench.directory_node import DATASET, run_directory_node
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
+from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, TierSettings, run_directory_node
 
 FILES_PER_DIRECTORY = 1000
 TURNS = 5

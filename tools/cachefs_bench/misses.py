@@ -1,12 +1,18 @@
-"""Measures reads of files that are neither on the node nor published: what a newcomer sees first.
+"""`cachefs-bench miss`: measures reads of files that are neither on the node nor published: what a newcomer sees first.
 
 Each reader gets the same files from the same server, in turns, and reads each file once, so that it is cold.
+
+Where they are installed, `rclone mount` and `s3fs` read the same bucket.
 """
 
 import asyncio
+import json
 import random
+import shutil
 import statistics
 import subprocess
+import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,26 +24,77 @@ from typing import Any, Final
 import click
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
-from cachefs_tools.child_programs import mount_dataset
+from cachefs_tools.child_programs import mount_dataset, run_program, wait_until
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
-from cachefs_bench.directory_node import DATASET, list_dataset
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.lab.scratch_node import memory_directory, run_daemon
+from cachefs.mount import kernel
+from cachefs_bench.lab.scratch_node import (
+    DATASET,
+    NodeSettings,
+    TierSettings,
+    list_dataset,
+    memory_directory,
+    run_daemon,
+)
 from cachefs_bench.origin_server import OriginServer, run_filled_server
-from cachefs_bench.other_mounts import installed_programs, mount_bucket
 from cachefs_bench.raw_client import RawClient
 from cachefs_bench.sample_data import PER_CLASS, is_sample, sample_name
 from cachefs_bench.scenario import DatasetShape
 from cachefs_bench.training_node import budget_for
 
+RCLONE: Final = "rclone"
+S3FS: Final = "s3fs"
 _SPARE: Final = 64 << 20
 READERS: Final = {"shuffled, 1 reader": 1, "shuffled, 4 readers": 4}
 COPY: Final = "cp -r"
 PATTERNS: Final = (*READERS, COPY)
 RAW_CLIENT: Final = "raw client"
 CACHEFS: Final = "cachefs"
+_WIDTH = 80
+
+
+def installed_programs() -> dict[str, str]:
+    """Return the installed programs, by name."""
+    paths = {RCLONE: f"{sysconfig.get_path('scripts')}:/usr/local/bin:/usr/bin", S3FS: "/usr/local/bin:/usr/bin"}
+    found = {name: shutil.which(name, path=path) for name, path in paths.items()}
+    return {name: program for name, program in found.items() if program}
+
+
+@contextmanager
+def mount_bucket(name: str, program: str, server: OriginServer, work: Path) -> Iterator[Path]:
+    """Mount the server's bucket with a program in the new directory *work*, with its cache there."""
+    directory, log = work / "mnt", work / f"{name}.log"
+    directory.mkdir(parents=True)
+    command = {RCLONE: _rclone, S3FS: _s3fs}[name](program, server, work, directory)
+    try:
+        with run_program(command, log) as process:
+            wait_until(directory.is_mount, process, log)
+            yield directory
+    finally:
+        if directory.is_mount():
+            kernel.unmount(directory, lazy=True)
+
+
+def _rclone(program: str, server: OriginServer, work: Path, directory: Path) -> list[str]:
+    account = server.credentials
+    remote = (
+        f":s3,provider=Other,force_path_style=true,region=us-east-1,endpoint='{server.endpoint}',"
+        f"access_key_id='{account.access_key}',secret_access_key='{account.secret_key}':{server.bucket}"
+    )
+    return [program, "mount", remote, str(directory), "--config", "/dev/null", "--read-only",
+            "--vfs-cache-mode", "full", "--cache-dir", str(work / "cache"), "--dir-cache-time", "1h"]  # fmt: skip
+
+
+def _s3fs(program: str, server: OriginServer, work: Path, directory: Path) -> list[str]:
+    secret = work / "passwd"
+    secret.touch(0o600)
+    secret.write_text(f"{server.credentials.access_key}:{server.credentials.secret_key}\n")
+    options = f"url={server.endpoint},use_path_request_style,passwd_file={secret},endpoint=us-east-1,sigv4,ro"
+    return [program, server.bucket, str(directory), "-f", "-o", options]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +256,60 @@ def _ratio(ways: dict[str, list[ReadPass]]) -> dict[str, float]:
 def round_up(files: int) -> int:
     """Round up to whole directories."""
     return -(-files // PER_CLASS) * PER_CLASS
+
+
+@click.command("miss")
+@click.option(
+    "--files", default=300, show_default=True, type=click.IntRange(min=1),
+    help="Files of each pattern and turn, in whole hundreds.",
+)  # fmt: skip
+@click.option("--size", default=110_000, show_default=True, type=click.IntRange(8, 4 << 20), help="Bytes of each file.")
+@click.option("--turns", default=3, show_default=True, type=click.IntRange(min=1), help="How often each reads.")
+@click.option(
+    "--endpoint",
+    help="URL of a running S3 server, in which a bucket `cachefs-bench` is made and removed. Its credentials are in "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  [default: a server of rclone is started]",
+)
+@click.option("--bucket", help="An empty bucket there, which is used in place of one that is made and removed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document in place of a table.")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
+def miss_command(as_json: bool, directory: Path | None, endpoint: str | None, bucket: str | None, **shape: int) -> None:
+    """Measure cold reads through a mount, shuffled and as cp -r reads.
+
+    Nothing is cached, and nothing is published. A client that only receives shows what the server can do. `rclone mount
+    --vfs-cache-mode full` and `s3fs` read the same files where they are installed.
+    """
+    if bucket is not None and endpoint is None:
+        raise click.UsageError("--bucket is one of a running server: give its --endpoint, too")
+    load = MissLoad(round_up(shape["files"]), shape["size"], shape["turns"])
+    if load.files != shape["files"]:
+        click.echo(f"{load.files:,} files of each pattern and turn are read: whole hundreds", err=True)
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
+        document = measure(Path(work), load, endpoint, bucket)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        Console(width=_WIDTH, highlight=False).print(table(document))
+
+
+def table(document: dict[str, Any]) -> Table:
+    """Return a table of at most 80 columns."""
+    found = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    found.add_column("cold reads")
+    found.add_column("by")
+    for title in ("files/s", "p50 ms", "p99 ms", "cachefs is"):
+        found.add_column(title, justify="right")
+    for pattern, ways in document["patterns"].items():
+        ratios = document["ratios"][pattern]
+        for number, (name, figures) in enumerate(ways.items()):
+            cells = (_cell(figures.get(key)) for key in ("files_per_second", "p50_ms", "p99_ms"))
+            ratio = f"{ratios[name]:.2f} x" if name in ratios else ""
+            found.add_row(pattern if not number else "", name, *cells, ratio)
+    return found
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

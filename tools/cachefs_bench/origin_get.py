@@ -1,10 +1,15 @@
 """Measures a GET of the daemon's own client, next to aiobotocore and to the least that a Python client can do.
 
 Each client runs in turns in a process of its own, on one event loop, with a fixed number of concurrent requests.
+
+`run_static_server` runs nginx over a directory: it answers GETs with ETag and ranges so quickly that the client is the
+bottleneck. It ignores signatures.
 """
 
 import asyncio
 import os
+import shutil
+import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -18,6 +23,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_tools.child_programs import run_program, wait_until
 
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
@@ -27,8 +33,26 @@ from cachefs_bench.own_process import in_own_process
 from cachefs_bench.raw_client import RawClient
 from cachefs_bench.sample_data import sample_name, write_samples
 from cachefs_bench.scenario import DatasetShape
-from cachefs_bench.static_server import find_nginx, run_static_server
 
+_CONFIGURATION: Final = """
+{user}
+worker_processes 1;
+daemon off;
+pid {work}/pid;
+error_log {work}/log;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    sendfile on;
+    keepalive_requests 10000000;
+    client_body_temp_path {work}/body;
+    proxy_temp_path {work}/proxy;
+    fastcgi_temp_path {work}/fastcgi;
+    uwsgi_temp_path {work}/uwsgi;
+    scgi_temp_path {work}/scgi;
+    server {{ listen 127.0.0.1:{port}; root {root}; }}
+}}
+"""
 SMALL_OBJECT: Final = 110 << 10
 RANGE: Final = 4 << 20
 # Bytes of the object that is read in ranges.
@@ -37,6 +61,33 @@ LARGE_OBJECT: Final = 64 << 20
 _AIOBOTOCORE_DIVISOR: Final = 5
 _DEADLINE: Final = 60.0
 CLIENTS: Final = ("raw", "cachefs", "aiobotocore")
+
+
+def find_nginx() -> str | None:
+    """Return the path of nginx, or None."""
+    return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+@contextmanager
+def run_static_server(program: str, root: Path, work: Path) -> Iterator[str]:
+    """Run nginx over the directory *root*, with its own files in *work*. Yields its URL."""
+    work.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # As root, nginx would switch to a user without access to temporary directories.
+    user = "user root;" if os.geteuid() == 0 else ""
+    configuration = work / "nginx.conf"
+    configuration.write_text(_CONFIGURATION.format(user=user, work=work, port=port, root=root))
+    log = work / "output"
+
+    def answers() -> bool:
+        with socket.socket() as attempt:
+            return attempt.connect_ex(("127.0.0.1", port)) == 0
+
+    with run_program([program, "-p", str(work), "-c", str(configuration)], log) as process:
+        wait_until(answers, process, log)
+        yield f"http://127.0.0.1:{port}"
 
 
 @dataclass(frozen=True, slots=True)

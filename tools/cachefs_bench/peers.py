@@ -1,4 +1,4 @@
-"""Measures block transfers between nodes (M6), next to iperf3 and a plain copy over TLS between the same hosts."""
+"""`cachefs-bench peers`: measures block transfers between nodes (M6), next to iperf3 and a plain copy over TLS."""
 
 import json
 import re
@@ -276,3 +276,28 @@ def _summary(turns: Sequence[TurnFigures], times: Sequence[float], beside: str) 
 
 def _rounded(turns: Sequence[TurnFigures]) -> list[TurnFigures]:
     return [{key: round(value, 3) if value < 100 else round(value) for key, value in turn.items()} for turn in turns]
+
+
+@click.command("peers")
+@click.option("--seconds", default=1.0, show_default=True, type=click.FloatRange(min=0.2), help="Of each turn.")
+@click.option(
+    "--turns", default=9, show_default=True, type=click.IntRange(min=1), help="How often each way has a turn."
+)
+@click.option(
+    "--singles", default=2000, show_default=True, type=click.IntRange(min=2), help="Blocks asked for one at a time."
+)
+@click.option(
+    "--megabits", default=1000, show_default=True, type=click.IntRange(min=0),
+    help="Of the link of three nodes to one; 0 leaves that out.",
+)  # fmt: skip
+@click.option("--window", default=0, help="Bytes that may be on the way.  [default: the window is learnt]")
+@click.option("--only", multiple=True, type=click.Choice(PARTS), help="Only this; several times.")
+@click.option("--loopback", is_flag=True, help="On the loopback address in place of network namespaces: needs no root.")
+def peers_command(only: tuple[str, ...], **options: Any) -> None:
+    """Measure blocks from node to node: of 110 KB and of 4 MiB, one pair, without and with TLS.
+
+    In the same run, iperf3 (Debian package iperf3) shows what the network does, and a plain copy over TLS with as many
+    connections what encryption leaves of it. Then three nodes give to one over a slow link.
+    """
+    load = PeerLoad(**options)
+    click.echo(json.dumps(measure(load, only or PARTS), indent=2))

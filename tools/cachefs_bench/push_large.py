@@ -21,12 +21,11 @@ from cachefs_tools.kernel_pages import drop_pages
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublication, SampleMap
 from cachefs.planning.sequences.sampler import SamplerSpec
-from cachefs_bench.directory_node import DATASET
-from cachefs_bench.lab.scratch_node import ScratchNode
-from cachefs_bench.processor_time import measure_processor_time
+from cachefs_bench.lab.scratch_node import DATASET, ScratchNode
 from cachefs_bench.push_node import (
     TIERS,
     PushMode,
+    measure_processor_time,
     mount_cold,
     mount_options,
     publish_job,

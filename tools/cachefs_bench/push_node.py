@@ -1,9 +1,15 @@
-"""A node that holds a whole dataset, and mounts of it without pages in the kernel."""
+"""A node that holds a whole dataset, and mounts of it without pages in the kernel.
+
+`measure_processor_time` measures processor seconds of the node's processes. User time is Python's own, system time is
+the kernel's.
+"""
 
 import os
+import resource
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from cachefs_daemon.store.segment_writer import span
 from cachefs_tools.child_programs import mount_dataset
 from cachefs_tools.kernel_pages import drop_pages
@@ -20,10 +27,12 @@ from cachefs.errors import CachefsError
 from cachefs.job_messages import JobName, JobPublication
 from cachefs.messages import Empty, MountView, WarmupRequest
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH, STATUS, WARMUP
-from cachefs_bench.directory_node import DATASET, run_directory_node
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.lab.scratch_node import ScratchNode
+from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, ScratchNode, TierSettings, run_directory_node
 
+# Process name of the pusher.
+PUSHER: Final = "pusher"
+# Process name -> {"user": seconds, "system": seconds}.
+Seconds = dict[str, dict[str, float]]
 TIERS: Final = ("memory", "ssd")
 BLOCK_SIZE: Final = 4 << 20
 # Bytes of a memory tier that is not meant to hold anything. It still needs room for bypass blocks.
@@ -31,6 +40,39 @@ SMALL_TIER: Final = 32 << 20
 # Seconds between queries until counters settle: a mount reports ten times a second while anything changes.
 SETTLE_SECONDS: Final = 0.5
 MAX_SETTLE_SECONDS: Final = 10.0
+
+
+@contextmanager
+def measure_processor_time(daemon: int, mount: int) -> Iterator[Seconds]:
+    """Account for the block. The dictionary is filled when the block has ended.
+
+    *daemon* and *mount* are process ids. The names are `daemon`, `mount` (all processes of the mount but its pusher),
+    `pusher` if there is one, and `reader` (this process and its children that have ended).
+    """
+    seconds: Seconds = {}
+    before = _seconds(daemon, mount)
+    yield seconds
+    after = _seconds(daemon, mount)
+    for (name, kind), value in after.items():
+        seconds.setdefault(name, {})[kind] = round(value - before.get((name, kind), 0), 3)
+
+
+def _seconds(daemon: int, mount: int) -> dict[tuple[str, str], float]:
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    try:
+        supervisor = psutil.Process(mount)
+        for process in (psutil.Process(daemon), supervisor, *supervisor.children(recursive=True)):
+            times = process.cpu_times()
+            name = "daemon" if process.pid == daemon else PUSHER if process.name() == PUSHER else "mount"
+            found[name, "user"] += times.user
+            found[name, "system"] += times.system
+    except psutil.NoSuchProcess as error:
+        raise CachefsError(f"a process of the node has died: {error}") from None
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        usage = resource.getrusage(who)
+        found["reader", "user"] += usage.ru_utime
+        found["reader", "system"] += usage.ru_stime
+    return found
 
 
 class PushMode(StrEnum):

@@ -2,6 +2,8 @@
 
 In one run the job sends no progress, so the node detects it by tripwires. In the other, ten heartbeats per second tell
 it.
+
+`watch_pages` measures the bytes of files in the kernel's page cache meanwhile.
 """
 
 import json
@@ -9,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +19,16 @@ from typing import Any, Final
 
 from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 from cachefs_tools.kernel_pages import load_pages_interleaved
+from cachefs_tools.kernel_pages import resident_bytes as resident_bytes
 
 from cachefs.errors import CachefsError, NotFound
 from cachefs.job_messages import JobProgress, JobPublication, SampleMap
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS
-from cachefs_bench.directory_node import DATASET
-from cachefs_bench.lab.scratch_node import ScratchNode
-from cachefs_bench.processor_time import measure_processor_time
+from cachefs_bench.lab.scratch_node import DATASET, ScratchNode
 from cachefs_bench.push_node import (
     PushMode,
+    measure_processor_time,
     mount_cold,
     mount_options,
     publish_job,
@@ -35,13 +37,35 @@ from cachefs_bench.push_node import (
     tier_budget,
 )
 from cachefs_bench.push_reader import PROGRESS
-from cachefs_bench.resident_pages import watch_pages
 from cachefs_bench.sample_data import sample_name, write_samples
 
+PERIOD_SECONDS: Final = 1.0
 SEED: Final = 1
 HEARTBEATS_PER_SECOND: Final = 10
 # Seconds after which a reader counts as hung.
 TIMEOUT_SECONDS: Final = 600.0
+
+
+@contextmanager
+def watch_pages(paths: Sequence[Path]) -> Iterator[list[int]]:
+    """Measure the resident bytes of the files when the block begins, once a second while it runs, and when it ends."""
+    samples = [resident_bytes(paths)]
+    over = threading.Event()
+
+    def watch() -> None:
+        due = time.monotonic()
+        while not over.wait(max(0.0, due - time.monotonic())):
+            samples.append(resident_bytes(paths))
+            due += PERIOD_SECONDS
+
+    thread = threading.Thread(target=watch, name="resident-pages")
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
+    samples.append(resident_bytes(paths))
 
 
 @dataclass(frozen=True, slots=True)

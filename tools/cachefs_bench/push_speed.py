@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from cachefs.job_messages import JobEpoch, JobPublication, SampleMap
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_EPOCH
-from cachefs_bench.directory_node import DATASET
 from cachefs_bench.hotread import HotRead, compile_hotread, first_round_order
-from cachefs_bench.lab.scratch_node import ScratchNode
-from cachefs_bench.processor_time import measure_processor_time
+from cachefs_bench.lab.scratch_node import DATASET, ScratchNode
 from cachefs_bench.push_node import (
     PushMode,
+    measure_processor_time,
     mount_cold,
     mount_options,
     publish_job,

@@ -24,9 +24,8 @@ from cachefs.errors import CachefsError
 from cachefs.messages import Empty, WarmupRequest
 from cachefs.rpc import STATUS, WARMUP, DaemonClient
 from cachefs.run import command_environment
-from cachefs_bench.directory_node import DATASET, run_directory_node
 from cachefs_bench.hotread import HotRead, compile_hotread
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
+from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, TierSettings, run_directory_node
 
 PYREAD = Path(pyread.__file__)
 DIRECTORIES = 40

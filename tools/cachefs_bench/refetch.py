@@ -1,25 +1,34 @@
-"""Counts bytes that `cachefs run` fetches from the origin, next to the least possible and to the mount alone.
+"""`cachefs-bench refetch`: counts bytes from the origin under `cachefs run`, next to the least and to the mount alone.
 
 A cell is one combination of tiers, page cache, options and jobs. It runs twice on an empty node: with the job
 unmodified, and under `cachefs run`. All figures are counts; none is a time.
+
+`PageCacheLimit` is a control group whose processes share a page cache of a fixed size, whatever memory they need
+besides.
 """
 
 import itertools
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import msgspec
 import numpy
 from cachefs_tools.child_programs import KILL_WITH_PARENT, mount_dataset, run_program
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobName
@@ -27,17 +36,83 @@ from cachefs.messages import Empty
 from cachefs.rpc import STALL_LIST, STATUS
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_bench.bounds import belady_reads
-from cachefs_bench.directory_node import DATASET, run_directory_node
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.page_cache_limit import PageCacheLimit
+from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, TierSettings, run_directory_node
 from cachefs_bench.training_node import BLOCK_SIZE, MIN_TIER, SEGMENT_SIZE, budget_for
 
+# Seconds between adjustments of the limit.
+_ADJUST_SECONDS: Final = 0.05
+# Bytes for the kernel's memory per process, which its statistics omit.
+_KERNEL: Final = 16 << 20
+_ROOT: Final = Path("/sys/fs/cgroup")
 # Bytes of a file: one block.
 SIZE: Final = BLOCK_SIZE
 BATCH: Final = 2
 # Shares of the dataset: capacity of small tiers, of a small page cache, and of a small budget of the pusher.
 SMALL_TIERS, SMALL_PAGE_CACHE, SMALL_BUDGET = 0.5, 0.4, 0.15
 JOB_SECONDS: Final = 600.0
+_WIDTH = 132
+
+
+class PageCacheLimit:
+    """A control group (v1 or v2) whose limit follows the memory that its processes need, so that *size* bytes are
+    always left for file pages."""
+
+    def __init__(self, size: int) -> None:
+        """size: bytes. Raises CachefsError if no control group can be created."""
+        self._size = size
+        self._group, self._is_v1 = _create_group(f"cachefs-bench-{os.getpid()}-{id(self)}")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._adjust_forever, daemon=True)
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Words before a command that run it in the group."""
+        return "sh", "-c", f'echo $$ > {self._group}/cgroup.procs; exec "$@"', "sh"
+
+    def _adjust_forever(self) -> None:
+        names = ("total_rss", "total_shmem") if self._is_v1 else ("anon", "shmem", "kernel")
+        limit = self._group / ("memory.limit_in_bytes" if self._is_v1 else "memory.max")
+        while not self._ended.wait(_ADJUST_SECONDS):
+            pairs = (line.split() for line in (self._group / "memory.stat").read_text().splitlines())
+            needed = sum(int(value) for name, value in pairs if name in names)
+            try:
+                limit.write_text(str(needed + self._size + _KERNEL))
+            except OSError:  # v1: the pages cannot be reclaimed at once
+                continue
+
+    @contextmanager
+    def hold_limit(self) -> Iterator["PageCacheLimit"]:
+        """Keep the limit meanwhile. The group is removed at the end, after its processes."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            self._thread.join()
+            try:
+                self._group.rmdir()
+            except OSError as error:
+                raise CachefsError(f"{self._group} cannot be removed: {error.strerror}") from None
+
+
+def _create_group(name: str) -> tuple[Path, bool]:
+    """Create a group below this process's group. Returns its directory, and whether it is of version 1."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        is_v1 = "memory" in controllers.split(",")
+        if not (is_v1 or controllers == ""):
+            continue
+        group = (_ROOT / "memory" if is_v1 else _ROOT) / path.lstrip("/") / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / "memory.stat").exists():
+            return group, is_v1
+        group.rmdir()
+    raise CachefsError(
+        "no control group with a memory limit can be made here; run this as root, or leave these rows out"
+    )
 
 
 class TierKind(StrEnum):
@@ -240,3 +315,47 @@ def _write(source: Path, files: int) -> None:
     for number, path in enumerate(paths):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(number.to_bytes(8, "little") + os.urandom(SIZE - 8))
+
+
+@click.command("refetch")
+@click.option("--files", default=1000, show_default=True, type=click.IntRange(min=100), help="Files, of 256 KiB each.")
+@click.option("--epochs", default=4, show_default=True, type=click.IntRange(min=2), help="Epochs of each job.")
+@click.option("--rate", default=200.0, show_default=True, help="Samples a second of each job.")
+@click.option("--every", is_flag=True, help="Run every combination: hours.  [default: 32 of them]")
+@click.option("--only", default="", metavar="TEXT", help="Run those whose titles have this text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document in place of a table.")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work, with room for twice the files.  [default: a temporary directory]",
+)  # fmt: skip
+def refetch_command(every: bool, only: str, as_json: bool, directory: Path | None, **load: Any) -> None:
+    """Count what jobs fetch from the origin, without and with `cachefs run`.
+
+    For combinations of tiers, page cache, mount options and jobs: datasets fetched by the mount alone and under
+    `cachefs run`, beside the least possible, and reads that waited for the origin. Needs torch, and root for its
+    control groups.
+    """
+    cells = [cell for cell in (all_cells() if every else selected_cells()) if only in cell.title]
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
+        document = measure(Path(work), RefetchLoad(**load), cells, lambda text: click.echo(text, err=True))
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        Console(width=_WIDTH, highlight=False).print(table(document))
+
+
+def table(document: dict[str, Any]) -> Table:
+    """Return a table of the counts, a row per cell."""
+    found = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    found.add_column("datasets fetched")
+    for title in ("least", "mount", "run", "of least", "of mount", "waited: mount", "run", "after epoch 1"):
+        found.add_column(title, justify="right")
+    for row in document["cells"]:
+        mount, run = row["mount"], row["run"]
+        found.add_row(
+            row["title"], f"{row['least']:.2f}", "" if mount is None else f"{mount['fetched']:.2f}",
+            f"{run['fetched']:.2f}", f"{row['over_least']:.3f}",
+            "" if mount is None else f"{row['over_mount']:.3f}", "" if mount is None else f"{mount['waited']:,}",
+            f"{run['waited']:,}", f"{run['waited_later']:,}",
+        )  # fmt: skip
+    return found

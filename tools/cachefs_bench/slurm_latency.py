@@ -1,10 +1,12 @@
-"""Measures the cost of job_submit.lua and its hint file for submissions and the controller.
+"""`cachefs-bench slurm`: measures the cost of job_submit.lua and its hint file for submissions and the controller.
 
 Two Slurms run at once, one of them without the Lua files, and get jobs in turns. The jobs are held, so only the
 submission is measured: the time of a whole sbatch, and the controller's time according to sdiag.
 """
 
+import json
 import re
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import numpy as np
 from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
 from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, divide_holders, hints_text
@@ -103,3 +106,25 @@ def _preferred(slurm: LabSlurm, job: int) -> str:
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
     low, median, high = np.quantile(values, (0.1, 0.5, 0.95))
     return {"p10": round(float(low), 3), "median": round(float(median), 3), "p95": round(float(high), 3)}
+
+
+@click.command("slurm")
+@click.option("--jobs", default=200, show_default=True, type=click.IntRange(min=1), help="Submissions of each kind.")
+@click.option(
+    "--datasets", default=200, show_default=True, type=click.IntRange(1, 5000), help="Datasets in the hint file."
+)
+@click.option(
+    "--nodes", default=64, show_default=True, type=click.IntRange(2, 1000), help="Nodes that each of them is on."
+)
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
+def slurm_command(jobs: int, datasets: int, nodes: int, directory: Path | None) -> None:
+    """Measure submissions to Slurm, with job_submit.lua and without.
+
+    Two Slurms with four nodes each run on this machine, as root, and get jobs in turns.
+    """
+    with tempfile.TemporaryDirectory(prefix="cfs-", dir=directory) as work:
+        load = SlurmLoad(jobs, datasets, nodes)
+        click.echo(json.dumps(measure(Path(work), load), indent=2))

@@ -1,22 +1,29 @@
-"""`cachefs-bench train`: turns options into runs, and results into a table, JSON and a plot."""
+"""`cachefs-bench train`: turns options into runs, and results into a table, JSON and a plot.
+
+`keep_cores_busy` keeps processor cores busy during the runs, as on a training node.
+"""
 
 import json
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from cachefs_bench import proxy_ceiling, scenario, training_run
-from cachefs_bench.busy_cores import keep_cores_busy
 from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import run_throttle
 from cachefs_bench.origin_server import BUCKET, OriginServer, run_filled_server
-from cachefs_bench.report import summary, table
 from cachefs_bench.sample_data import sample_name
 from cachefs_bench.scenario import (
     DatasetShape,
@@ -28,10 +35,80 @@ from cachefs_bench.scenario import (
     best_publishing,
 )
 
+JOB_COLUMNS = (
+    "utili-\nsation",
+    "first\nbatch s",
+    "samples\n/s",
+    "stalled\ns",
+    "by epoch",
+    "stall after\nepoch 1",
+    "late after\nepoch 1",
+    "wrong",
+)
+NODE_COLUMNS = ("on node\nafter 1st", "origin\nMB", "of the\nleast", "busy\ncores")
 # The unlimited proxy must be this many times faster than its limits; otherwise it is part of the measurement.
 MIN_HEADROOM: Final = 2.0
 CEILING_FILES: Final = 64
 DEFAULT: Final = DatasetShape()
+
+
+@contextmanager
+def keep_cores_busy(count: int) -> Iterator[None]:
+    """Run *count* processes that only compute, for as long as the context lasts."""
+    command = [*KILL_WITH_PARENT, sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+            wait_or_kill(process)
+
+
+def table(documents: list[dict[str, Any]]) -> Table:
+    """Return a table with a row per job. The first job's row of a run also has the node's figures."""
+    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    result.add_column("", no_wrap=True)
+    for heading in (*JOB_COLUMNS, *NODE_COLUMNS):
+        result.add_column(heading, justify="right")
+    for document in documents:
+        title, node = document["run"], _node_cells(document)
+        for job in document["jobs"]:
+            result.add_row(title, *_job_cells(job), *node)
+            title, node = "", []
+    return result
+
+
+def summary(document: dict[str, Any]) -> str:
+    """Summarise a run in one line, by its first job."""
+    job = document["jobs"][0]
+    return (
+        f"  utilisation {job['utilisation']:.3f}, stalled {job['stall_seconds']:.1f} s of {job['seconds']:.1f} s, "
+        f"origin {document['origin']['bytes'] / 1e6:.1f} MB, {document['machine']['busy_cores']:.2f} cores busy"
+    )
+
+
+def _job_cells(job: dict[str, Any]) -> list[str]:
+    return [
+        f"{job['utilisation']:.3f}",
+        f"{job['time_to_first_batch']:.2f}",
+        f"{job['samples_per_s']:.0f}",
+        f"{job['stall_seconds']:.1f}",
+        " ".join(f"{epoch['stall_seconds']:.1f}" for epoch in job["epochs"]),
+        f"{100 * job['stall_after_first_epoch']:.1f} %",
+        f"{100 * job['late_after_first_epoch']:.2f} %",
+        str(job["damaged"]),
+    ]
+
+
+def _node_cells(document: dict[str, Any]) -> list[str]:
+    origin = document["origin"]
+    return [
+        f"{100 * document['found_on_node_after_first_batch']:.2f} %",
+        f"{origin['bytes'] / 1e6:.1f}",
+        f"{origin['samples'] / origin['expected_samples']['belady']:.3f}",
+        f"{document['machine']['busy_cores']:.2f}",
+    ]
 
 
 @click.command("train")

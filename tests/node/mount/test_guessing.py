@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cachefs_bench.resident_pages import resident_bytes
+from cachefs_bench.push_paced import resident_bytes
 
 from cachefs.messages import Empty, ReadaheadCounts
 from cachefs.rpc import JOB_LIST

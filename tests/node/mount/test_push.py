@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from cachefs_bench.resident_pages import resident_bytes
+from cachefs_bench.push_paced import resident_bytes
 
 from cachefs.block import MEMORY
 from cachefs.job_messages import ConsumerView, JobName, JobProgress, JobPublication

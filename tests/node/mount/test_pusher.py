@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from cachefs_bench.resident_pages import resident_bytes
+from cachefs_bench.push_paced import resident_bytes
 
 from cachefs.messages import DatasetView
 from cachefs.mount import kernel

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from cachefs_bench import misses
 from cachefs_bench.listing_server import Layout, keys
-from cachefs_bench.miss_command import table
-from cachefs_bench.misses import CACHEFS, COPY, PATTERNS, RAW_CLIENT, MissLoad, ReadPass
+from cachefs_bench.misses import CACHEFS, COPY, PATTERNS, RAW_CLIENT, MissLoad, ReadPass, table
 from rich.console import Console
 
 BENCH = Path(sys.executable).with_name("cachefs-bench")

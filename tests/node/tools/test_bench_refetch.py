@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_bench import refetch
-from cachefs_bench.refetch import Cell, PageCache, RefetchLoad, TierKind
-from cachefs_bench.refetch_command import table
+from cachefs_bench.refetch import Cell, PageCache, RefetchLoad, TierKind, table
 from rich.console import Console
 
 LOAD = RefetchLoad(files=240, epochs=3, rate=120.0)

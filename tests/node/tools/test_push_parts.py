@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cachefs_bench import push_large, resident_pages
+from cachefs_bench import push_large, push_paced
 from cachefs_bench.hotread import compile_hotread, first_round_order
 from cachefs_bench.push_reader import PROGRESS
 from cachefs_bench.sample_data import sample_name, write_samples
@@ -74,8 +74,8 @@ def test_resident_pages_are_counted(tmp_path: Path) -> None:
         path.write_bytes(bytes(10_000))
     os.sync()
     drop_pages(paths)
-    assert resident_pages.resident_bytes(paths) == 0
-    with resident_pages.watch_pages(paths) as samples:
+    assert push_paced.resident_bytes(paths) == 0
+    with push_paced.watch_pages(paths) as samples:
         paths[0].read_bytes()
     assert (samples[0], samples[-1]) == (0, 3 * 4096)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_bench.resident_pages import resident_bytes
+from cachefs_bench.push_paced import resident_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,20 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_bench.programs import results
+from cachefs_bench.programs import command
 from cachefs_bench.programs.catalogue import PROGRAMS, AccessPattern, find_programs
 from cachefs_bench.programs.command import SCRIPTS
 from cachefs_bench.programs.figures import (
+    ProgramEpoch,
+    ProgramOutcome,
+    PublishedSequences,
+    RunMode,
     best_removable_share,
     document,
     first_known_epoch,
     removed_share,
     warm_document,
 )
-from cachefs_bench.programs.markdown import markdown_table, replace_table
-from cachefs_bench.programs.outcome import ProgramEpoch, ProgramOutcome, PublishedSequences, RunMode
-from cachefs_bench.programs.report import aim_marks, row, table
-from cachefs_bench.programs.watch import SequenceWatch
+from cachefs_bench.programs.report import aim_marks, markdown_table, replace_table, row, table
+from cachefs_bench.programs.run import SequenceWatch
 
 from cachefs.errors import ConfigError
 from cachefs.job_messages import ConsumerView, JobList, JobView
@@ -166,15 +168,15 @@ def test_what_was_known_is_remembered_when_the_daemon_forgets_it() -> None:
 def test_results_are_added_to(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     last, first = PROGRAMS[-1].name, PROGRAMS[0].name
-    results.add_result(path, {"program": last, "modes": 1})
-    results.add_result(path, {"program": first, "modes": 2})
-    results.add_result(path, {"program": last, "warm": 3})
-    assert list(results.load_results(path).values()) == [
+    command.add_result(path, {"program": last, "modes": 1})
+    command.add_result(path, {"program": first, "modes": 2})
+    command.add_result(path, {"program": last, "warm": 3})
+    assert list(command.load_results(path).values()) == [
         {"program": first, "modes": 2}, {"program": last, "modes": 1, "warm": 3},
     ]  # fmt: skip
     path.write_text("[1]")
     with pytest.raises(ConfigError, match=r"results\.json holds no results"):
-        results.load_results(path)
+        command.load_results(path)
 
 
 def test_programs_are_chosen_by_name() -> None:
@@ -197,7 +199,7 @@ def test_the_catalogue_names_what_there_is() -> None:
 
 
 def test_the_page_has_the_table_of_its_results() -> None:
-    documents = results.load_results(DOCS / "programs.json")
+    documents = command.load_results(DOCS / "programs.json")
     assert documents
     page = (DOCS / "programs.md").read_text()
     assert page == replace_table(page, markdown_table(documents))

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cachefs_bench.cli import main
-from cachefs_bench.scheduling import sweep as sweeping
+from cachefs_bench.scheduling import figures as sweeping
 from cachefs_bench.scheduling.caches import SimulatedCaches
-from cachefs_bench.scheduling.fair_sharing import TOLERANCE, fair_rates
 from cachefs_bench.scheduling.placement_policies import HintPolicy, PolicyInput
-from cachefs_bench.scheduling.simulated_reads import SimulatedReads
+from cachefs_bench.scheduling.simulated_reads import TOLERANCE, SimulatedReads, fair_rates
 from cachefs_bench.scheduling.simulation import POLICIES, simulate
 from cachefs_bench.scheduling.workload import GB, TRACES, SimulationShape, make_workload
 from click.testing import CliRunner

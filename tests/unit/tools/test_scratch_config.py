@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings, configuration_text
+from cachefs_bench.lab.scratch_node import NodeSettings, TierSettings, configuration_text
 
 
 def written(settings: NodeSettings, work: str = "/w") -> dict[str, Any]:

@@ -11,12 +11,20 @@ from typing import Any, Final
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import Empty
 from cachefs.rpc import CLUSTER
-from cachefs_bench.cluster.figures import BoundCheck, check_at_most, document, problem_document
-from cachefs_bench.cluster.run import READ_DEADLINE, ClusterLoad, ClusterRun, run_cluster
+from cachefs_bench.cluster.run import (
+    READ_DEADLINE,
+    BoundCheck,
+    ClusterLoad,
+    ClusterRun,
+    check_at_most,
+    document,
+    problem_document,
+    run_cluster,
+)
 from cachefs_bench.cluster.steady import ReportLine, epoch_timeout
-from cachefs_bench.directory_node import DATASET
 from cachefs_bench.lab.bridge import Bridge
 from cachefs_bench.lab.job import JobSettings, LabJob, LabRank, start_job
+from cachefs_bench.lab.scratch_node import DATASET
 from cachefs_bench.lab.switch import LabSwitch
 
 PARTITION: Final = "partition"

@@ -5,10 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from cachefs.errors import CachefsError
-from cachefs_bench.cluster.figures import check_at_least, check_at_most, document, problem_document, read_document
-from cachefs_bench.cluster.run import ClusterLoad, ClusterRun, run_cluster
+from cachefs_bench.cluster.run import (
+    ClusterLoad,
+    ClusterRun,
+    check_at_least,
+    check_at_most,
+    document,
+    problem_document,
+    read_document,
+    run_cluster,
+)
 from cachefs_bench.cluster.steady import ReportLine, epoch_timeout, job_settings
-from cachefs_bench.lab.counters import ClusterCounters, node_counters, ssd_blocks
+from cachefs_bench.lab.cluster import ClusterCounters, node_counters, ssd_blocks
 from cachefs_bench.lab.host import wait_for
 from cachefs_bench.lab.job import start_job
 

@@ -1,26 +1,34 @@
-"""A cluster under measurement: nodes on hosts of a network, and a dataset in an S3 server whose requests are
-counted."""
+"""A cluster under measurement: nodes on hosts of a network, and a dataset in an S3 server that counts requests.
 
-from collections.abc import Iterable, Iterator
+Results of a scenario are JSON-serialisable documents, with checks of their bounds.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import sqrt
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypedDict
 
 from cachefs_daemon.store.segment_writer import span
 
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, OriginOptions
 from cachefs.rpc import DATASET_LIST
-from cachefs_bench.directory_node import DATASET, list_dataset
 from cachefs_bench.lab.bridge import Bridge, bridge_network
-from cachefs_bench.lab.cluster import ClusterSettings, LabCluster, MembershipSource, create_cluster
-from cachefs_bench.lab.counters import ClusterCounters, read_counters
+from cachefs_bench.lab.cluster import (
+    ClusterCounters,
+    ClusterSettings,
+    LabCluster,
+    MembershipSource,
+    create_cluster,
+    read_counters,
+)
 from cachefs_bench.lab.host import LOOPBACK, LabHost, wait_for
 from cachefs_bench.lab.node import LabNode
-from cachefs_bench.lab.reader import ScriptKind
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
+from cachefs_bench.lab.reader import EpochResult, ReadProblem, ScriptKind
+from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, TierSettings, list_dataset
 from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.switch import LabSwitch, switched_network
 from cachefs_bench.lab.throttle import ProxyCounters, Throttle, run_throttle
@@ -158,3 +166,85 @@ def _network(stack: ExitStack, load: ClusterLoad) -> tuple[Bridge | LabSwitch | 
     else:
         made = stack.enter_context(switched_network(count))
     return made, list(made.hosts), made.hub
+
+
+class BoundCheck(TypedDict):
+    """A figure with its bound."""
+
+    what: str
+    value: float
+    least: float | None  # None: no such bound
+    most: float | None
+    met: bool
+
+
+def check_at_most(what: str, value: float, most: float) -> BoundCheck:
+    return BoundCheck(what=what, value=value, least=None, most=most, met=value <= most)
+
+
+def check_at_least(what: str, value: float, least: float) -> BoundCheck:
+    return BoundCheck(what=what, value=value, least=least, most=None, met=value >= least)
+
+
+def document(scenario: str, load: ClusterLoad, checks: Sequence[BoundCheck], **parts: Any) -> dict[str, Any]:
+    """Return the document that `cachefs-bench cluster` prints."""
+    return {
+        "scenario": scenario,
+        "load": asdict(load),
+        "held_by_node": load.held,
+        "checks": list(checks),
+        "met": all(check["met"] for check in checks),
+        **parts,
+    }
+
+
+def epoch_document(
+    load: ClusterLoad, number: int, grown: ClusterCounters, results: Iterable[EpochResult]
+) -> dict[str, Any]:
+    """Return the document of one epoch of one job. grown: growth of the counters during the epoch."""
+    total, mine = grown.total, [result for result in results if result.epoch == number]
+    reads = sum(result.reads for result in mine)
+    return {
+        "epoch": number + 1,
+        "seconds": round(grown.when, 2),
+        "origin_bytes_of_dataset": grown.origin_bytes / load.bytes,
+        "origin_requests": grown.origin_requests,
+        "peer_bytes_of_dataset": total.peer_bytes / load.bytes,
+        "local_share": local_share(grown, reads),
+        "waited_share": total.stalls / reads if reads else 0.0,
+        "waited_for_peer_share": total.stalls_peer / reads if reads else 0.0,
+        **read_document(mine),
+    }
+
+
+def read_document(results: Iterable[EpochResult]) -> dict[str, Any]:
+    """Return the document of reads. Times in milliseconds; percentiles are the worst of all ranks and epochs."""
+    found = list(results)
+    return {
+        "reads": sum(result.reads for result in found),
+        "errors": sum(result.errors for result in found),
+        "wrong": sum(result.wrong for result in found),
+        "slow": sum(result.slow for result in found),
+        "p50_ms": 1e3 * max((result.p50 for result in found), default=0.0),
+        "p99_ms": 1e3 * max((result.p99 for result in found), default=0.0),
+        "longest_ms": 1e3 * max((result.longest for result in found), default=0.0),
+    }
+
+
+def problem_document(troubles: Iterable[ReadProblem], since: float) -> dict[str, Any]:
+    """Return the document of slow and failed reads since a moment, with the first words of each kind of error."""
+    found = [trouble for trouble in troubles if trouble.when + trouble.seconds >= since]
+    return {
+        "errors": sum(trouble.kind == "error" for trouble in found),
+        "wrong": sum(trouble.kind == "wrong" for trouble in found),
+        "long": sum(trouble.kind == "long" for trouble in found),
+        "longest_s": max((trouble.seconds for trouble in found), default=0.0),
+        "reasons": sorted({trouble.reason for trouble in found if trouble.reason}),
+    }
+
+
+def local_share(grown: ClusterCounters, reads: int) -> float:
+    """Return the share of reads whose block came neither from another node nor from the origin."""
+    if not reads:
+        return math.nan
+    return max(0.0, 1 - (grown.total.peer_blocks + grown.origin_requests) / reads)

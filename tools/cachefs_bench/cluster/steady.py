@@ -11,11 +11,19 @@ import numpy
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_bench.bounds import belady_reads, least_reads
-from cachefs_bench.cluster.figures import check_at_least, check_at_most, document, epoch_document, local_share
-from cachefs_bench.cluster.run import ClusterLoad, ClusterRun, run_cluster
-from cachefs_bench.directory_node import DATASET
-from cachefs_bench.lab.counters import ClusterCounters
+from cachefs_bench.cluster.run import (
+    ClusterLoad,
+    ClusterRun,
+    check_at_least,
+    check_at_most,
+    document,
+    epoch_document,
+    local_share,
+    run_cluster,
+)
+from cachefs_bench.lab.cluster import ClusterCounters
 from cachefs_bench.lab.job import JobSettings, LabJob, epoch_seconds, start_job
+from cachefs_bench.lab.scratch_node import DATASET
 
 # Time limit of an epoch that always waits for the origin: this multiple of its time at the configured rate, plus these
 # seconds.

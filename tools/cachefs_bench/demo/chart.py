@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console, Group
 from rich.text import Text
 
-from cachefs_bench.demo import result_texts
+from cachefs_bench.demo import results
 from cachefs_bench.demo.results import DemoEpoch, DemoResult, sample_rates
 from cachefs_bench.demo.settings import DemoSettings
 
@@ -44,7 +44,7 @@ def draw_chart(story: DemoResult, settings: DemoSettings, screen: Console) -> Gr
 
 
 def _lines(story: DemoResult, settings: DemoSettings, marks: ChartGlyphs, width: int) -> Iterator[Text]:
-    yield from (Text(result_texts.heading(story, settings), "bold"), Text(result_texts.store_text(), "dim"))
+    yield from (Text(results.heading(story, settings), "bold"), Text(results.store_text(), "dim"))
     yield Text()
     bar = width - _LABEL - _FIGURES
     legend = Text.assemble(
@@ -60,7 +60,7 @@ def _lines(story: DemoResult, settings: DemoSettings, marks: ChartGlyphs, width:
     yield Text(marks.rule * width, "dim")
     yield from _killed_lines(story, bar, longest, marks)
     yield Text(marks.rule * width, "dim")
-    yield from map(Text, result_texts.verdict_lines(story))
+    yield from map(Text, results.verdict_lines(story))
 
 
 def _bar(epoch: DemoEpoch, width: int, longest: float, marks: ChartGlyphs) -> Text:
@@ -85,8 +85,8 @@ def _killed_lines(story: DemoResult, width: int, longest: float, marks: ChartGly
     levels = "".join(marks.levels[round(speed / top * (len(marks.levels) - 1))] for speed in speeds)
     yield Text.assemble(" samples/s".ljust(_LABEL), (levels, COMPUTING), f"{top:7,.0f} at most")
     place = min(width - 1, int(width * kill.position.seconds / epoch.trained.seconds))
-    note = result_texts.KILLED_HERE
+    note = results.KILLED_HERE
     before = place > len(note)
     arrow = f"{note} {marks.arrow}" if before else f"{marks.arrow} {note}"
     yield Text(" " * (_LABEL + place - (len(note) + 1 if before else 0)) + arrow, WAITING)
-    yield from map(Text, result_texts.kill_lines(story))
+    yield from map(Text, results.kill_lines(story))

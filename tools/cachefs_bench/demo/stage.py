@@ -1,6 +1,10 @@
-"""The environment of the training loop: a dataset behind a slow object store, and new nodes that cache it."""
+"""The environment of the training loop: a dataset behind a slow object store, and new nodes that cache it.
+
+The dataset has the usual shape of an image folder: one directory per class, files as large as photographs.
+"""
 
 import os
+import random
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,22 +20,42 @@ from cachefs_tools.child_programs import program_path
 from cachefs.messages import DatasetAddRequest, OriginOptions
 from cachefs.rpc import DATASET_ADD
 from cachefs.socket_path import SOCKET_VARIABLE
-from cachefs_bench.demo import image_folder
 from cachefs_bench.demo.display import DemoDisplay
 from cachefs_bench.demo.settings import STORE_LIMITS, DemoSettings
 from cachefs_bench.lab.host import LOOPBACK
 from cachefs_bench.lab.node import LabNode
 from cachefs_bench.lab.scratch import MEMORY_PREFIX, scratch_directory
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.lab.scratch_node import SCRATCH_CREDENTIALS, environment_with, memory_directory, run_s3_server
+from cachefs_bench.lab.scratch_node import (
+    SCRATCH_CREDENTIALS,
+    NodeSettings,
+    TierSettings,
+    environment_with,
+    memory_directory,
+    run_s3_server,
+)
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 
+CLASSES: Final = 40
 BUCKET: Final = "demo-bucket"
 DATASET: Final = "demo"
 BLOCK_SIZE: Final = 1 << 20
 # Share of the dataset. The rest goes to the SSD tier, so both tiers are used.
 MEMORY_SHARE: Final = 0.75
 _SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+def generate(directory: Path, files: int, mean_size: int, seed: int = 0) -> int:
+    """Write files of mean_size/2 to 3*mean_size/2 bytes. Returns their total bytes. The same arguments always give the
+    same files."""
+    numbers = random.Random(seed)
+    for number in range(CLASSES):
+        (directory / f"class{number:03}").mkdir(parents=True)
+    total = 0
+    for number in range(files):
+        size = numbers.randint(mean_size // 2, mean_size + mean_size // 2)
+        (directory / f"class{number % CLASSES:03}" / f"image{number:06}.jpg").write_bytes(numbers.randbytes(size))
+        total += size
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +129,7 @@ def prepare_stage(settings: DemoSettings, display: DemoDisplay) -> Iterator[Demo
         work = stack.enter_context(scratch_directory("cachefs-demo-"))
         source = work / "buckets" / BUCKET
         display.show_step(f"generating {settings.files:,} files in {source}")
-        total = image_folder.generate(source, settings.files, settings.file_size)
+        total = generate(source, settings.files, settings.file_size)
         os.sync()  # otherwise the disk writes during the reads, and dirty pages cannot be dropped
         display.show_step(
             f"starting an S3 server that answers like a distant one: after {1e3 * STORE_LIMITS.latency:.0f} ms (p99"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 from xml.sax.saxutils import escape
 
-from cachefs_bench.demo import result_texts
+from cachefs_bench.demo import results
 from cachefs_bench.demo.results import DemoEpoch, DemoResult, DemoRun, sample_rates
 from cachefs_bench.demo.settings import DemoSettings
 
@@ -60,7 +60,7 @@ def draw_svg(story: DemoResult, settings: DemoSettings) -> str:
     drawing = _SvgDrawing()
     drawing.down(32)
     drawing.text(24, "One training loop, fed in four ways", "head")
-    for line in (result_texts.heading(story, settings), result_texts.store_text()):
+    for line in (results.heading(story, settings), results.store_text()):
         drawing.down(21)
         drawing.text(24, line, "dim")
     _legend(drawing)
@@ -71,10 +71,10 @@ def draw_svg(story: DemoResult, settings: DemoSettings) -> str:
     _draw_run(drawing, story.killed, longest)
     _draw_speed(drawing, story, longest)
     drawing.down(10)
-    for line in (*result_texts.kill_lines(story), *result_texts.verdict_lines(story)):
+    for line in (*results.kill_lines(story), *results.verdict_lines(story)):
         drawing.down(20)
         drawing.text(24, line, "dim")
-    return "\n".join(_document(drawing, result_texts.verdict_lines(story)[0])) + "\n"
+    return "\n".join(_document(drawing, results.verdict_lines(story)[0])) + "\n"
 
 
 def _document(drawing: _SvgDrawing, description: str) -> Iterator[str]:
@@ -92,9 +92,9 @@ def _document(drawing: _SvgDrawing, description: str) -> Iterator[str]:
 def _legend(drawing: _SvgDrawing) -> None:
     drawing.down(34)
     drawing.bar(_LEFT, 22, "computing")
-    drawing.text(_LEFT + 28, result_texts.COMPUTING)
+    drawing.text(_LEFT + 28, results.COMPUTING)
     drawing.bar(_LEFT + 120, 22, "waiting")
-    drawing.text(_LEFT + 148, result_texts.WAITING)
+    drawing.text(_LEFT + 148, results.WAITING)
     for x, title in ((_TIME, "time"), (_WAITING, "waiting"), (_REQUESTS, "requests")):
         drawing.text(x, title, "name end")
     drawing.down(6)
@@ -143,4 +143,4 @@ def _draw_speed(drawing: _SvgDrawing, story: DemoResult, longest: float) -> None
         f'<line x1="{x:.1f}" y1="{drawing.y - _LINE - 6:.1f}" x2="{x:.1f}" y2="{drawing.y + 6:.1f}" class="mark"/>'
     )
     drawing.down(20)
-    drawing.text(x + 4, result_texts.KILLED_HERE, "killed")
+    drawing.text(x + 4, results.KILLED_HERE, "killed")

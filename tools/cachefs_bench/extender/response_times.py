@@ -1,4 +1,4 @@
-"""Measures response times with TLS clients that use one connection each, as kube-scheduler does."""
+"""`cachefs-bench extender`: measures response times with TLS clients of one connection each, as kube-scheduler has."""
 
 import http.client
 import json
@@ -6,6 +6,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
+import click
 import psutil
 
 from cachefs.errors import CachefsError, ConfigError
@@ -195,3 +197,19 @@ def _certificate(work: Path) -> tuple[Path, Path]:
 
 def as_json(found: dict[str, object]) -> str:
     return json.dumps(found, indent=2)
+
+
+@click.command("extender")
+@click.option("--nodes", default=5000, show_default=True, type=click.IntRange(1, 16384), help="Of the cluster.")
+@click.option(
+    "--questions", default=400, show_default=True, type=click.IntRange(min=20),
+    help="Of each kind; of those with whole nodes a tenth.",
+)  # fmt: skip
+def extender_command(nodes: int, questions: int) -> None:
+    """Measure how long kube-scheduler waits for the extender, over HTTPS on loopback.
+
+    The service has its own scoring, and nodes that are made up. Questions have the names of all nodes
+    (nodeCacheCapable: true) or whole nodes (false), small ones and large ones.
+    """
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-") as work:
+        click.echo(as_json(measure(Path(work), ExtenderLoad(nodes, questions))))

@@ -3,12 +3,16 @@
 import json
 from typing import Any
 
-from cachefs_bench.extender.sample_names import DATASET, node_name
-
+DATASET = "imagenet"
 # A kubelet lists up to 50 images in a node's status; they are most of a large node's bytes.
 _IMAGE = {
     "names": ["registry.example.org/team/training@sha256:" + "0" * 64, "registry.example.org/team/training:1.2.3"]
 }
+
+
+def node_name(number: int) -> str:
+    """Return a node's name, in the style of clouds."""
+    return f"gke-training-gpu-pool-{number:05}.europe-west4.internal"
 
 
 def _pod(number: int, ranks: int, policy: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from cachefs_scheduler.view.reported_cluster import ReportedCluster
 
 from cachefs.observe_messages import ClusterMember, NodeLoad, NodeReport, SnapshotReport
 from cachefs.planning.scheduling.facts import SHARDS, WHOLE
-from cachefs_bench.extender.sample_names import DATASET, node_name
+from cachefs_bench.extender.sample_requests import DATASET, node_name
 
 _SNAPSHOT = "5" * 32
 _BYTES, _BLOCKS = 150 << 30, 1_300_000

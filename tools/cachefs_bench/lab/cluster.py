@@ -1,20 +1,178 @@
-"""Several nodes that form a cluster: on hosts of a network, or all on loopback."""
+"""Several nodes that form a cluster: on hosts of a network, or all on loopback.
 
+`run_etcd` runs an etcd of one member for their membership. `ClusterCounters` are counters of the nodes and the origin,
+at one moment or between two.
+"""
+
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from cachefs_bench.lab.etcd import Etcd, run_etcd
+from cachefs_tools.child_programs import KILL_WITH_PARENT, Child, wait_or_kill, wait_until
+
+from cachefs.block import SSD, TIER_NAMES
+from cachefs.errors import CachefsError, DaemonUnavailable
+from cachefs.job_messages import JobName
+from cachefs.messages import Empty
+from cachefs.rpc import CLUSTER, STALL_LIST
 from cachefs_bench.lab.host import LOOPBACK, LabHost
 from cachefs_bench.lab.node import LabNode, create_node
-from cachefs_bench.lab.scratch_config import NodeSettings
-from cachefs_bench.lab.scratch_node import SCRATCH_CREDENTIALS, S3Credentials
+from cachefs_bench.lab.scratch_node import SCRATCH_CREDENTIALS, NodeSettings, S3Credentials
+from cachefs_bench.lab.throttle import Throttle
 
+_READY: Final = b"serving client traffic"
+_INSTALL: Final = "etcd is missing; install it with: apt-get install etcd-server"
+# Prefix of a stall's cause that was another node.
+_PEER: Final = "peer"
 # Port of a node's data plane; its control endpoint has the next one.
 PORT: Final = 7380
 MembershipSource = Literal["none", "static", "etcd"]
+
+
+class Etcd:
+    """A one-member etcd that can be stopped, and restarted with its data."""
+
+    def __init__(self, host: LabHost, work: Path) -> None:
+        self._work = work
+        self._command = _command(host, work)
+        self.endpoint = self._command[self._command.index("--advertise-client-urls") + 1]
+        self._process: Child | None = None
+
+    def start(self) -> None:
+        """Start etcd, and wait until it responds. Raises CachefsError with the end of its log."""
+        log = self._work / "etcd.log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*KILL_WITH_PARENT, *self._command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        wait_until(lambda: _READY in log.read_bytes(), self._process, log)
+
+    def stop(self) -> None:
+        """Kill etcd."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            wait_or_kill(self._process)
+            self._process = None
+
+
+@contextmanager
+def run_etcd(host: LabHost, work: Path) -> Iterator[Etcd]:
+    """Run an etcd on the host; its data is in the new directory *work*."""
+    work.mkdir(parents=True, exist_ok=True)
+    etcd = Etcd(host, work)
+    try:
+        etcd.start()
+        yield etcd
+    finally:
+        etcd.stop()
+
+
+def _command(host: LabHost, work: Path) -> list[str]:
+    found = shutil.which("etcd")
+    if found is None:
+        raise CachefsError(_INSTALL)
+    clients, peers = (f"http://{host.address}:{port}" for port in host.free_ports(2))
+    return [
+        *host.enter_command, found, "--name", "lab", "--data-dir", str(work / "data"),
+        "--listen-client-urls", clients, "--advertise-client-urls", clients,
+        "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"lab={peers}",
+        "--logger", "zap", "--log-outputs", "stderr",
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LabNodeCounters:
+    """Counters of one node since its daemon started, or their growth."""
+
+    hits_memory: int = 0  # reads of its mount
+    hits_ssd: int = 0
+    misses: int = 0
+    peer_blocks: int = 0  # received from other nodes
+    peer_bytes: int = 0
+    given_blocks: int = 0  # sent to other nodes
+    given_bytes: int = 0
+    stalls: int = 0  # reads that waited
+    stalls_peer: int = 0  # those that waited for another node
+    given_fetched: int = 0  # those of the given blocks that were fetched from the origin for it
+    filled: int = 0  # blocks received to fill the tier, without a reader
+
+    def __sub__(self, before: "LabNodeCounters") -> "LabNodeCounters":
+        return _combine(self, before, -1)
+
+    def __add__(self, other: "LabNodeCounters") -> "LabNodeCounters":
+        return _combine(self, other, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCounters:
+    """The counters of all nodes, and of the origin."""
+
+    when: float
+    nodes: dict[str, LabNodeCounters]  # by name
+    origin_bytes: int
+    origin_requests: int
+
+    def __sub__(self, before: "ClusterCounters") -> "ClusterCounters":
+        grown = {
+            name: counters - before.nodes[name] if name in before.nodes else counters
+            for name, counters in self.nodes.items()
+        }
+        return ClusterCounters(
+            self.when - before.when, grown, self.origin_bytes - before.origin_bytes,
+            self.origin_requests - before.origin_requests,
+        )  # fmt: skip
+
+    @property
+    def total(self) -> LabNodeCounters:
+        return sum(self.nodes.values(), LabNodeCounters())
+
+
+def read_counters(nodes: Iterable[LabNode], throttle: Throttle) -> ClusterCounters:
+    """Return the present counters of the nodes that run and respond."""
+    proxy = throttle.read_counters()
+    found = {}
+    for node in nodes:
+        if node.is_running:
+            try:
+                found[node.name] = node_counters(node)
+            except DaemonUnavailable:
+                continue
+    return ClusterCounters(time.monotonic(), found, proxy.bytes, proxy.requests)
+
+
+def node_counters(node: LabNode) -> LabNodeCounters:
+    """Return the counters of one node. Raises DaemonUnavailable."""
+    status = node.status()
+    mounts: Counter[str] = Counter()
+    for mount in status.mounts:
+        mounts.update(mount.counters)
+    traffic = [member.traffic for member in node.client.call(CLUSTER, Empty(), timeout=10).members]
+    stalls = node.client.call(STALL_LIST, JobName(job=""), timeout=10).rows
+    return LabNodeCounters(
+        mounts["hits_memory"], mounts["hits_ssd"], mounts["misses"],
+        sum(one.blocks_in for one in traffic), sum(one.bytes_in for one in traffic),
+        sum(one.blocks_out for one in traffic), sum(one.bytes_out for one in traffic),
+        sum(row.count for row in stalls), sum(row.count for row in stalls if row.source.startswith(_PEER)),
+        status.peers.served_fetched, status.peers.filled,
+    )  # fmt: skip
+
+
+def ssd_blocks(node: LabNode) -> int:
+    """Return the number of blocks in the SSD tier of a node."""
+    return sum(tier.blocks for tier in node.status().tiers if tier.name == TIER_NAMES[SSD])
+
+
+def _combine(left: LabNodeCounters, right: LabNodeCounters, sign: int) -> LabNodeCounters:
+    names: list[Any] = [one.name for one in fields(LabNodeCounters)]
+    return LabNodeCounters(*(getattr(left, name) + sign * getattr(right, name) for name in names))
 
 
 @dataclass(frozen=True, slots=True)

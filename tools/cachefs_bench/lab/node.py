@@ -21,8 +21,14 @@ from cachefs.mount import kernel
 from cachefs.rpc import STATUS, DaemonClient
 from cachefs_bench.lab.host import LabHost, run_command
 from cachefs_bench.lab.scratch import MEMORY_PREFIX
-from cachefs_bench.lab.scratch_config import NodeSettings, configuration_text
-from cachefs_bench.lab.scratch_node import SCRATCH_CREDENTIALS, S3Credentials, environment_with, memory_directory
+from cachefs_bench.lab.scratch_node import (
+    SCRATCH_CREDENTIALS,
+    NodeSettings,
+    S3Credentials,
+    configuration_text,
+    environment_with,
+    memory_directory,
+)
 
 # Seconds that a daemon may take to end: when draining, it hands over blocks that only it holds.
 STOP_SECONDS: Final = 30.0

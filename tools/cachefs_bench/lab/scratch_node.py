@@ -1,30 +1,85 @@
 """A temporary node: an S3 server and a daemon as child processes, and a directory for the memory tier.
 
 Each is a context manager, and the end of the block stops the process (cachefs_tools.child_programs, which mounts too).
+
+`configuration_text` writes the configuration of a node's daemon. `run_directory_node` runs a daemon whose dataset is a
+local directory, for benchmarks that need no S3 server.
 """
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from cachefs_tools.child_programs import START_SECONDS, run_program, wait_until
 
-from cachefs.messages import Empty
-from cachefs.rpc import STATUS, DaemonClient
-from cachefs_bench.lab.scratch_config import NodeSettings, configuration_text
+from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
+from cachefs.rpc import DATASET_ADD, STATUS, DaemonClient
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
 # In a directory's name: the creator holds a lock on the directory while it is in use, at the latest LOCK_SECONDS
 # seconds after its creation.
 _LOCK_MARK: Final = "locked-"
 LOCK_SECONDS: Final = 60.0
+# Name of the dataset in all benchmarks.
+DATASET: Final = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """Settings of one tier."""
+
+    budget: int  # bytes; 0: there is no such tier (SSD only)
+    segment_size: int = 0  # bytes of a segment file; 0: the daemon's default
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Settings of a daemon, except for the paths of its files."""
+
+    memory: TierSettings
+    ssd: TierSettings
+    block_size: int = 0  # bytes; 0: the daemon's default
+    policy: str = ""  # eviction policy; empty: the daemon's default
+    read_deadline: float = 0  # seconds; 0: the daemon's default
+    guess: bool = True  # whether it reads ahead for programs that have published nothing
+    # Keys of [cluster]; empty: no cluster.
+    cluster: Mapping[str, object] = field(default_factory=dict)
+
+
+def configuration_text(work: Path, memory: Path, settings: NodeSettings) -> str:
+    """Return the text of the file. The memory tier is in the directory *memory*, everything else in *work*."""
+    daemon = {"socket": str(work / "cachefsd.sock"), "state_dir": str(work / "state")}
+    sections: dict[str, Mapping[str, object]] = {
+        "daemon": {
+            **daemon, "block_size": settings.block_size, "policy": settings.policy,
+            "read_deadline": settings.read_deadline,
+        },
+        "memory": {"dir": str(memory), **_tier(settings.memory)},
+        "ssd": {"dir": str(work / "ssd"), "min_free": 0, **_tier(settings.ssd)},
+    }  # fmt: skip
+    if not settings.guess:
+        sections["prefetch"] = {"guess": False}
+    if settings.cluster:
+        sections["cluster"] = dict(settings.cluster)
+    return "\n".join(_section(name, values) for name, values in sections.items())
+
+
+def _tier(settings: TierSettings) -> dict[str, int]:
+    return {"budget": settings.budget, "segment_size": settings.segment_size}
+
+
+def _section(name: str, values: Mapping[str, object]) -> str:
+    """Return one table of the file, without settings left to the daemon."""
+    given = {key: value for key, value in values.items() if value or key in ("budget", "min_free", "guess")}
+    return f"[{name}]\n" + "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +179,18 @@ def environment_with(account: S3Credentials) -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
     }  # fmt: skip
+
+
+@contextmanager
+def run_directory_node(work: Path, source: Path, settings: NodeSettings) -> Iterator[ScratchNode]:
+    """Run a node with the directory *source* listed as the dataset DATASET."""
+    with memory_directory("cachefs-bench-") as memory, run_daemon(work, memory, settings) as node:
+        list_dataset(node.client, f"file://{source}")
+        yield node
+
+
+def list_dataset(client: DaemonClient, url: str, options: OriginOptions | None = None) -> None:
+    """List *url* as the dataset DATASET. Returns when the listing is complete."""
+    request = DatasetAddRequest(name=DATASET, url=url, options=options or OriginOptions())
+    for _ in client.stream_responses(DATASET_ADD, request):
+        pass

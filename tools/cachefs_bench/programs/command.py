@@ -1,4 +1,4 @@
-"""`cachefs-bench programs`: chooses and runs programs."""
+"""`cachefs-bench programs`: chooses and runs programs, and adds their measurements to a file of documents."""
 
 import json
 import os
@@ -13,17 +13,38 @@ from cachefs_tools.child_programs import require_fuse
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs_bench.lab.slow_link import LinkLimits
-from cachefs_bench.programs import markdown, results
-from cachefs_bench.programs.bench import ProgramBench
+from cachefs_bench.programs import report
+from cachefs_bench.programs.bench import ProgramBench, ProgramDatasets
 from cachefs_bench.programs.catalogue import PROGRAMS, Program, find_programs
-from cachefs_bench.programs.datasets import ProgramDatasets
-from cachefs_bench.programs.outcome import RunMode
+from cachefs_bench.programs.figures import RunMode
 from cachefs_bench.programs.report import row, table, warm_row
 from cachefs_bench.programs.run import RunSettings
 
+Document = dict[str, Any]
 SCRIPTS: Final = Path(__file__).parents[3] / "tests" / "programs"
 LIMITS: Final = LinkLimits(latency=0.025, latency_p99=0.1, bandwidth=40e6)
 WARM_TURNS: Final = 5
+
+
+def load_results(path: Path) -> dict[str, Document]:
+    """Return documents by program name. Raises ConfigError."""
+    if not path.exists():
+        return {}
+    try:
+        return {document["program"]: document for document in json.loads(path.read_text())["programs"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} holds no results of this benchmark: {error}") from None
+
+
+def add_result(path: Path, document: Document) -> None:
+    """Merge a document into that of its program, and keep all others."""
+    documents = load_results(path)
+    documents[document["program"]] = {**documents.get(document["program"], {}), **document}
+    order = {program.name: number for number, program in enumerate(PROGRAMS)}
+    rows = sorted(documents.values(), key=lambda one: order.get(one["program"], len(order)))
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.write_text(json.dumps({"programs": rows}, indent=1) + "\n")
+    unfinished.replace(path)
 
 
 def parse_modes(ctx: click.Context, param: click.Parameter, text: str) -> list[RunMode]:
@@ -90,16 +111,16 @@ def programs_command(names: str, listing: bool, nothing: bool, as_json: bool, pa
             click.echo(f"{one.name:<20} {one.title:<38} {' '.join(one.needs)}".rstrip())
         return
     if kept is not None:
-        results.load_results(kept)  # report a bad file before the measurement
+        load_results(kept)  # report a bad file before the measurement
     documents = _measure(programs, **given)
     if kept is not None:
-        documents = list(results.load_results(kept).values())
+        documents = list(load_results(kept).values())
         if page is not None:
-            markdown.write_page(page, results.load_results(kept))
+            report.write_page(page, load_results(kept))
     click.echo(json.dumps({"programs": documents}, indent=2) if as_json else table(documents))
 
 
-def _measure(programs: Sequence[Program], **given: Any) -> list[results.Document]:
+def _measure(programs: Sequence[Program], **given: Any) -> list[Document]:
     """Measure the programs that can run here. Each document is printed and saved as soon as it is complete."""
     require_fuse()
     if not (given["scripts"] / "measuring.py").exists():
@@ -124,7 +145,7 @@ def _measure(programs: Sequence[Program], **given: Any) -> list[results.Document
             for line in document.get("said", ()):
                 _say(f"  {line}")
             if given["kept"] is not None:
-                results.add_result(given["kept"], document)
+                add_result(given["kept"], document)
     return documents
 
 

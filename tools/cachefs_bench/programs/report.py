@@ -1,8 +1,11 @@
-"""The tables of `cachefs-bench programs`, 80 columns wide."""
+"""The tables of `cachefs-bench programs`: 80 columns wide, and for docs/programs.md, written between two marks."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+from cachefs.errors import ConfigError
+from cachefs_bench.programs.catalogue import PROGRAMS, Program
 from cachefs_bench.programs.figures import WARM_AIM
 
 HEADINGS = ("program", "order", "native", "bare", "mount", "run", "gone", "rules", "MB", "")
@@ -20,6 +23,12 @@ WARM_LEGEND = """\
 native, mount, run: median seconds of all epochs with everything in the page
 cache; then what mount and run are of native: of the epochs, and of the whole
 process with its start. !: more than 1.03 of the epochs. #: results differ."""
+BEGIN: Final = "<!-- cachefs-bench programs -->"
+END: Final = "<!-- end -->"
+MARKDOWN_HEADINGS: Final = (
+    "name", "program", "order known from epoch", "seconds waited: native / bare / mounted / run", "waits gone",
+    "by rules alone", "",
+)  # fmt: skip
 
 
 def table(documents: Sequence[dict[str, Any]]) -> str:
@@ -80,3 +89,44 @@ def removed_share_of(document: dict[str, Any], mode: str) -> float | None:
 def percent_text(share: float | None) -> str:
     """Format a share for the tables."""
     return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def markdown_table(documents: Mapping[str, dict[str, Any]]) -> str:
+    """Return a row for each program. documents: by program name; missing measurements give empty cells."""
+    rows = [MARKDOWN_HEADINGS, ("---",) * len(MARKDOWN_HEADINGS)]
+    rows += [_cells(program, documents.get(program.name, {})) for program in PROGRAMS]
+    return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
+
+
+def replace_table(page: str, table: str) -> str:
+    """Return the page with the table replaced. Raises ConfigError for a page without the marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ConfigError(f"the page has no lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def write_page(path: Path, documents: Mapping[str, dict[str, Any]]) -> None:
+    """Replace the table of the page at *path*. Raises ConfigError."""
+    try:
+        page = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    path.write_text(replace_table(page, markdown_table(documents)))
+
+
+def _cells(program: Program, document: dict[str, Any]) -> tuple[str, ...]:
+    names = (f"`{program.name}`", program.title)
+    if "modes" not in document:
+        return (*names, "", "", "", "", "not measured")
+    modes = document["modes"]
+    waits = (f"{modes[name]['wait']:.1f}" if name in modes else "-" for name in ("native", "bare", "mounted", "run"))
+    words = {"#": "results differ", "!": "below the aim", "<": "slower than unpublished"}
+    remarks = [words[mark] for mark in aim_marks(document)]
+    if (best := document.get("at_best")) is not None and best < document["aim"]:
+        remarks.append(f"{percent_text(best)} at best")
+    return (
+        *names, known_epoch_text(document), " / ".join(waits), percent_text(removed_share_of(document, "run")),
+        percent_text(removed_share_of(document, "mounted")), ", ".join(remarks),
+    )  # fmt: skip

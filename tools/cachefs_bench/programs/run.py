@@ -1,4 +1,7 @@
-"""Runs a program: on the local disk, or on the mount of a node with new tiers and a slow origin."""
+"""Runs a program: on the local disk, or on the mount of a node with new tiers and a slow origin.
+
+`SequenceWatch` polls published sequences and the origin's counters while the program runs.
+"""
 
 import json
 import os
@@ -13,17 +16,22 @@ from typing import Any, Final
 from cachefs_tools.child_programs import KILL_WITH_PARENT, mount_dataset, program_path
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobName
-from cachefs.messages import OriginOptions
-from cachefs.rpc import STALL_LIST, DaemonClient
-from cachefs_bench.directory_node import DATASET, list_dataset
-from cachefs_bench.lab.scratch_config import NodeSettings, TierSettings
-from cachefs_bench.lab.scratch_node import SCRATCH_CREDENTIALS, memory_directory, run_daemon
+from cachefs.job_messages import JobName, JobView
+from cachefs.messages import Empty, OriginOptions
+from cachefs.rpc import JOB_LIST, STALL_LIST, DaemonClient
+from cachefs_bench.lab.scratch_node import (
+    DATASET,
+    SCRATCH_CREDENTIALS,
+    NodeSettings,
+    TierSettings,
+    list_dataset,
+    memory_directory,
+    run_daemon,
+)
 from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_bench.programs.catalogue import Program
-from cachefs_bench.programs.outcome import ProgramEpoch, ProgramOutcome, RunMode
-from cachefs_bench.programs.watch import SequenceWatch
+from cachefs_bench.programs.figures import ProgramEpoch, ProgramOutcome, PublishedSequences, RunMode
 
 BUDGET: Final = 1 << 30
 SEGMENT_SIZE: Final = 64 << 20
@@ -31,6 +39,42 @@ SEGMENT_SIZE: Final = 64 << 20
 TIMEOUT_SECONDS: Final = 600.0
 # Seconds between queries of what is published.
 POLL_SECONDS: Final = 0.1
+
+
+class SequenceWatch:
+    """Records which epochs of which consumers were ever known. The daemon forgets past epochs."""
+
+    def __init__(self, client: DaemonClient, origin_bytes: Callable[[], int]) -> None:
+        self._client, self._origin_bytes = client, origin_bytes
+        self._origin_samples: list[tuple[float, int]] = []  # time and bytes from the origin until then
+        self._known: dict[str, dict[int, float]] = {}
+        self._problems: dict[str, None] = {}
+
+    def poll_daemon(self) -> None:
+        """Query the daemon. Raises CachefsError if it does not answer."""
+        came, now = self._origin_bytes(), time.monotonic()
+        self._origin_samples.append((now, came))
+        for view in self._client.call(JOB_LIST, Empty()).jobs:
+            self.record_view(view, now)
+
+    def record_view(self, view: JobView, now: float) -> None:
+        """Record a view of a job."""
+        for consumer in view.consumers:
+            known = self._known.setdefault(consumer.consumer, {})
+            for epoch in consumer.known_epochs:
+                known.setdefault(epoch, now)
+            if consumer.problem:
+                self._problems[consumer.problem] = None
+
+    def first_bytes(self, epochs: Sequence[ProgramEpoch]) -> int:
+        """Return the bytes from the origin in the first epoch until its first samples, between the first and the last
+        query in that time."""
+        sizes = [size for seen, size in self._origin_samples if epochs and epochs[0].begin <= seen <= epochs[0].first]
+        return sizes[-1] - sizes[0] if sizes else 0
+
+    def published(self) -> PublishedSequences:
+        """Return the records so far."""
+        return PublishedSequences(self._known, tuple(self._problems))
 
 
 @dataclass(frozen=True, slots=True)

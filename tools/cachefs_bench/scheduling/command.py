@@ -9,9 +9,8 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from cachefs_bench.scheduling.figures import measure
+from cachefs_bench.scheduling.figures import measure, run_sweep
 from cachefs_bench.scheduling.simulation import POLICIES
-from cachefs_bench.scheduling.sweep import run_sweep
 from cachefs_bench.scheduling.workload import SHAPES, SimulationShape
 
 DEFAULT: Final = SimulationShape()
@@ -88,14 +87,14 @@ def scheduling_command(  # noqa: PLR0913
             raise click.UsageError("--sweep has its own policies: leave out --policy, or --sweep")
         found = run_sweep(chosen, numbers, processes)
         if plot:
-            from cachefs_bench.scheduling.plots import draw_sweep
+            from cachefs_bench.plot import draw_sweep
 
             draw_sweep(found, plot)
         click.echo(json.dumps(found, indent=2))
         return
     result = measure(chosen, numbers, jobs_per_copy, processes, policies or POLICIES)
     if plot:
-        from cachefs_bench.scheduling.plots import draw_policies
+        from cachefs_bench.plot import draw_policies
 
         draw_policies(result, plot)
     for of_policy in result["policies"].values():
