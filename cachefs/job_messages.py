@@ -70,7 +70,7 @@ class JobEpoch(Message, frozen=True):
 
 
 class LoaderView(Message, frozen=True):
-    """The progress of a loader as seen by its process (cachefs.publishing.loader_counts). Times are seconds."""
+    """The progress of a loader as seen by its process (cachefs.publishing.page). Times are seconds."""
 
     # The class of the loader's dataset, and the line that made the loader.
     name: str

@@ -1,9 +1,11 @@
-"""Parses and formats sizes: `4MiB`, `1.5 GB`, `0`, and shares of a total: `25%`."""
+"""Parses and formats sizes (`4MiB`, `1.5 GB`, `0`), shares of a total (`25%`) and durations (`90s`, `12h`)."""
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
+_SECONDS_OF_UNIT: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_DURATION: Final = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(s|m|min|h|d)\s*", re.ASCII)
 _UNITS: Final = {
     "": 1, "b": 1,
     "k": 1 << 10, "kib": 1 << 10, "kb": 10**3,
@@ -15,6 +17,14 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _PERCENT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 MAX_SIZE: Final = 1 << 60  # bytes
 _STEPS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def parse_duration(text: str) -> float:
+    """Return the duration in seconds, more than 0. Raises ValueError with the expected format."""
+    found = _DURATION.fullmatch(text)
+    if found is None or not float(found[1]):
+        raise ValueError(f"{text[:60]!r} is not a duration such as 90s, 30min, 12h or 7d")
+    return float(found[1]) * _SECONDS_OF_UNIT[found[2]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import numpy
 
 from cachefs.hooks.order.foresee import array_in
 from cachefs.hooks.shards import interleave, local_path
-from cachefs.publishing.attributes import attributes_of
 from cachefs.publishing.files.listed import text_of
+from cachefs.publishing.job_objects import attributes_of
 from cachefs.publishing.pure import VersionRange, is_installed, qualified_name
 
 _DATASETS: Final = VersionRange("datasets", (2, 21), (5, 0))

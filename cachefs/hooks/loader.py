@@ -4,40 +4,105 @@ Two methods of `_BaseDataLoaderIter` are watched. `__init__` runs before any wor
 once per batch, in the process with the sampler. Both are replaced by descriptors: when torch looks one up, the
 descriptor records the state before the call, and returns the method itself. No function of ours is then on the stack,
 so that tracebacks, and the places that warnings name, are the same as without cachefs. A failure in this module ends
-the watching and not the job. The same technique measures how long the job's loop waits (cachefs.hooks.loop_timing) and
-finds where a loader was made (cachefs.hooks.creation_site).
+the watching and not the job. The same technique finds where a loader was made (cachefs.hooks.creation_site), and
+measures how long the job's loop waits: `for batch in loader` looks up `__next__` of torch's iterator for each batch,
+and torch counts the batch in `_num_yielded` just before returning it. The descriptor of the latter keeps the number
+where torch would, in the iterator.
+
+`planned_epochs` finds the number of epochs in the arguments of the training program.
 """
 
 import functools
 import itertools
 import os
+import re
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, TypeVar
 
-from cachefs.hooks import batch_reports, creation_site, loop_timing, opened_files
+from cachefs.hooks import batch_reports, creation_site, opened_files
 from cachefs.hooks.loader_watch import LoaderWatch, count_samples
 from cachefs.hooks.mounted import find_listed_files
 from cachefs.hooks.order.foresee import SamplerOrder
 from cachefs.hooks.stream_watch import StreamWatch
 from cachefs.publishing import clock
-from cachefs.publishing.attributes import attributes_of
 from cachefs.publishing.channel import iterated_loaders, warn_once
-from cachefs.publishing.epoch_arguments import planned_epochs
 from cachefs.publishing.files.listed import read_listing
 from cachefs.publishing.job_exceptions import is_from_job
-from cachefs.publishing.lengths import length_of
-from cachefs.publishing.loader_counts import Stopwatch
+from cachefs.publishing.job_objects import attributes_of, length_of
 from cachefs.publishing.mount_resolver import MountResolver
+from cachefs.publishing.page import Stopwatch
 from cachefs.publishing.sampler import PublishedSampler
 
+# `--epochs`, `--num-epochs`, `--max_epochs`, `--num_train_epochs`, `trainer.max_epochs` of Hydra …
+_NAME: Final = re.compile(
+    r"(?:--?)?(?:[A-Za-z0-9_]+\.)*(?:(?:n|num|max|total|train|training)[-_])*epochs?", re.IGNORECASE
+)
+# Maximum number of arguments examined, and of epochs of a job.
+_MOST_ARGUMENTS: Final = 1000
+_MOST_EPOCHS: Final = 1_000_000
 SOURCE: Final = "cachefs run"
 # Maximum number of creation sites whose stopwatches are kept.
 MAX_STOPWATCHES: Final = 256
 Watched = TypeVar("Watched", LoaderWatch, StreamWatch)
+
+
+def planned_epochs(arguments: Sequence[str]) -> int:
+    """Return the number of epochs in a program's arguments; 0 where they name none, or several."""
+    found = set()
+    for position, argument in enumerate(arguments[:_MOST_ARGUMENTS]):
+        name, equals, value = argument[:200].partition("=")
+        if not _NAME.fullmatch(name) or not (equals or name.startswith("-")):
+            continue
+        value = value if equals else next(iter(arguments[position + 1 : position + 2]), "")
+        if re.fullmatch(r"\d{1,7}", value) and 0 < int(value) <= _MOST_EPOCHS:
+            found.add(int(value))
+    return found.pop() if len(found) == 1 else 0
+
+
+class NextDescriptor:
+    """Descriptor in place of `_BaseDataLoaderIter.__next__`."""
+
+    def __init__(self, method: Any) -> None:
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+        self._method = method
+
+    def __get__(self, iterator: Any, kind: Any = None) -> Any:
+        if iterator is None:
+            return self._method
+        progress = iterator._cachefs
+        if progress is not None:
+            progress.record_request(clock.monotonic_ns())
+        return functools.partial(self._method, iterator)
+
+
+class NumYieldedDescriptor:
+    """Descriptor in place of `_BaseDataLoaderIter._num_yielded`: the batches given in the current epoch."""
+
+    def __get__(self, iterator: Any, kind: Any = None) -> Any:
+        if iterator is None:
+            return self
+        try:
+            return vars(iterator)["_num_yielded"]
+        except KeyError:
+            raise AttributeError(f"{type(iterator).__name__!r} object has no attribute '_num_yielded'") from None
+
+    def __set__(self, iterator: Any, number: Any) -> None:
+        vars(iterator)["_num_yielded"] = number
+        progress = iterator._cachefs
+        if progress is not None:
+            try:
+                progress.record_batch(iterator, clock.monotonic_ns(), sys._getframe(1))
+            except Exception as error:  # no failure here may end the job
+                if is_from_job(error):
+                    raise
+                warn_once(f"cannot measure how long the loop waits for a DataLoader ({error!r})")
+
+    def __delete__(self, iterator: Any) -> None:
+        del vars(iterator)["_num_yielded"]
 
 
 def install(dataloader: Any) -> None:
@@ -54,8 +119,8 @@ def install(dataloader: Any) -> None:
     iterator._cachefs = None
     iterator.__init__ = InitDescriptor(iterator.__init__, iterable)
     iterator._next_index = NextIndexDescriptor(iterator._next_index)
-    iterator.__next__ = loop_timing.NextDescriptor(iterator.__next__)
-    iterator._num_yielded = loop_timing.NumYieldedDescriptor()
+    iterator.__next__ = NextDescriptor(iterator.__next__)
+    iterator._num_yielded = NumYieldedDescriptor()
     loader = dataloader.DataLoader
     loader.check_worker_number_rationality = creation_site.CreationDescriptor(loader.check_worker_number_rationality)
 

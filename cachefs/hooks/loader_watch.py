@@ -18,19 +18,16 @@ import numpy
 from cachefs.hooks import opened_files
 from cachefs.hooks.mounted import find_listed_files, has_mount_path
 from cachefs.hooks.order.foresee import SampleOrder, SamplerOrder, array_in, numbers_in
-from cachefs.hooks.order.iterator_state import read_iterator
-from cachefs.hooks.order.library_iterators import count_skipped
+from cachefs.hooks.order.library_iterators import SamplerRepeats, count_skipped, read_iterator
 from cachefs.hooks.order.prediction import OrderPrediction
 from cachefs.hooks.order.remaining import UnreadableItems
-from cachefs.hooks.order.repeats import SamplerRepeats
 from cachefs.publishing import clock
-from cachefs.publishing.attributes import attributes_of
 from cachefs.publishing.channel import own_channel
 from cachefs.publishing.diagnostics import UnknownProperty
 from cachefs.publishing.files.listed import DatasetListing, join_texts, read_listing
-from cachefs.publishing.lengths import length_of
-from cachefs.publishing.loader_counts import Stopwatch
+from cachefs.publishing.job_objects import attributes_of, length_of
 from cachefs.publishing.mount_resolver import MountResolver
+from cachefs.publishing.page import Stopwatch
 from cachefs.publishing.publication import Publication, close_after
 
 # Number of epochs published from a spec: a job does not say how many it will run.

@@ -20,7 +20,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cachefs.hooks.shards import local_path
-from cachefs.publishing.attributes import attributes_of
+from cachefs.publishing.job_objects import attributes_of
 from cachefs.publishing.pure import VersionRange, is_installed
 
 _STREAMING: Final = VersionRange("streaming", (0, 8), (0, 14))

@@ -13,12 +13,12 @@ from cachefs.hooks import hugging_face, mds, opened_files, webdataset
 from cachefs.hooks.mounted import has_listed_mount_files
 from cachefs.hooks.order.library_iterators import count_skipped
 from cachefs.hooks.shards import StreamShards
-from cachefs.publishing.attributes import attributes_of
 from cachefs.publishing.channel import print_once
 from cachefs.publishing.diagnostics import THE_JOB_GOES_ON, UnknownProperty, unknown_text
 from cachefs.publishing.files.listed import read_listing
-from cachefs.publishing.loader_counts import Stopwatch
+from cachefs.publishing.job_objects import attributes_of
 from cachefs.publishing.mount_resolver import MountResolver
+from cachefs.publishing.page import Stopwatch
 from cachefs.publishing.publication import Publication, close_after
 from cachefs.publishing.run_record import is_quiet
 

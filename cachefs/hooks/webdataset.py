@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from cachefs.hooks.shards import interleave, local_path
 from cachefs.publishing import clock
-from cachefs.publishing.attributes import attributes_of
+from cachefs.publishing.job_objects import attributes_of
 from cachefs.publishing.pure import VersionRange, is_installed, qualified_name
 
 _WEBDATASET: Final = VersionRange("webdataset", (0, 2), (1, 1))

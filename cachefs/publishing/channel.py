@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachefs.publishing import stderr
-from cachefs.publishing.descriptors import OwnDescriptor
 from cachefs.publishing.job_exceptions import is_from_job, mode_of, suppress_own
 from cachefs.publishing.page import PAGE_NAME as PAGE_NAME
 from cachefs.publishing.page import SLOTS
 from cachefs.publishing.page import SharedPage as SharedPage
 from cachefs.publishing.page import WantedSamples as WantedSamples
+from cachefs.publishing.stderr import OwnDescriptor
 from cachefs.socket_path import SOCKET_VARIABLE, absolute_path
 
 PYTHON_VARIABLE: Final = "CACHEFS_PYTHON"

@@ -40,7 +40,6 @@ from cachefs.publishing.files.cold_reads import JobColdReads
 from cachefs.publishing.files.inference import OpenedFiles
 from cachefs.publishing.files.learned import MAX_SAMPLES
 from cachefs.publishing.files.rule import DatasetColumn, JoinedTexts
-from cachefs.publishing.job_stderr import JobStderr
 from cachefs.publishing.mount_resolver import MountResolver
 from cachefs.publishing.page import SLOTS, SharedPage
 from cachefs.publishing.published_consumer import (
@@ -54,7 +53,7 @@ from cachefs.publishing.reporter import ConsumerReporter, pid_namespace
 from cachefs.publishing.run_figures import RunFigures
 from cachefs.publishing.siblings import SiblingHelpers
 from cachefs.publishing.transport import DaemonTransport
-from cachefs.publishing.trouble_lines import TroublePrinter
+from cachefs.publishing.trouble_lines import JobStderr, TroublePrinter
 from cachefs.rpc import DaemonClient
 from cachefs.socket_path import socket_path
 

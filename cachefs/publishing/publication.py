@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from cachefs.publishing.channel import HelperChannel, MessageKind, own_channel, process_name, warn_once
 from cachefs.publishing.job_exceptions import is_from_job, suppress_own
-from cachefs.publishing.loader_counts import LoaderCounts
-from cachefs.publishing.page import MAX_NUMBER
+from cachefs.publishing.page import MAX_NUMBER, LoaderCounts
 from cachefs.publishing.rank import find_rank
 
 # Maximum bits of a number in a message.

@@ -22,14 +22,12 @@ from cachefs.publishing.diagnostics import (
     unknown_text,
     unsettled_text,
 )
-from cachefs.publishing.files.comparison import FileComparison
 from cachefs.publishing.files.inference import MAX_WRONG_PART, OpenedFiles, RuleInference
-from cachefs.publishing.files.learned import MAX_SAMPLES, LearnedFiles, find_file
+from cachefs.publishing.files.learned import MAX_SAMPLES, FileComparison, LearnedFiles, find_file
 from cachefs.publishing.files.rule import DatasetColumn, FileRule
 from cachefs.publishing.files.shares import FileShare, OrderArray, empty_share, find_shares
-from cachefs.publishing.loader_counts import NO_COUNTS, LoaderCounts
 from cachefs.publishing.mount_resolver import MountResolver
-from cachefs.publishing.page import WantedSamples
+from cachefs.publishing.page import NO_COUNTS, LoaderCounts, WantedSamples
 
 # Maximum size in bytes of the orders of one consumer that are still to be read: ten epochs of ten million samples.
 MAX_ORDER_BYTES: Final = 400 << 20

@@ -9,7 +9,7 @@ from typing import Any
 
 from cachefs.publishing.files.sample_files import listed_files
 from cachefs.publishing.job_exceptions import is_from_job, suppress_own
-from cachefs.publishing.lengths import length_of
+from cachefs.publishing.job_objects import length_of
 from cachefs.publishing.publication import Publication
 
 Path = str | os.PathLike[str]

@@ -12,9 +12,9 @@ from typing import Final
 import click
 
 from cachefs import __version__
-from cachefs.durations import parse_duration
 from cachefs.errors import CachefsError
 from cachefs.extras import require_extra
+from cachefs.sizes import parse_duration
 
 with require_extra("scheduler", "cachefs-scheduler"):
     from cachefs.systemd import feed_watchdog, notify_systemd

@@ -18,10 +18,8 @@ import numpy
 from numpy.typing import NDArray
 
 from cachefs.publishing import clock
-from cachefs.publishing.attributes import attributes_of, module_of, stored_or_none
-from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.job_exceptions import suppress_own
-from cachefs.publishing.lengths import length_of
+from cachefs.publishing.job_objects import attributes_of, is_in_memory, length_of, module_of, stored_or_none
 from cachefs.publishing.pure import is_pure, is_seedable, is_stateful
 
 SampleOrder = NDArray[numpy.int64]

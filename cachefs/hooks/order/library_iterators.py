@@ -1,21 +1,36 @@
-"""Reads what iterators of libraries' samplers will still give.
+"""Reads what iterators still hold: those of libraries' samplers, and those of Python itself.
 
 A generator is recognised by its code object, which has to be that of the library's own function; an iterator with a
 class by its class. Only attributes set by the library itself are read. Iterators of other versions than the listed ones
 are left alone, like any unknown iterator.
+
+Most samplers compute the order of an epoch when they begin, and give it item by item. `iter(list)`, and `yield from
+list` in a generator, keep the list where it can be read without advancing the iterator and without running any code of
+the job.
+
+`SamplerRepeats` detects where an endless sampler begins another epoch: loaders that never end their workers use one
+batch sampler again and again, and an epoch is one such pass.
 """
 
 import gc
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, GeneratorType
 from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.order.remaining import SEQUENCE_ITERATORS, RemainingSamples, read_numbers, referents_of_kinds
-from cachefs.publishing.attributes import attributes_of
+from cachefs.hooks.order.remaining import (
+    SEQUENCE_ITERATORS,
+    RemainingSamples,
+    read_numbers,
+    read_sequence_iterator,
+    referents_of_kinds,
+)
+from cachefs.publishing.job_objects import attributes_of
 from cachefs.publishing.pure import TORCHDATA, VersionRange, is_installed, qualified_name
 
 # Reads the rest of a nested iterator.
@@ -23,6 +38,8 @@ InnerReader = Callable[[Any], RemainingSamples | None]
 IteratorReader = Callable[[Any, InnerReader], RemainingSamples | None]
 
 _NESTED: Final = ".<locals>."
+# Maximum number of nested iterators.
+MAX_DEPTH: Final = 16
 
 
 def reader_for(iterator: Any) -> IteratorReader | None:
@@ -269,3 +286,42 @@ _CLASSES: Final[dict[str, _KnownIterator]] = {
         _read_lightning_batches, _PYTORCH_LIGHTNING
     ),
 }
+
+
+def read_iterator(iterator: Any) -> RemainingSamples | None:
+    """Return the samples that a loader's index iterator will still give, or the beginning of them; None where there is
+    nothing to read. Raises UnreadableItems where the items are no sample numbers."""
+    return _read_nested(iterator, MAX_DEPTH)
+
+
+def _read_nested(iterator: Any, depth: int) -> RemainingSamples | None:
+    while depth > 0:
+        depth -= 1
+        reader = reader_for(iterator)
+        if reader is not None:
+            return reader(iterator, partial(_read_nested, depth=depth))
+        if type(iterator) is not GeneratorType:
+            break
+        iterator = iterator.gi_yieldfrom
+    return read_sequence_iterator(iterator)
+
+
+class SamplerRepeats:
+    """The passes of one sampler's iterator."""
+
+    def __init__(self) -> None:
+        # The generator that goes through the batch sampler now. A weak reference, since the job may see when it ends.
+        self._current: weakref.ref[Any] | None = None
+        self._sampler: weakref.ref[Any] | None = None
+
+    def has_begun_pass(self, iterator: Any) -> bool:
+        """Return whether *iterator* has just begun another pass of its batch sampler. Takes 3 us."""
+        if type(iterator) is not GeneratorType or reader_for(iterator) is not None:
+            return False
+        inside = [one for one in gc.get_referents(iterator) if type(one) is GeneratorType]
+        sampler = batch_sampler_of(inside[0]) if len(set(map(id, inside))) == 1 else None
+        if sampler is None or (self._current is not None and self._current() is inside[0]):
+            return False
+        is_same = self._sampler is not None and self._sampler() is sampler
+        self._current, self._sampler = weakref.ref(inside[0]), weakref.ref(sampler)
+        return is_same

@@ -15,7 +15,7 @@ import numpy
 
 from cachefs.hooks.order.foresee import SampleOrder, array_in, numbers_in
 from cachefs.publishing import clock
-from cachefs.publishing.in_memory import is_in_memory
+from cachefs.publishing.job_objects import is_in_memory
 
 # Types of Python's own iterators over a sequence: `iter` of a list, a tuple, a range, and of an object with
 # `__getitem__` only, such as numpy's arrays.

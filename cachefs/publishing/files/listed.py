@@ -20,9 +20,16 @@ import numpy
 from numpy.typing import NDArray
 
 from cachefs.publishing import clock
-from cachefs.publishing.attributes import MISSING, class_member, classes_of, members_of, module_of, stored_attributes
-from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.job_exceptions import is_from_job, suppress_own
+from cachefs.publishing.job_objects import (
+    MISSING,
+    class_member,
+    classes_of,
+    is_in_memory,
+    members_of,
+    module_of,
+    stored_attributes,
+)
 
 # Maximum numbers of objects, and of all their attributes; maximum depth: dataset.reader.base.samples has 3.
 MAX_OBJECTS: Final = 64

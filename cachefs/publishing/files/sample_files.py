@@ -21,9 +21,8 @@ from cachefs.publishing.files.listed import (
     text_of,
     texts_of,
 )
-from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.job_exceptions import mode_of
-from cachefs.publishing.lengths import length_of
+from cachefs.publishing.job_objects import is_in_memory, length_of
 
 # Attributes of torchvision's and many other datasets with a path per sample, or a tuple that begins with the path.
 LIST_NAMES: Final = (

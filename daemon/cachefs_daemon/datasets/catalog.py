@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from cachefs import snapshot as snapshots
-from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged
+from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged, remove_secrets
 from cachefs.messages import (
     DatasetAddRequest,
     DatasetView,
@@ -27,7 +27,6 @@ from cachefs.messages import (
     ListingProgress,
     OriginOptions,
 )
-from cachefs.secrets_in_text import remove_secrets
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_diff import compare_snapshots
 from cachefs_daemon.datasets import origin_access, records

@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-from cachefs.errors import ConfigError, NotFound
+from cachefs.errors import ConfigError, NotFound, has_secrets
 from cachefs.messages import OriginOptions
-from cachefs.secrets_in_text import has_secrets
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint

@@ -22,9 +22,8 @@ from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ProfileNotFound
 
-from cachefs.errors import ConfigError
+from cachefs.errors import ConfigError, has_secrets
 from cachefs.messages import OriginOptions
-from cachefs.secrets_in_text import has_secrets
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.fallback_client import FallbackState

@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from cachefs.errors import CachefsError, ConfigError
-from cachefs.secrets_in_text import remove_secrets
+from cachefs.errors import CachefsError, ConfigError, remove_secrets
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, ReportProblem
 from cachefs_daemon.origin.deadline import Deadline

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from cachefs.secrets_in_text import remove_secrets
+from cachefs.errors import remove_secrets
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 # Of syslog(3): crit, err, warning, info, debug.

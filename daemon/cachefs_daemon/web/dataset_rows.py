@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from cachefs.secrets_in_text import public_url
+from cachefs.errors import public_url
 from cachefs_daemon.datasets.catalog import Dataset
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.node import Node

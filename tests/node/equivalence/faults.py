@@ -9,7 +9,7 @@ import torch
 
 from cachefs.hooks.loader import IteratorProgress
 from cachefs.hooks.loader_watch import LoaderWatch
-from cachefs.publishing.descriptors import OwnDescriptor
+from cachefs.publishing.stderr import OwnDescriptor
 
 
 class Impostor:

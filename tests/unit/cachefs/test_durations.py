@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.durations import parse_duration
+from cachefs.sizes import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.errors import DaemonUnavailable
-from cachefs.publishing.control_client import _MAX_TRIES, CONTROL_FILE, _ControlCall
+from cachefs.publishing.transport import _MAX_TRIES, CONTROL_FILE, _ControlCall
 
 
 def test_a_call_that_ends_each_process_that_reads_it_is_given_up(

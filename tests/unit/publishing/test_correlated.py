@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.publishing.files.correlated import MAX_READS, PROMPT_NS, SETTLED_NS, BegunBatch, ReadCorrelation, TimedRead
+from cachefs.publishing.files.cold_reads import MAX_READS, PROMPT_NS, SETTLED_NS, BegunBatch, ReadCorrelation, TimedRead
 
 SECOND = 1_000_000_000
 THREAD = 7

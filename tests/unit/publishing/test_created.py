@@ -8,7 +8,7 @@ import torch.utils.data.dataloader as torch_loader
 from torch.utils.data import DataLoader, Dataset
 
 from cachefs.hooks import creation_site, loader
-from cachefs.publishing.loader_counts import Stopwatch
+from cachefs.publishing.page import Stopwatch
 
 
 class Numbers(Dataset[int]):

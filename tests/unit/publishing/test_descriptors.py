@@ -8,8 +8,8 @@ import pytest
 
 from cachefs.publishing import channel
 from cachefs.publishing.channel import SOCKET_NAME, HelperConnection, HelperUnreachable
-from cachefs.publishing.descriptors import OwnDescriptor
 from cachefs.publishing.page import SharedPage
+from cachefs.publishing.stderr import OwnDescriptor
 
 
 def taken_by(path: Path, number: int) -> None:

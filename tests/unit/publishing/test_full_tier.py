@@ -1,7 +1,7 @@
 """A job on a node whose disk is full is not advised what would not help."""
 
+from cachefs.publishing.exit_summary import summary_lines
 from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord, TroubleRecord
-from cachefs.publishing.summary import summary_lines
 
 
 def test_neither_a_warmup_nor_a_budget_is_advised_where_a_disk_is_full() -> None:

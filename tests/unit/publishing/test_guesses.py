@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from cachefs.hooks.order.iterator_state import read_iterator
+from cachefs.hooks.order.library_iterators import read_iterator
 from cachefs.hooks.order.prediction import SHORTEST_RUN, OrderPrediction, samples_after
 
 SIZE, BATCH = 120, 6

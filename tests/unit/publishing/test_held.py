@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler
 from cachefs.hooks.loader_watch import count_samples
 from cachefs.hooks.order import remaining
 from cachefs.hooks.order.foresee import numbers_in
-from cachefs.hooks.order.iterator_state import read_iterator
+from cachefs.hooks.order.library_iterators import read_iterator
 from cachefs.hooks.order.remaining import UnreadableItems
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from cachefs.publishing.files.listed import read_listing
 from cachefs.publishing.files.sample_files import listed_files
-from cachefs.publishing.lengths import length_of
+from cachefs.publishing.job_objects import length_of
 
 ROWS = [1, 2, 3]
 

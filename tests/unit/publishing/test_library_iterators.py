@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader import sampler as stateful_samplers
 
 from cachefs.hooks.order.foresee import SamplerOrder
-from cachefs.hooks.order.iterator_state import read_iterator
+from cachefs.hooks.order.library_iterators import read_iterator
 
 SIZE = 53
 

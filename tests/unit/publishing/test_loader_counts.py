@@ -1,6 +1,6 @@
 """How long a loop waits for its loader is counted right, whatever the loop does."""
 
-from cachefs.publishing.loader_counts import Stopwatch
+from cachefs.publishing.page import Stopwatch
 
 
 def test_a_loop_waits_from_when_it_asks_until_it_gets() -> None:

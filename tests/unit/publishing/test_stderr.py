@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cachefs.publishing import stderr
-from cachefs.publishing.descriptors import file_identity
-from cachefs.publishing.stderr import without_sigpipe, write_line
+from cachefs.publishing.stderr import file_identity, without_sigpipe, write_line
 
 BEGIN = "import os, signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL); "
 WRITE = "from cachefs.publishing.stderr import write_line; write_line('a line'); print('goes on', flush=True)"

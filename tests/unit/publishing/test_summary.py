@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from cachefs.errors import DaemonUnavailable
+from cachefs.hooks.loader import planned_epochs
 from cachefs.publishing import run_record
-from cachefs.publishing.epoch_arguments import planned_epochs
-from cachefs.publishing.loader_counts import LoaderCounts
+from cachefs.publishing.exit_summary import format_duration, percent, summary_lines
 from cachefs.publishing.mount_resolver import MountResolver
+from cachefs.publishing.page import LoaderCounts
 from cachefs.publishing.published_consumer import ConsumerOpening, PublishedConsumer
 from cachefs.publishing.reporter import ConsumerReporter
 from cachefs.publishing.run_figures import RunFigures
 from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord
-from cachefs.publishing.summary import format_duration, percent, summary_lines
 from cachefs.publishing.transport import DaemonTransport
 from cachefs.publishing.trouble_lines import TroublePrinter
 from cachefs.publishing.waiting import WaitTimes, explain_wait

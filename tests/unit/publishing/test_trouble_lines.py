@@ -12,10 +12,9 @@ import pytest
 from cachefs.messages import Trouble
 from cachefs.publishing import exit_summary
 from cachefs.publishing.exit_summary import find_failed_read
-from cachefs.publishing.job_stderr import JobStderr
+from cachefs.publishing.exit_summary import summary_lines as summary
 from cachefs.publishing.run_record import RUN_VARIABLE, LoaderRecord, ProcessRecord, TroubleRecord
-from cachefs.publishing.summary import summary_lines as summary
-from cachefs.publishing.trouble_lines import MAX_LINES, TroublePrinter
+from cachefs.publishing.trouble_lines import MAX_LINES, JobStderr, TroublePrinter
 from cachefs.trouble_texts import Cause
 
 

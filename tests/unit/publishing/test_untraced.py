@@ -7,8 +7,8 @@ import torch
 
 from cachefs.hooks import loader
 from cachefs.publishing import channel, stderr
-from cachefs.publishing.descriptors import OwnDescriptor
 from cachefs.publishing.page import SharedPage
+from cachefs.publishing.stderr import OwnDescriptor
 
 
 def test_what_the_hooks_call_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import click
 import msgspec
 
-from cachefs.durations import parse_duration
 from cachefs.formatting import format_count, format_duration
 from cachefs.messages import (
     DatasetAddRequest,
@@ -39,7 +38,7 @@ from cachefs.rpc import (
     DATASET_TRY,
     STATUS,
 )
-from cachefs.sizes import parse_size
+from cachefs.sizes import parse_duration, parse_size
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, to_json_types, with_session
 from cachefs_tools.cachectl.content import parse_fraction
