@@ -202,7 +202,7 @@ def test_only_one_listing_of_a_name_at_a_time(daemon: Daemon, origin: Path) -> N
         request = DatasetAddRequest(name="x", url=url)
         first = daemon.client.stream_responses(DATASET_ADD, request, timeout=60)
         next(first)
-        with pytest.raises(errors.Busy, match="right now"):
+        with pytest.raises(errors.Busy, match="is being listed"):
             list(daemon.client.stream_responses(DATASET_ADD, request, timeout=60))
         assert next(first).phase == "listing", "it goes on"
         first.close()

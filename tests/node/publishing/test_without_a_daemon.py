@@ -67,7 +67,7 @@ def test_no_argument_ends_a_training_loop() -> None:
         """
     )
     assert done.stdout == "the end\n"
-    (complaint,) = [line for line in done.stderr.splitlines() if "publishing that" in line]
+    (complaint,) = [line for line in done.stderr.splitlines() if "this is not published" in line]
     assert complaint.startswith("cachefs: cannot publish the order of epoch 0 ('float' object cannot be interpreted")
 
 

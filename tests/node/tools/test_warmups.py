@@ -101,7 +101,7 @@ def test_progress_in_a_pipe_and_what_an_interrupted_command_says(url: str, tmp_p
                 process.send_signal(signal.SIGINT)
                 said = process.stderr.read()
                 assert f"web: 0 of {FILES} blocks here, 0 B; the warmup " in said
-                assert ("goes on" if watched else "is ended") in said
+                assert ("continues" if watched else "is cancelled") in said
                 assert process.wait(60) == 130
             states = [one["state"] for one in listed(daemon)]
             assert states == (["cancelled", "running"] if watched else ["cancelled"])
