@@ -16,8 +16,7 @@ import msgspec
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.extras import require_extra
-from cachefs_scheduler.kube.kube_messages import ObjectMetadata, Pod
-from cachefs_scheduler.kube.pod_events import PodEvent
+from cachefs_scheduler.kube.kube_messages import ObjectMetadata, Pod, PodEvent
 
 with require_extra("kubernetes", "cachefs-scheduler with [kube] api"):
     from kubernetes_asyncio import client, config

@@ -16,9 +16,8 @@ from cachefs.errors import CachefsError
 from cachefs_scheduler.advisor_interface import AdvisorInterface
 from cachefs_scheduler.kube.api import KubeApiClient, KubeObjectChanged, WatchExpired
 from cachefs_scheduler.kube.gangs import PodGangs
-from cachefs_scheduler.kube.kube_messages import Pod
+from cachefs_scheduler.kube.kube_messages import EventLimiter, Pod, PodEvent
 from cachefs_scheduler.kube.leader import LeaderElection
-from cachefs_scheduler.kube.pod_events import EventLimiter, PodEvent
 from cachefs_scheduler.kube.pod_job import DATASET, GATE, is_gated
 from cachefs_scheduler.kube.pod_jobs import OpenGate, PodJobs
 

@@ -15,8 +15,7 @@ import msgspec
 from cachefs.scheduling_messages import PlacementPolicy, PlacementRequest
 from cachefs_scheduler.advisor_interface import AdvisorInterface
 from cachefs_scheduler.kube.gangs import PodGangs
-from cachefs_scheduler.kube.kube_messages import ObjectMetadata, Pod
-from cachefs_scheduler.kube.pod_events import PodEvent
+from cachefs_scheduler.kube.kube_messages import ObjectMetadata, Pod, PodEvent
 from cachefs_scheduler.kube.pod_job import GATE, KUBE, PodJob, is_gated, job_name, parse_pod_job
 
 log = logging.getLogger(__name__)

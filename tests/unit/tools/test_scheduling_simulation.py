@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from cachefs_bench.cli import main
 from cachefs_bench.scheduling import figures as sweeping
-from cachefs_bench.scheduling.caches import SimulatedCaches
 from cachefs_bench.scheduling.placement_policies import HintPolicy, PolicyInput
 from cachefs_bench.scheduling.simulated_reads import TOLERANCE, SimulatedReads, fair_rates
 from cachefs_bench.scheduling.simulation import POLICIES, simulate
-from cachefs_bench.scheduling.workload import GB, TRACES, SimulationShape, make_workload
+from cachefs_bench.scheduling.workload import GB, TRACES, SimulatedCaches, SimulationShape, make_workload
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st

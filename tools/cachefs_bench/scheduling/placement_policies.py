@@ -10,9 +10,8 @@ import numpy.typing as npt
 from cachefs.planning.scheduling.assignment import assign_ranks
 from cachefs.planning.scheduling.cluster_facts import ClusterFacts
 from cachefs.planning.scheduling.facts import JobRequest, Links, NodeCopy, NodeFacts, SnapshotFacts
-from cachefs_bench.scheduling.caches import SimulatedCaches
 from cachefs_bench.scheduling.simulated_reads import IN, ORIGIN, OUT, SSD, SimulatedReads
-from cachefs_bench.scheduling.workload import SimulatedJob, SimulationShape
+from cachefs_bench.scheduling.workload import SimulatedCaches, SimulatedJob, SimulationShape
 
 # Seconds without news after which a node reports anyway.
 _SILENT: Final = 20.0

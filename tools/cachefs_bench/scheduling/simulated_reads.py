@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.cluster.scale import local_share
-from cachefs_bench.scheduling.caches import SimulatedCaches
-from cachefs_bench.scheduling.workload import SimulatedJob, SimulationShape
+from cachefs_bench.scheduling.workload import SimulatedCaches, SimulatedJob, SimulationShape
 
 # Shape (n,), float64.
 FloatVector = npt.NDArray[np.float64]

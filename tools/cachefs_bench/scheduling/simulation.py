@@ -8,7 +8,6 @@ import numpy as np
 
 from cachefs.planning.scheduling.copies import Clone, cached_copies, job_slots, plan_clone
 from cachefs.planning.scheduling.waiting_order import SlotRequest, choose_next
-from cachefs_bench.scheduling.caches import SimulatedCaches
 from cachefs_bench.scheduling.placement_policies import (
     HintPolicy,
     LabelPolicy,
@@ -20,7 +19,7 @@ from cachefs_bench.scheduling.placement_policies import (
     node_numbers,
 )
 from cachefs_bench.scheduling.simulated_reads import SimulatedReads, SimulatedRun, nodes_of_readers
-from cachefs_bench.scheduling.workload import SimulatedJob, SimulationShape, Workload, make_workload
+from cachefs_bench.scheduling.workload import SimulatedCaches, SimulatedJob, SimulationShape, Workload, make_workload
 
 # Longest step in seconds, since caches fill meanwhile.
 MAX_STEP_SECONDS: Final = 120.0

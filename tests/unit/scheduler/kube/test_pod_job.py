@@ -1,8 +1,7 @@
 """Which job a pod belongs to, and what its annotations ask for."""
 
 import pytest
-from cachefs_scheduler.kube.kube_messages import ObjectMetadata, OwnerReference, Pod, PodSpec
-from cachefs_scheduler.kube.pod_events import EventLimiter, PodEvent
+from cachefs_scheduler.kube.kube_messages import EventLimiter, ObjectMetadata, OwnerReference, Pod, PodEvent, PodSpec
 from cachefs_scheduler.kube.pod_job import job_name, parse_pod_job
 
 from cachefs.scheduling_messages import PlacementPolicy
