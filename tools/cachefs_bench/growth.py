@@ -22,8 +22,7 @@ from cachefs_cluster.sharing.wire import PROGRESS_SECONDS, poll_seconds
 from xxhash import xxh3_64_intdigest
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.copies import capacity_by_node, epochs_ahead, next_holders
-from cachefs.planning.cluster.first_reads import FirstReads, RemoteEpochReads
+from cachefs.planning.cluster.copies import FirstReads, RemoteEpochReads, capacity_by_node, epochs_ahead, next_holders
 from cachefs.planning.cluster.homes import BlockHomes
 from cachefs.planning.cluster.ownership import owned_now
 from cachefs.planning.cluster.rendezvous import RingMember, mix_bits

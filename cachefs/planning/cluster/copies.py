@@ -18,11 +18,15 @@ dataset, the node could not keep these blocks.
 copies move to their readers. The second copy stays at the block's second home, which is in another zone than its home;
 where the holder is that node or in its zone, the second copy stays at the home instead. The two copies are therefore
 never in one zone, nor on one node, wherever a block is held.
+
+`FirstReads` is the input: one epoch of a job with consumers on several nodes, with which node reads each block first,
+and when. `RemoteEpochReads` lists a node's duty in an epoch: the reads by other nodes of blocks that it holds, in
+order.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -30,9 +34,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.first_reads import EpochPositions, FirstReads
 from cachefs.planning.cluster.homes import NO_NODE, NodeNumbers, reindex_nodes
 
+# Places in an epoch, from 0 (its start) to 1 (its end): shape (n,), float32.
+EpochPositions = npt.NDArray[np.float32]
 # Zone number of each member, and of NO_NODE at the end: shape (members + 1,), int32.
 Zones = npt.NDArray[np.int32]
 # Per node: bytes. Shape (nodes,), int64.
@@ -51,6 +56,87 @@ RESERVED_DEVIATIONS: Final = 2.0
 # block.
 _MIN_EPOCHS_AHEAD: Final = 4
 _MAX_EPOCHS_AHEAD: Final = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstReads:
+    """The first read of each block in one epoch. All nodes are assumed to progress at about the same pace."""
+
+    # The node that reads the block first, NO_NODE where none does: shape (blocks,), uint16.
+    reader: NodeNumbers
+    # Place of that read in its consumer's epoch; 2 where there is none: shape (blocks,), float32. None: not kept (see
+    # `without_positions`).
+    positions: EpochPositions | None
+
+    @classmethod
+    def of(cls, blocks: int, orders: Iterable[tuple[int, Ids]]) -> "FirstReads":
+        """Build from the orders of all consumers, in 20 ms per million reads.
+
+        blocks: number of blocks in the space; orders: of each consumer its node, and the blocks that it reads, in
+        order: shape (reads,), int32. Of two reads at the same place, the smaller node's counts, so that all nodes get
+        the same result. Raises ValueError for an impossible node or block.
+        """
+        reader = np.full(blocks, NO_NODE, np.uint16)
+        when = np.full(blocks, 2, np.float32)
+        for node, order in sorted(orders, key=lambda one: one[0]):
+            if not 0 <= node < NO_NODE or (len(order) and not 0 <= int(order.min()) <= int(order.max()) < blocks):
+                raise ValueError(f"node {node} reads blocks beyond the {blocks:,} of the snapshot")
+            backwards = order[::-1].astype(np.intp)
+            places = (np.arange(len(order), dtype=np.float32) / np.float32(max(1, len(order))))[::-1]
+            sooner = places < when[backwards]
+            # Of several reads of one block, numpy keeps the last assignment, which is the first read.
+            when[backwards[sooner]] = places[sooner]
+            reader[backwards[sooner]] = node
+        return cls(reader, when)
+
+    def reads_from(self, position: float) -> "FirstReads":
+        """Return the reads at or after that place of the epoch, from 0 to 1. Raises ValueError where the places are not
+        known."""
+        if self.positions is None:
+            raise ValueError("the positions of these reads are not known")
+        early = self.positions < np.float32(position)
+        return FirstReads(
+            np.where(early, NO_NODE, self.reader).astype(np.uint16), np.where(early, np.float32(2), self.positions)
+        )
+
+    def without_positions(self) -> "FirstReads":
+        """Return the same without places, as kept for epochs far ahead: 2 bytes per block instead of 6."""
+        return replace(self, positions=None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteEpochReads:
+    """The reads as arrays, one element per read. Each further read of a block is a further element."""
+
+    # Block numbers: shape (reads,), int32.
+    blocks: Ids
+    # Place of each read in the epoch: shape (reads,), float32.
+    positions: EpochPositions
+    # Reading nodes: shape (reads,), uint16.
+    readers: NodeNumbers
+
+    @classmethod
+    def of(cls, orders: Iterable[tuple[int, Ids]], kept: npt.NDArray[np.bool_], me: int) -> "RemoteEpochReads":
+        """Return the duty of node *me*. Takes 20 ms per million reads.
+
+        orders: of each consumer its node, and the blocks that it reads in the epoch, in order: shape (reads,), int32;
+        kept: which blocks *me* keeps until they are read: shape (blocks,), bool.
+        """
+        blocks, when, readers = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [np.zeros(0, np.uint16)]
+        for node, order in sorted(orders, key=lambda one: one[0]):
+            if node == me:
+                continue
+            reads = np.flatnonzero(kept[order])
+            blocks.append(order[reads])
+            when.append(reads.astype(np.float32) / np.float32(max(1, len(order))))
+            readers.append(np.full(len(reads), node, np.uint16))
+        places = np.concatenate(when)
+        sorted_by = np.argsort(places, kind="stable")
+        return cls(np.concatenate(blocks)[sorted_by], places[sorted_by], np.concatenate(readers)[sorted_by])
+
+    def reads_before(self, position: float) -> int:
+        """Return how many of the reads come before *position*."""
+        return int(np.searchsorted(self.positions, np.float32(position)))
 
 
 def second_keepers(holders: NodeNumbers, first: NodeNumbers, second: NodeNumbers, zones: Zones) -> NodeNumbers:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids, Numbers
-from cachefs.planning.cluster.first_reads import FirstReads
+from cachefs.planning.cluster.copies import FirstReads
 from cachefs.planning.cluster.homes import NodeNumbers
 
 # Per block of a snapshot, whether it is this node's to keep: shape (blocks,), bool.

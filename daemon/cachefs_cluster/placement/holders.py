@@ -16,6 +16,7 @@ from cachefs_daemon.store.segment_writer import span
 
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.copies import (
+    FirstReads,
     NodeBytes,
     capacity_by_node,
     epochs_ahead,
@@ -24,7 +25,6 @@ from cachefs.planning.cluster.copies import (
     next_holders,
     second_keepers,
 )
-from cachefs.planning.cluster.first_reads import FirstReads
 from cachefs.planning.cluster.homes import NO_NODE, BlockHomes, NodeNumbers, reindex_nodes
 from cachefs.planning.cluster.rendezvous import RingMember, space_hashes
 from cachefs_cluster.placement.timeliness import ANNOUNCED_UNTIL, NOTHING_SETTLED, Settled, extend_settled

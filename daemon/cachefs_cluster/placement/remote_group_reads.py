@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.first_reads import RemoteEpochReads
+from cachefs.planning.cluster.copies import RemoteEpochReads
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import UNKNOWN_READ, PlannedEpoch
 

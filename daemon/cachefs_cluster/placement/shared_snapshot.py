@@ -21,7 +21,7 @@ from cachefs_daemon.jobs.plan_memory import BYTES_PER_READ, PlanPurpose
 
 from cachefs.errors import CachefsError, StoreFull
 from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.cluster.first_reads import FirstReads
+from cachefs.planning.cluster.copies import FirstReads
 from cachefs.planning.cluster.homes import NO_NODE
 from cachefs.planning.cluster.ownership import OwnedMarks, owned_now
 from cachefs.planning.cluster.scale import SnapshotDemand

@@ -3,8 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from cachefs.planning.scheduling.copies import CachedCopy, JobSlots, cached_copies, job_slots
-from cachefs.planning.scheduling.waiting_order import SlotRequest, order_waiting
+from cachefs.planning.scheduling.copies import (
+    CachedCopy,
+    JobSlots,
+    SlotRequest,
+    cached_copies,
+    job_slots,
+    order_waiting,
+)
 from cachefs_scheduler.duties.job_table import AdmissionState, JobTable, KnownJob
 from cachefs_scheduler.view.reported_cluster import ReportedCluster
 

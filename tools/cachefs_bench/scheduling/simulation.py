@@ -6,8 +6,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from cachefs.planning.scheduling.copies import Clone, cached_copies, job_slots, plan_clone
-from cachefs.planning.scheduling.waiting_order import SlotRequest, choose_next
+from cachefs.planning.scheduling.copies import Clone, SlotRequest, cached_copies, choose_next, job_slots, plan_clone
 from cachefs_bench.scheduling.placement_policies import (
     HintPolicy,
     LabelPolicy,

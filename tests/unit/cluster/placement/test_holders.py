@@ -9,7 +9,7 @@ from cachefs_cluster.placement.holders import Holders, PlacementRing
 from cachefs_cluster.placement.timeliness import ANNOUNCED_UNTIL
 from cachefs_daemon.runtime.threads import Threads
 
-from cachefs.planning.cluster.first_reads import FirstReads
+from cachefs.planning.cluster.copies import FirstReads
 from cachefs.planning.cluster.rendezvous import RingMember
 from tests import virtual_time
 from tests.simulated import space_of

@@ -3,7 +3,7 @@
 import numpy as np
 from cachefs_cluster.placement.remote_group_reads import RemoteGroupReads
 
-from cachefs.planning.cluster.first_reads import RemoteEpochReads
+from cachefs.planning.cluster.copies import RemoteEpochReads
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import PlannedEpoch
 from tests.simulated import space_of

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.copies import WINDOWS, capacity_by_node, held_bytes, holders_after_change, next_holders
-from cachefs.planning.cluster.first_reads import FirstReads
+from cachefs.planning.cluster.copies import (
+    WINDOWS,
+    FirstReads,
+    capacity_by_node,
+    held_bytes,
+    holders_after_change,
+    next_holders,
+)
 from cachefs.planning.cluster.homes import NO_NODE, BlockHomes
 from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 

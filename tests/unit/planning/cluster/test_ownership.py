@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.first_reads import FirstReads
+from cachefs.planning.cluster.copies import FirstReads
 from cachefs.planning.cluster.homes import NO_NODE
 from cachefs.planning.cluster.ownership import COPY_PENALTY, COPY_WINDOW_SECONDS, Ownership, owned_now
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.first_reads import RemoteEpochReads
+from cachefs.planning.cluster.copies import RemoteEpochReads
 
 HOLDERS = np.array([1, 0, 1, 1, 0, 1, 0, 0], np.uint16)
 

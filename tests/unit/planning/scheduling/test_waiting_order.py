@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.scheduling.waiting_order import SlotRequest, choose_next, order_waiting
+from cachefs.planning.scheduling.copies import SlotRequest, choose_next, order_waiting
 
 
 def waiting(job, user="u", priority=0, since=0.0, snapshot="s"):
