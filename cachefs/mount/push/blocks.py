@@ -1,15 +1,21 @@
 """Stores blocks in the page cache and drops them: the work of one thread of a pusher.
 
+Stores go through the FUSE device, drops through the mounted file. A store of 110 KB measured 10 us into pages that were
+there and 22 us into new ones.
+
 Blocks are read from the disk directly and verified, so that a pushed file is cached once and not twice. A direct read
 of 110 KB measured 129 us, 25 us of them on a processor; a buffered read whose pages are dropped again took 194 us,
 72 us of them on a processor.
 """
 
+import contextlib
 import errno
 import logging
 import math
 import mmap
 import os
+import select
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +24,91 @@ from typing import Final
 from cachefs.block import MAX_READ, MEMORY, PIECE_SIZE, SSD, BlockLocation, block_key, block_length, pieces_match
 from cachefs.errors import CachefsError
 from cachefs.index import IndexReader
-from cachefs.mount.push import pages
+from cachefs.mount.page_residency import PAGE, resident_pages
 from cachefs.mount.push.mounted_snapshots import MountedSnapshot
 from cachefs.mount.reads.read_records import ReadMarks
 from cachefs.segment import SegmentReader
 
-# Alignment of file offsets and of memory, in bytes; no device needs more.
-_ALIGNMENT: Final = 4096
 log = logging.getLogger(__name__)
 
+# struct fuse_out_header (length, notify code in place of an error, 0 in place of a request's number), then
+# struct fuse_notify_store_out (inode, offset, size, padding).
+_STORE: Final = struct.Struct("<IiQQQII")
+_NOTIFY_STORE: Final = 4
+# Bytes of one store. The kernel copies them with one page locked at a time; the limit keeps the buffers of all threads
+# small.
+MAX_STORE: Final = 1 << 20
+_UNSUPPORTED: Final = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP)
+# Alignment of file offsets and of memory, in bytes; no device needs more.
+_ALIGNMENT: Final = 4096
 # A reader that has read a block less than CLOSE_READER_SECONDS before its turn is as far as the pusher, and would race
 # it for each next block. The next BLOCKS_LEFT blocks are left to the reader, and the pusher goes on behind them.
 CLOSE_READER_SECONDS: Final = 0.02
 BLOCKS_LEFT: Final = 4
+
+
+class StoreUnsupported(Exception):
+    """The kernel does not support stores by a pusher."""
+
+
+def store_pages(device: int, inode: int, offset: int, data: memoryview) -> None:
+    """Put *data* into the page cache of *inode*. The data must not reach beyond the file's end, which would move.
+
+    Waits for a page that is being read. Raises FileNotFoundError for an inode that the kernel does not know yet, or no
+    longer; StoreUnsupported; another OSError where the kernel does not take these pages now.
+    """
+    size = len(data)
+    try:
+        os.writev(device, (_STORE.pack(_STORE.size + size, _NOTIFY_STORE, 0, inode, offset, size, 0), data))
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            raise StoreUnsupported(error.strerror) from None
+        raise
+
+
+def drop_pages(path: bytes, inode: int, offset: int, length: int) -> None:
+    """Drop the pages of a range of a file, but not the file's attributes; pages that are mapped or locked stay.
+
+    Raises OSError, also where *path* now leads to another inode than *inode*.
+    """
+    fd = _open_inode(path, inode)
+    try:
+        # Only whole pages in the range are dropped, so the range is extended to the end of the last page.
+        os.posix_fadvise(fd, offset, -(-length // PAGE) * PAGE, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def are_cached(path: bytes, inode: int, offset: int, length: int) -> bool:
+    """Return whether the kernel has all pages of a range of a file; False where it does not tell.
+
+    Raises OSError as `drop_pages` does.
+    """
+    fd = _open_inode(path, inode)
+    try:
+        with contextlib.suppress(OSError):
+            return resident_pages(fd, offset, length) >= -(-length // PAGE)
+        return False
+    finally:
+        os.close(fd)
+
+
+def _open_inode(path: bytes, inode: int) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_ino != inode:
+            raise FileNotFoundError(errno.ENOENT, f"the mount no longer shows inode {inode:x} there", os.fsdecode(path))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def has_mount_ended(device: int, seconds: float) -> bool:
+    """Return whether the mount has ended. Waits up to *seconds* for its end."""
+    poll = select.poll()
+    poll.register(device, 0)  # errors only: the workers take the requests
+    return bool(poll.poll(seconds * 1000))
 
 
 def aligned_buffer(size: int) -> memoryview:
@@ -126,7 +204,7 @@ class BlockMover:
         self._blocks_left = 0  # number of next blocks that are left to a reader
         self._index: IndexReader | None = None
         self._readers: dict[int, SegmentReader] = {}
-        self._buffer = aligned_buffer(pages.MAX_STORE)
+        self._buffer = aligned_buffer(MAX_STORE)
 
     def use_source(self, source: TierSource) -> None:
         """Read blocks from *source* from now on."""
@@ -172,7 +250,7 @@ class BlockMover:
     def _is_cached(self, mounted: MountedSnapshot, entry: int, number: int) -> bool:
         size, _ = mounted.snapshot.size_and_content(entry)
         block_size = mounted.snapshot.block_size
-        there = pages.are_cached(
+        there = are_cached(
             mounted.path(entry), mounted.inode(entry), number * block_size, block_length(size, block_size, number)
         )
         self.counters.taken_back += not there
@@ -202,8 +280,8 @@ class BlockMover:
             return False
         reader = self._readers[location.tier]
         begin = number * mounted.snapshot.block_size
-        for start in range(0, location.length, pages.MAX_STORE):
-            step = min(pages.MAX_STORE, location.length - start)
+        for start in range(0, location.length, MAX_STORE):
+            step = min(MAX_STORE, location.length - start)
             data = reader.read(key, location, start, step, self._buffer)
             if data is None:
                 self.counters.not_in_tier += 1
@@ -218,18 +296,18 @@ class BlockMover:
     def _store_bytes(self, mounted: MountedSnapshot, entry: int, offset: int, data: memoryview) -> None:
         inode = mounted.inode(entry)
         try:
-            pages.store_pages(self._device, inode, offset, data)
+            store_pages(self._device, inode, offset, data)
         except FileNotFoundError:
             self.counters.unknown_inodes += 1
             os.stat(mounted.path(entry))
-            pages.store_pages(self._device, inode, offset, data)
+            store_pages(self._device, inode, offset, data)
 
     def _drop_block(self, mounted: MountedSnapshot, entry: int, number: int) -> bool:
         size, content = mounted.snapshot.size_and_content(entry)
         self._marks.clear(block_key(content, number))
         block_size = mounted.snapshot.block_size
         length = block_length(size, block_size, number)
-        pages.drop_pages(mounted.path(entry), mounted.inode(entry), number * block_size, length)
+        drop_pages(mounted.path(entry), mounted.inode(entry), number * block_size, length)
         self.counters.dropped_blocks += 1
         self.counters.dropped_bytes += length
         return True

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
-from cachefs.mount.push.blocks import BlockMover, TierSource
+from cachefs.mount.push.blocks import BlockMover, StoreUnsupported, TierSource
 from cachefs.mount.push.mounted_snapshots import MountedSnapshot
-from cachefs.mount.push.pages import StoreUnsupported
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,11 +25,10 @@ from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import DatasetView, Empty, NodeView
 from cachefs.mount.device import FuseConnection
 from cachefs.mount.node_view import TierView
-from cachefs.mount.push import pages
-from cachefs.mount.push.blocks import BlockMover, TierSource
+from cachefs.mount.push import blocks
+from cachefs.mount.push.blocks import BlockMover, StoreUnsupported, TierSource
 from cachefs.mount.push.command_tracker import CommandTracker
 from cachefs.mount.push.mounted_snapshots import MountedSnapshots
-from cachefs.mount.push.pages import StoreUnsupported
 from cachefs.mount.push.push_threads import PushTask, PushThreads, split_task
 from cachefs.mount.reads.read_records import ReadMarks
 from cachefs.mount_spec import MountSpec
@@ -137,7 +136,7 @@ class Pusher:
         )
         for work in (self._follow_commands, self._report_finished):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
-        while not pages.has_mount_ended(self._settings.device, _BUDGET_SECONDS):
+        while not blocks.has_mount_ended(self._settings.device, _BUDGET_SECONDS):
             self._budget.update_budget(read_memory())
 
     def _stop_storing(self, reason: StoreUnsupported) -> None:
@@ -268,7 +267,7 @@ def _end_with_parent(parent: int, connection: FuseConnection, device: int) -> No
     process holds the device, so the kernel goes on waiting for an answer.
     """
     # After the end of this mount, another mount on the directory may have been given the same number.
-    is_ours = not pages.has_mount_ended(device, 0)
+    is_ours = not blocks.has_mount_ended(device, 0)
 
     def follow(*_: object) -> None:
         if os.getppid() != parent:

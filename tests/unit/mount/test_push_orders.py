@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs.mount.push.blocks import StoreUnsupported
 from cachefs.mount.push.command_tracker import CommandTracker, PushedBlocks
 from cachefs.mount.push.mounted_snapshots import MountedSnapshot
-from cachefs.mount.push.pages import StoreUnsupported
 from cachefs.mount.push.push_threads import PushTask, PushThreads, split_task
 from cachefs.push_messages import StoredPages
 from cachefs.snapshot import Snapshot
