@@ -4,6 +4,9 @@ A published job reads as fast as it can meanwhile.
 
 The daemon runs as it does for users, with a mount that pushes. py-spy samples its stacks from outside without stopping
 it (`--nonblocking`), so the measurement needs no code in the daemon.
+
+A sample tells where a thread is, not whether it runs: a thread that waits for the GIL looks like a running one. So the
+kernel gives each thread's total, and samples only divide it among stages.
 """
 
 import contextlib
@@ -11,9 +14,11 @@ import json
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +31,6 @@ from rich.table import Table
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, OriginOptions, Status
 from cachefs.rpc import STATUS, DaemonClient
-from cachefs_bench.block_stages import BlockStage, seconds_by_stage
 from cachefs_bench.job_process import run_job_process
 from cachefs_bench.lab.scratch_node import (
     DATASET,
@@ -53,6 +57,119 @@ _EPOCHS: Final = 1000
 # With fewer blocks or seconds, a stage has too few samples for a figure per block.
 _MIN_BLOCKS: Final = 1000
 _MIN_SECONDS: Final = 2.0
+
+
+class BlockStage(StrEnum):
+    """A stage of a block's way from the origin to its reader."""
+
+    GET = "GET"
+    CHECKSUM = "checksum"
+    TIER_WRITE = "tier write"
+    INDEX = "index"
+    POLICY = "policy"
+    EVICTION = "eviction and demotion"
+    PLAN = "plan and look-ahead"
+    FETCH = "fetch and slot"
+    PUSH = "push orders"
+    ACCOUNTING = "accounting"
+    REPLIES = "replies"
+    FETCH_PROCESS = "fetch process"
+    LOOP = "event loop and threads"
+    GRPC = "gRPC's own threads"
+    OTHER = "other"
+
+
+# py-spy writes a frame as "function (file:line)". A stack with a frame of this function in this file belongs to the
+# stage.
+_WHOLE_STACK: Final = (
+    ("evict_blocks", "store/transfers.py", BlockStage.EVICTION),
+    ("shrink", "store/maintenance.py", BlockStage.EVICTION),
+    ("promote", "store/block_store.py", BlockStage.EVICTION),
+)
+# Otherwise the innermost frame with one of these parts decides.
+_INNERMOST: Final = (
+    ("piece_checksums (", BlockStage.CHECKSUM),
+    ("cachefs_daemon/origin/", BlockStage.GET),
+    ("botocore/", BlockStage.GET),
+    ("aiohttp/", BlockStage.GET),
+    ("store/index_writer.py", BlockStage.INDEX),
+    ("store/segment_writer.py", BlockStage.TIER_WRITE),
+    ("store/batch_io.py", BlockStage.TIER_WRITE),
+    ("store/tier.py", BlockStage.TIER_WRITE),
+    ("store/tier_directory.py", BlockStage.TIER_WRITE),
+    ("planning/eviction/", BlockStage.POLICY),
+    ("planning/pagecache/", BlockStage.PUSH),
+    ("cachefs_daemon/mounts/", BlockStage.PUSH),
+    ("cachefs_daemon/jobs/attribution.py", BlockStage.ACCOUNTING),
+    ("cachefs_daemon/jobs/", BlockStage.PLAN),
+    ("planning/sequences/follower.py", BlockStage.ACCOUNTING),
+    ("planning/", BlockStage.PLAN),
+    ("fetch/prefetcher.py", BlockStage.PLAN),
+    ("fetch/promoter.py", BlockStage.PLAN),
+    ("cachefs_daemon/report_dispatcher.py", BlockStage.ACCOUNTING),
+    ("cachefs_daemon/fetch/", BlockStage.FETCH),
+    ("cachefs_daemon/datasets/", BlockStage.FETCH),
+    ("cachefs_daemon/store/", BlockStage.TIER_WRITE),
+    ("cachefs_daemon/api/", BlockStage.REPLIES),
+    ("grpc/", BlockStage.REPLIES),
+    ("cachefs_daemon/runtime/", BlockStage.LOOP),
+    ("asyncio/", BlockStage.LOOP),
+    ("concurrent/futures/", BlockStage.LOOP),
+)
+
+
+# A thread waits if its innermost frame is one of these functions.
+_WAITING_FUNCTIONS: Final = frozenset(
+    (
+        "Condition.wait",
+        "Event.wait",
+        "Locked.__enter__",
+        "EpollSelector.select",
+        "_worker",
+        "_poll_wrapper",
+        "Thread.run",
+    )
+)
+
+
+def stack_stage(frames: Sequence[str]) -> BlockStage:
+    """Return the stage of a stack. frames: outermost first."""
+    for function, file, stage in _WHOLE_STACK:
+        if any(_function(frame) == function and file in frame for frame in frames):
+            return stage
+    for frame in reversed(frames):
+        for part, stage in _INNERMOST:
+            if part in frame:
+                return stage
+    return BlockStage.OTHER
+
+
+def seconds_by_stage(stacks: Iterable[str], seconds: Mapping[int, float]) -> dict[BlockStage, float]:
+    """Return the processor seconds of each stage.
+
+    stacks: lines as `py-spy record --threads --format raw` writes them: a thread, its stack, and a sample count;
+    seconds: processor time by thread id. Raises ValueError for any other line.
+    """
+    seen: defaultdict[int, Counter[BlockStage]] = defaultdict(Counter)
+    for line in stacks:
+        stack, _, count = line.strip().rpartition(" ")
+        thread, *frames = stack.split(";")
+        number = int(thread.partition("(")[2].partition(")")[0])
+        if frames and frames[-1].partition(" (")[0] not in _WAITING_FUNCTIONS:
+            seen[number][stack_stage(frames)] += int(count)
+    found = dict.fromkeys(BlockStage, 0.0)
+    for number, used in seconds.items():
+        samples = seen[number]
+        if not samples:
+            found[BlockStage.GRPC] += used  # never seen in Python code
+        for stage, times in samples.items():
+            found[stage] += used * times / samples.total()
+    return found
+
+
+def _function(frame: str) -> str:
+    """Return the name of a frame's function, without its class."""
+    return frame.partition(" (")[0].rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from cachefs_bench.demo.chart import draw_chart
+from cachefs_bench.demo.display import draw_chart
 from cachefs_bench.demo.results import (
     DemoEpoch,
     DemoResult,

@@ -13,8 +13,7 @@ from cachefs.errors import CachefsError
 with quiet_imports():
     from cachefs_tools.child_programs import require_fuse
 
-    from cachefs_bench.demo.chart import draw_chart
-    from cachefs_bench.demo.display import PROGRAM, open_display
+    from cachefs_bench.demo.display import PROGRAM, draw_chart, open_display
     from cachefs_bench.demo.results import result_document
     from cachefs_bench.demo.runs import run_demo
     from cachefs_bench.demo.settings import DemoSettings
