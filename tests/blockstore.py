@@ -11,15 +11,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from cachefs.block import MEMORY, SSD, BlockLocation, block_key, content_id
+from cachefs.errors import StoreFull
+from cachefs.planning.eviction.quotas import Quota
 from cachefs_bench.lab import scratch_node
 from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.segment_writer import Data
 from cachefs_daemon.store.storage import PlanningParts, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-
-from cachefs.block import MEMORY, SSD, BlockLocation, block_key, content_id
-from cachefs.errors import StoreFull
-from cachefs.planning.eviction.quotas import Quota
 
 BLOCK_SIZE = 256 << 10
 # On tmpfs, as a memory tier's is.

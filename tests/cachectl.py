@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
-from cachefs_tools.cachectl import main
 from click.testing import CliRunner
 
+from cachefs_tools.cachectl import main
 from tests.as_user import as_user
 
 CACHECTL = Path(sys.executable).with_name("cachectl")

@@ -4,11 +4,12 @@ import datetime
 import itertools
 from pathlib import Path
 
-from cachefs_cluster.peers.tls import TlsFiles
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from cachefs_cluster.peers.tls import TlsFiles
 
 _numbers = itertools.count()
 

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from cachefs_bench.lab.scratch_node import memory_directory
 
 from cachefs.block import MEMORY, PIECE_SIZE, SSD, BlockLocation, block_count, block_key, block_length, pieces_match
 from cachefs.errors import CachefsError, DaemonUnavailable
@@ -45,6 +44,7 @@ from cachefs.rpc import (
 )
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
+from cachefs_bench.lab.scratch_node import memory_directory
 from tests.fetching import fetch
 from tests.waiting import until
 from tests.warm_python import warm

@@ -7,7 +7,6 @@ from typing import Any
 
 from cachefs_cluster.membership.shared import SharedMembership
 from cachefs_cluster.membership.view import NodeRecord
-
 from tests import virtual_time
 from tests.waiting import until_async
 

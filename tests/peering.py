@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from cachefs.block import TIER_NAMES
+from cachefs.errors import NotFound
+from cachefs.messages import BlockRef, FetchRequest
 from cachefs_cluster.membership.membership import Listener
 from cachefs_cluster.membership.secret import ClusterSecret
 from cachefs_cluster.membership.view import ClusterView, NodeRecord, State
@@ -18,10 +21,6 @@ from cachefs_daemon.api.fetch_channel import FetchChannelServer
 from cachefs_daemon.api.identity import CallerRights
 from cachefs_daemon.fetch.fetcher import PeerOutcome, PeerResultCallback
 from cachefs_daemon.runtime.error_log import ErrorLog
-
-from cachefs.block import TIER_NAMES
-from cachefs.errors import NotFound
-from cachefs.messages import BlockRef, FetchRequest
 from tests.blockstore import OpenStore, data_of, key_of, store_config
 
 CLUSTER = "test"

@@ -10,11 +10,11 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cachefs_tools import cachectl
-from cachefs_tools.doctor import node
 from click.testing import CliRunner
 
 from cachefs import __version__
+from cachefs_tools import cachectl
+from cachefs_tools.doctor import node
 from tests.daemon import Daemon
 from tests.waiting import until
 from tests.warm_python import WarmPython

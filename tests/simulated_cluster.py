@@ -10,15 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from cachefs_cluster.placement.group_orders import GroupOrders
-from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember, groups_of
-from cachefs_cluster.placement.holders import HolderState, PlacementRing
-from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
-from cachefs_cluster.placement.snapshot_context import EpochPosition, SnapshotContext
-from cachefs_cluster.placement.timeliness import NOTHING_SETTLED, Settled
-from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
-from cachefs_daemon.jobs.plan_memory import PlanMemory
-from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.space import BlockSpace, Samples
@@ -31,6 +22,15 @@ from cachefs.planning.prefetch.fetch_window import FetchLatency
 from cachefs.planning.prefetch.lookahead import UpcomingBlock
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
+from cachefs_cluster.placement.group_orders import GroupOrders
+from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember, groups_of
+from cachefs_cluster.placement.holders import HolderState, PlacementRing
+from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
+from cachefs_cluster.placement.snapshot_context import EpochPosition, SnapshotContext
+from cachefs_cluster.placement.timeliness import NOTHING_SETTLED, Settled
+from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
+from cachefs_daemon.jobs.plan_memory import PlanMemory
+from cachefs_daemon.runtime.threads import Threads
 from tests.simulated import space_of
 
 SIZE = 110_000

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from cachefs_bench.bounds import belady_reads
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
@@ -24,6 +23,7 @@ from cachefs.planning.prefetch.lookahead import UpcomingBlock
 from cachefs.planning.sequences.follower import SequenceFollower, observe_reads
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position_estimate import REPORT_SECONDS, PositionEstimate
+from cachefs_bench.bounds import belady_reads
 from tests.simulated import space_of
 
 SIZE = 110_000

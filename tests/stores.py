@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.deadline import Deadline
 from tests.servers.stores import HubServer, StoreServer
 
 SETTINGS = OriginSettings(connect_timeout=20, read_timeout=20)

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cachefs_bench.lab.ports import free_port
-from cachefs_bench.lab.slow_link import LinkLimits
-from cachefs_bench.lab.throttle import run_throttle
-
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobProgress, JobPublication
 from cachefs.messages import DatasetView, OriginOptions, WarmupRequest
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH, WARMUP, DaemonClient
+from cachefs_bench.lab.ports import free_port
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.lab.throttle import run_throttle
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.servers import rclone

@@ -10,12 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
-from cachefs_daemon.cluster import AdoptConnection, NodeParts
-from cachefs_daemon.config import Config
-from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.ports import AwayNode, BlockPeers
-from cachefs_daemon.runtime.background import BackgroundWork
-from cachefs_daemon.runtime.error_log import ErrorLog
 
 from cachefs.cluster_messages import ClusterStatus, DrainStatus, NodeCounters, ScaleNode, TierUse
 from cachefs.messages import ClusterBrief, PeerCounts
@@ -43,6 +37,12 @@ from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource
 from cachefs_cluster.section import ClusterSection
+from cachefs_daemon.cluster import AdoptConnection, NodeParts
+from cachefs_daemon.config import Config
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.ports import AwayNode, BlockPeers
+from cachefs_daemon.runtime.background import BackgroundWork
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 
 def join_cluster(config: Config, errors: ErrorLog) -> "JoinedCluster":

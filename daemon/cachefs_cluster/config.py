@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cachefs_cluster.section import ClusterSection
 from cachefs_daemon import config as configuration
 from cachefs_daemon.config import Config
-
-from cachefs_cluster.section import ClusterSection
 
 
 class ClusterConfig(Config):

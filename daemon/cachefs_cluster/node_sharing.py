@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from cachefs_daemon.jobs.registry import JobRegistry
-from cachefs_daemon.jobs.states import JobState
-from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.cluster_messages import MAX_RECEIVED_NODES, NodeCounters, TierUse
 from cachefs_cluster.directory.shared_consumers import SharedConsumers
@@ -27,6 +24,9 @@ from cachefs_cluster.sharing.peer_http import PeerFailed
 from cachefs_cluster.sharing.security import ConnectionSecurity
 from cachefs_cluster.sharing.snapshot_files import SnapshotFiles
 from cachefs_cluster.sharing.state import SharedState
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.states import JobState
+from cachefs_daemon.runtime.threads import Threads
 
 # Seconds within which other nodes answer with their counters.
 COUNTERS_SECONDS: Final = 2.0

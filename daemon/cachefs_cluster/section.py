@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from cachefs_daemon.section import ClusterTable, OptionalPath, Seconds, Size
 from pydantic import AfterValidator, BeforeValidator, Field
+
+from cachefs_daemon.section import ClusterTable, OptionalPath, Seconds, Size
 
 DEFAULT_PORT: Final = 7380
 MAX_NODES: Final = 4096

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
+from cachefs.rpc import DATASET_ADD, DATASET_LIST
 from cachefs_bench.lab.cluster import ClusterSettings, LabCluster, MembershipSource, create_cluster
 from cachefs_bench.lab.host import LOOPBACK, LabHost
 from cachefs_bench.lab.node import LabNode
@@ -17,9 +19,6 @@ from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_bench.sample_data import sample_name, write_samples
 from cachefs_tools.child_programs import KILL_WITH_PARENT
-
-from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
-from cachefs.rpc import DATASET_ADD, DATASET_LIST
 from tests import daemon, mounting
 from tests.servers.s3 import S3Server
 from tests.waiting import until

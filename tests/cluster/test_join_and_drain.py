@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from cachefs_bench.cluster.membership_change import homes_by_path
-from cachefs_bench.lab.cluster import ssd_blocks
-from cachefs_bench.lab.node import LabNode
-from cachefs_bench.lab.scratch_node import TierSettings
 
 from cachefs.cluster_messages import DrainRequest, DrainStatus
 from cachefs.messages import Empty, Selection
 from cachefs.rpc import CACHED, CLUSTER, DRAIN
+from cachefs_bench.cluster.membership_change import homes_by_path
+from cachefs_bench.lab.cluster import ssd_blocks
+from cachefs_bench.lab.node import LabNode
+from cachefs_bench.lab.scratch_node import TierSettings
 from tests.cachectl import cachectl as run_cachectl
 from tests.cluster.nodes import DATASET, Shape, SmallCluster, shaped_cluster
 from tests.servers.s3 import S3Server

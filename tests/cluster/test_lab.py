@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from cachefs.errors import CachefsError
 from cachefs_bench.lab.bridge import bridge_network
 from cachefs_bench.lab.cluster import run_etcd
 from cachefs_bench.lab.host import LOOPBACK, LabHost
 from cachefs_bench.lab.switch import switched_network
-
-from cachefs.errors import CachefsError
 from tests.waiting import until
 
 SECONDS = 20.0

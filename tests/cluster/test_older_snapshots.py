@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+
+from cachefs.messages import DatasetName, DatasetView, Empty
+from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_REFRESH
 from cachefs_bench.lab.job import JobSettings, LabJob, start_job
 from cachefs_bench.lab.node import LabNode
 from cachefs_bench.lab.scratch_node import TierSettings
 from cachefs_cluster.peers.fetches_for_peers import AWAITED_SECONDS
-
-from cachefs.messages import DatasetName, DatasetView, Empty
-from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_REFRESH
 from tests.cachectl import cachectl as run_cachectl
 from tests.cluster.nodes import DATASET, SECONDS, Shape, SmallCluster, knows, shaped_cluster
 from tests.servers.s3 import S3Server

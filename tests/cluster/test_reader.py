@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import numpy
-from cachefs_bench.sample_data import sample_name, write_samples
 
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
+from cachefs_bench.sample_data import sample_name, write_samples
 
 FILES = 40
 

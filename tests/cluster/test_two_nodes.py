@@ -9,13 +9,13 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from cachefs_cluster.membership.handshake import Greeting
-from cachefs_cluster.peers.protocol import BlocksRequest, RequestedBlock, encode_blocks_request
 
 from cachefs.block import block_key
 from cachefs.messages import Empty
 from cachefs.rpc import CLUSTER
 from cachefs.snapshot import Snapshot
+from cachefs_cluster.membership.handshake import Greeting
+from cachefs_cluster.peers.protocol import BlocksRequest, RequestedBlock, encode_blocks_request
 from tests.cluster.nodes import SmallCluster, small_cluster
 from tests.servers.s3 import S3Server
 

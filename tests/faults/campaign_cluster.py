@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from cachefs.cluster_messages import ClusterStatus
+from cachefs.errors import CachefsError
+from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
+from cachefs.rpc import CLUSTER, DATASET_ADD, DATASET_LIST
 from cachefs_bench.lab.bridge import Bridge, bridge_network
 from cachefs_bench.lab.cluster import ClusterSettings, LabCluster, create_cluster
 from cachefs_bench.lab.node import LabNode
 from cachefs_bench.lab.scratch_node import NodeSettings, S3Credentials, TierSettings
 from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import run_throttle
-
-from cachefs.cluster_messages import ClusterStatus
-from cachefs.errors import CachefsError
-from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
-from cachefs.rpc import CLUSTER, DATASET_ADD, DATASET_LIST
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 

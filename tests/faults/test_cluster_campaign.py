@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from cachefs_bench.lab.node import LabNode
 
 from cachefs.cluster_messages import DrainRequest, DrainStatus
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetName, Selection
 from cachefs.rpc import DATASET_REFRESH, DATASET_REMOVE, DRAIN, EVICT
+from cachefs_bench.lab.node import LabNode
 from tests.faults.campaign_cluster import DATASET, SETTLED, CampaignCluster, campaign_cluster
 from tests.servers.s3 import S3Server
 

@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cachefs_bench.lab.ports import free_port
-from cachefs_daemon.fetch.block_fetch import OUTAGE_MEMORY_SECONDS
 
 from cachefs import errors
 from cachefs.block import block_key
 from cachefs.messages import BlockRef, DatasetView, OriginOptions, WarmupRequest
 from cachefs.rpc import WARMUP
 from cachefs.snapshot import Snapshot
+from cachefs_bench.lab.ports import free_port
+from cachefs_daemon.fetch.block_fetch import OUTAGE_MEMORY_SECONDS
 from tests.daemon import Daemon, block_ref, shared_daemon
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy

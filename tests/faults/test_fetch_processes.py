@@ -14,6 +14,12 @@ from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from typing import Any
 
 import pytest
+
+from cachefs.block import MEMORY, SSD, BlockLocation
+from cachefs.errors import ObjectChanged
+from cachefs.messages import BlockRef, DatasetView, OriginOptions, WarmupRequest
+from cachefs.planning.eviction.quotas import Quota
+from cachefs.rpc import WARMUP
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetch_processes
 from cachefs_daemon.fetch.block_fetch import BlockFetchOutcome
@@ -28,12 +34,6 @@ from cachefs_daemon.origin.s3 import S3Origin
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import PAGE, span
-
-from cachefs.block import MEMORY, SSD, BlockLocation
-from cachefs.errors import ObjectChanged
-from cachefs.messages import BlockRef, DatasetView, OriginOptions, WarmupRequest
-from cachefs.planning.eviction.quotas import Quota
-from cachefs.rpc import WARMUP
 from tests.blockstore import OpenStore, data_of, disk_usage, key_of, opened, store_config
 from tests.daemon import Daemon
 from tests.servers import faulty

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from botocore.exceptions import NoCredentialsError
+
+from cachefs.errors import OriginAccessDenied
+from cachefs.messages import OriginOptions
 from cachefs_daemon.origin import s3_connection, s3_credentials
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, PreconnectingOrigin, open_origin
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.s3_connection import shared_connection
-
-from cachefs.errors import OriginAccessDenied
-from cachefs.messages import OriginOptions
 
 WANTED = ObjectRange(b"key", b"e", 5, 0, 5)
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from cachefs_daemon.origin import retry
-from cachefs_daemon.origin.base import ObjectRange, OriginSettings, RangeOrigin, open_origin
-from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginError, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin import retry
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, RangeOrigin, open_origin
+from cachefs_daemon.origin.deadline import Deadline
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.s3 import S3Server

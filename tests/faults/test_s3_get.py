@@ -14,12 +14,12 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 import pytest
-from cachefs_daemon.origin import fallback_client, retry
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
+from cachefs_daemon.origin import fallback_client, retry
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.deadline import Deadline
 from tests.servers import scripted as scripted_server
 from tests.servers.scripted import RESET, Script, ScriptedServer, scripted
 

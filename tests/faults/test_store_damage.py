@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import SSD
 from cachefs.errors import Busy, CachefsError
 from cachefs.index import IndexReader
 from cachefs.segment import segment_path
+from cachefs_daemon.store.tier import TierConfig
 from tests.blockstore import (
     BLOCK_SIZE,
     OpenStore,

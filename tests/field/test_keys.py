@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_tools import cachectl
 from click.testing import CliRunner
 
 from cachefs.messages import OriginOptions
+from cachefs_tools import cachectl
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.servers.s3 import S3Server

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cachefs_bench.hotread import HotRead, compile_hotread
 
 from cachefs.messages import OriginOptions
+from cachefs_bench.hotread import HotRead, compile_hotread
 from tests.daemon import Daemon
 from tests.mounting import drop_pages, mounted
 from tests.scale import FULL_MARKS, SCALES, Scale, mixed_files, write_tree

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import requests
-from cachefs_bench.lab.ports import free_ports
 
 from cachefs.observe_messages import (
     COMMAND_PATH,
@@ -19,6 +18,7 @@ from cachefs.observe_messages import (
     NodeReport,
     SnapshotReport,
 )
+from cachefs_bench.lab.ports import free_ports
 from tests.daemon import Daemon
 
 SECONDS = 60.0

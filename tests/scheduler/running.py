@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cachefs_tools.cachectl.sched import SchedulerClient
-
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import Message
 from cachefs.scheduling_messages import NODES_PATH, STATUS_PATH, NodesStatus, SchedulerStatus
+from cachefs_tools.cachectl.sched import SchedulerClient
 from tests.scheduler.observed import SCHEDULER
 from tests.waiting import until
 from tests.warm_python import warm

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.scheduling_messages import STATUS_PATH, SchedulerStatus
 from cachefs_bench.lab.ports import free_port, free_ports
 from cachefs_cluster.peers.tls import TlsFiles
 from cachefs_scheduler.config import ObservedClusterSection
 from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
 from cachefs_tools.cachectl.sched import SchedulerClient
-
-from cachefs.errors import CachefsError, ConfigError
-from cachefs.scheduling_messages import STATUS_PATH, SchedulerStatus
 from tests.certificates import Authority
 from tests.daemon import Daemon
 from tests.scheduler.observed import SCHEDULER

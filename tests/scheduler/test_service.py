@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cachefs_tools.cachectl import main
 
 from cachefs.errors import ConfigError, NotFound
 from cachefs.observe_messages import CommandKind, NodeCommand
@@ -42,6 +41,7 @@ from cachefs.scheduling_messages import (
     ScaleRequest,
     ScaleResult,
 )
+from cachefs_tools.cachectl import main
 from tests.cachectl import run_here
 from tests.scheduler.observed import Observed, made_files, observed
 from tests.scheduler.running import COMMAND, MODULE, SECONDS, Nothing, Scheduler, scheduler

@@ -14,7 +14,6 @@ from typing import Any
 
 from cachefs_bench.lab.ports import free_port
 from cachefs_bench.lab.scratch_node import memory_directory
-
 from tests.servers.process import start, stop
 from tests.waiting import until
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cachefs_bench.lab.ports import free_port
-
 from tests.servers.process import start, stop, wait_for_port
 
 _CONFIGURATION = """

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from cachefs_bench.lab.ports import free_port
 from cachefs_bench.lab.scratch_node import memory_directory
-
 from tests.servers.process import start, stop, wait_for_port
 from tests.servers.s3 import S3Server
 from tests.waiting import until

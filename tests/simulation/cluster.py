@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import xxhash
-from cachefs_cluster.peers.peer import FETCH_LANE, HELD_LANE
 
 from cachefs.block import BlockLocation, pieces_match
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied, OriginError
 from cachefs.messages import BlockRef
+from cachefs_cluster.peers.peer import FETCH_LANE, HELD_LANE
 from tests.simulation.disk import Disk, SimulatedOutlet
 from tests.simulation.etcd import Etcd
 from tests.simulation.loop import OUTSIDE, PROCESS

@@ -17,6 +17,10 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 from unittest import mock
 
+from cachefs import snapshot_builder
+from cachefs.errors import Busy, CachefsError, OriginUnavailable
+from cachefs.messages import DatasetAddRequest
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_cluster.directory.cluster_directory import ClusterDirectory
 from cachefs_cluster.directory.used_snapshots import LocalDatasets
 from cachefs_cluster.membership.identity import NodeIdentity, make_own_record
@@ -34,11 +38,6 @@ from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.ports import LocalRead
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs import snapshot_builder
-from cachefs.errors import Busy, CachefsError, OriginUnavailable
-from cachefs.messages import DatasetAddRequest
-from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.simulation.cluster import Broken, Cluster
 from tests.simulation.etcd import HOST, NodeStore
 from tests.simulation.loop import PROCESS, Process

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cachefs.block import MEMORY, BlockLocation, piece_checksums, pieces_match
+from cachefs.errors import StoreFull
 from cachefs_cluster.peers.block_sender import BlockSender
 from cachefs_cluster.peers.protocol import RequestedBlock, block_end, block_start
 from cachefs_cluster.peers.wire import Wire
 from cachefs_daemon.store.block_store import BlockToStore
-
-from cachefs.block import MEMORY, BlockLocation, piece_checksums, pieces_match
-from cachefs.errors import StoreFull
 
 # Where a block begins.
 ALIGNMENT: Final = 4096

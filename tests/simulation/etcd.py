@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 from cachefs_cluster.membership.ring import Ring
 from cachefs_cluster.membership.store import RECORD_SECONDS, StoreContent, StoreListener
 from cachefs_cluster.membership.view import NodeRecord
-
 from tests.simulation.loop import OUTSIDE, PROCESS, Process
 from tests.simulation.system import Machine
 

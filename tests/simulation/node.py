@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cachefs.block import block_count, block_key, block_length, content_id
+from cachefs.errors import NotFound
+from cachefs.messages import BlockRef
 from cachefs_cluster.membership.identity import NodeIdentity, make_own_record
 from cachefs_cluster.membership.shared import SharedMembership
 from cachefs_cluster.peers.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
@@ -25,10 +28,6 @@ from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.block import block_count, block_key, block_length, content_id
-from cachefs.errors import NotFound
-from cachefs.messages import BlockRef
 from tests.simulation.disk import Disk, any_store
 from tests.simulation.etcd import Etcd, NodeStore
 from tests.simulation.loop import Process

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import xxhash
+
+from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.retry import Failure, run_with_retries
-
-from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
-from cachefs.snapshot_builder import ListedObject
 from tests.simulation.loop import PROCESS
 from tests.simulation.system import Machine
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
 
+from cachefs.errors import CachefsError
 from cachefs_cluster.peers import connection
 from cachefs_cluster.peers.in_flight import BytesInFlight
 from cachefs_cluster.peers.peer_health import PeerHealth
@@ -21,8 +22,6 @@ from cachefs_daemon.fetch.block_fetch import BlockFetch, FetchWaiter
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter, Permit
 from cachefs_daemon.fetch.in_flight import InFlightFetches
 from cachefs_daemon.fetch.origin_source import OriginSource
-
-from cachefs.errors import CachefsError
 from tests.simulation.scenario import Size
 
 Patch = Callable[[], "contextlib.AbstractContextManager[object]"]

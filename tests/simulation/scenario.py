@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from cachefs_cluster.search.missing_snapshots import MISSING_SECONDS
 from cachefs_daemon.fetch.block_fetch import FAILURE_MEMORY_SECONDS
-
 from tests.simulation import etcd, origin
 from tests.simulation.cluster import Broken, Cluster, Failure, run
 from tests.simulation.node import Limits, SimulatedNode, SimulatedSnapshot

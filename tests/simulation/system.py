@@ -18,6 +18,7 @@ from unittest import mock
 
 import aiohttp.connector
 import greenlet
+
 from cachefs_cluster.membership import last_known
 from cachefs_cluster.peers import (
     connecting,
@@ -30,7 +31,6 @@ from cachefs_cluster.peers import (
     wire,
 )
 from cachefs_daemon.fetch import block_lookups
-
 from tests.simulation import loop as simulated
 from tests.simulation.loop import OUTSIDE, PROCESS, Process, SimulatedLoop, running_loop
 from tests.simulation.network import End, Listener, Network, Poll, Transport, WakeUp

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from cachefs_tools.cachectl import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()

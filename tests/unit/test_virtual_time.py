@@ -5,8 +5,8 @@ import socket
 import time
 
 import pytest
-from cachefs_daemon.runtime.threads import Threads
 
+from cachefs_daemon.runtime.threads import Threads
 from tests import virtual_time
 
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from cachefs_tools.child_programs import mount_dataset, run_program, wait_or_kill
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +42,7 @@ from cachefs_bench.lab.scratch_node import (
 from cachefs_bench.origin_server import BUCKET, OriginServer, run_filled_server
 from cachefs_bench.scenario import DatasetShape, JobLoader, Publishing, Scenario, TrainingJob
 from cachefs_bench.training_node import SEGMENT_SIZE, budget_for
+from cachefs_tools.child_programs import mount_dataset, run_program, wait_or_kill
 
 # Samples of the daemon's stacks per second.
 SAMPLING_RATE: Final = 200

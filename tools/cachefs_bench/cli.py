@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from cachefs_tools.quiet_imports import quiet_imports
 
 from cachefs.errors import ConfigError
 from cachefs_bench.orderly_exit import orderly_exit
+from cachefs_tools.quiet_imports import quiet_imports
 
 with quiet_imports():
     from cachefs_bench import first_epoch, growth, metadata, origin_get, origin_limits, planning, reads

@@ -13,10 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import click
-from cachefs_tools.cachectl.command_session import CommandSession
-from cachefs_tools.cachectl.display import size
-from cachefs_tools.cachectl.progress import show_listing
-from cachefs_tools.child_programs import require_fuse
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -35,6 +31,10 @@ from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_bench.orderly_exit import orderly_exit
 from cachefs_bench.sample_data import write_samples
+from cachefs_tools.cachectl.command_session import CommandSession
+from cachefs_tools.cachectl.display import size
+from cachefs_tools.cachectl.progress import show_listing
+from cachefs_tools.child_programs import require_fuse
 
 BUCKET: Final = "demo-bucket"
 DATASET: Final = "demo"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from cachefs_tools.training_loop import read_report
 
 from cachefs.errors import CachefsError
 from cachefs_bench import block_budget
@@ -19,6 +18,7 @@ from cachefs_bench.job_process import run_job_process
 from cachefs_bench.lab.scratch_node import memory_directory
 from cachefs_bench.origin_server import BUCKET, OriginServer, run_filled_server
 from cachefs_bench.scenario import DatasetShape, JobLoader, Publishing, Scenario, TrainingJob
+from cachefs_tools.training_loop import read_report
 
 # Concurrent downloads: as many as the daemon has connections for reading ahead.
 PARALLEL: Final = 48

@@ -14,11 +14,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
-from cachefs_cluster.membership.ring import Ring, RingPlanner, decode_ring
-from cachefs_cluster.membership.store import RECORD_SECONDS
-from cachefs_cluster.membership.view import NodeRecord
-from cachefs_cluster.sharing.state import MAX_FOLLOWED
-from cachefs_cluster.sharing.wire import PROGRESS_SECONDS, poll_seconds
 from xxhash import xxh3_64_intdigest
 
 from cachefs.planning.blocks.space import Ids
@@ -28,6 +23,11 @@ from cachefs.planning.cluster.ownership import owned_now
 from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 from cachefs.planning.cluster.scale import local_share
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
+from cachefs_cluster.membership.ring import Ring, RingPlanner, decode_ring
+from cachefs_cluster.membership.store import RECORD_SECONDS
+from cachefs_cluster.membership.view import NodeRecord
+from cachefs_cluster.sharing.state import MAX_FOLLOWED
+from cachefs_cluster.sharing.wire import PROGRESS_SECONDS, poll_seconds
 
 BLOCK_BYTES: Final = 110_000
 # Room of all nodes together, in datasets.

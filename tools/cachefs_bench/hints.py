@@ -21,8 +21,6 @@ from typing import Any, Final
 import click
 import msgspec
 import numpy as np
-from cachefs_tools.cachectl.sched import SchedulerClient
-from cachefs_tools.child_programs import KILL_WITH_PARENT, program_path
 
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, OriginOptions
@@ -54,6 +52,8 @@ from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import run_throttle
 from cachefs_bench.origin_server import BUCKET, run_filled_server
 from cachefs_bench.scenario import DatasetShape
+from cachefs_tools.cachectl.sched import SchedulerClient
+from cachefs_tools.child_programs import KILL_WITH_PARENT, program_path
 
 NAME: Final = "bench-scheduler"
 SHARDS: Final = 256

@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
-
 from cachefs.job_messages import JobPublication, SampleMap
 from cachefs.rpc import JOB_PUBLISH, DaemonClient
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_bench.lab.scratch_node import DATASET
 from cachefs_bench.scenario import JobLoader, Publishing, Scenario, SpecFault, TrainingJob
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 
 
 class JobNode(Protocol):

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import click
 import psutil
-from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetAddRequest, DatasetName, Empty, ListingPhase, OriginOptions
@@ -36,6 +35,7 @@ from cachefs_bench.lab.scratch_node import (
 )
 from cachefs_bench.listing_server import BUCKET, Layout
 from cachefs_bench.origin_server import environment_credentials
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 
 DEFAULT_URL: Final = f"s3://{BUCKET}"
 _DATASET: Final = "bench"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cachefs_tools.child_programs import mount_dataset
 
 from cachefs.messages import Empty
 from cachefs.rpc import STATUS
 from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, TierSettings, run_directory_node
+from cachefs_tools.child_programs import mount_dataset
 
 FILES_PER_DIRECTORY = 1000
 TURNS = 5

@@ -24,7 +24,6 @@ from typing import Any, Final
 import click
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
-from cachefs_tools.child_programs import mount_dataset, run_program, wait_until
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -45,6 +44,7 @@ from cachefs_bench.raw_client import RawClient
 from cachefs_bench.sample_data import PER_CLASS, is_sample, sample_name
 from cachefs_bench.scenario import DatasetShape
 from cachefs_bench.training_node import budget_for
+from cachefs_tools.child_programs import mount_dataset, run_program, wait_until
 
 RCLONE: Final = "rclone"
 S3FS: Final = "s3fs"

@@ -21,9 +21,6 @@ from typing import Any, Final
 import click
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
-from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
-from cachefs_daemon.origin.deadline import Deadline
-from cachefs_tools.child_programs import run_program, wait_until
 
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
@@ -33,6 +30,9 @@ from cachefs_bench.own_process import in_own_process
 from cachefs_bench.raw_client import RawClient
 from cachefs_bench.sample_data import sample_name, write_samples
 from cachefs_bench.scenario import DatasetShape
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
+from cachefs_daemon.origin.deadline import Deadline
+from cachefs_tools.child_programs import run_program, wait_until
 
 _CONFIGURATION: Final = """
 {user}

@@ -12,9 +12,6 @@ from typing import Any, Final
 
 import click
 import numpy as np
-from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.messages import OriginOptions
@@ -24,6 +21,9 @@ from cachefs_bench.origin_get import GetLoad, list_ranges, run_bench_server
 from cachefs_bench.origin_server import BUCKET
 from cachefs_bench.own_process import in_own_process
 from cachefs_bench.scenario import DatasetShape
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.deadline import Deadline
 
 FILES: Final = 256
 # Seconds of a normal request if some are slow; and the deadline of a read.

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from cachefs.block import block_key, content_id
+from cachefs.messages import BlockRef
 from cachefs_cluster.membership.membership import NoMembership
 from cachefs_cluster.membership.view import ClusterView, NodeRecord
 from cachefs_cluster.peers.client import PeerClient
@@ -28,9 +30,6 @@ from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.storage import PlanningParts, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-
-from cachefs.block import block_key, content_id
-from cachefs.messages import BlockRef
 
 CLUSTER: Final = "bench"
 REQUESTER: Final = "a" * 16

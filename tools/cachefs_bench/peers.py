@@ -15,13 +15,13 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 import click
-from cachefs_cluster.peers.peer import MAX_CONNECTIONS
-from cachefs_tools.child_programs import KILL_WITH_PARENT, Child, wait_or_kill
 
 from cachefs.errors import CachefsError
 from cachefs_bench.lab.bridge import Bridge, bridge_network
 from cachefs_bench.lab.host import LOOPBACK, LabHost, run_command
 from cachefs_bench.lab.scratch_node import memory_directory
+from cachefs_cluster.peers.peer import MAX_CONNECTIONS
+from cachefs_tools.child_programs import KILL_WITH_PARENT, Child, wait_or_kill
 
 SMALL: Final = 110_000
 LARGE: Final = 4 << 20

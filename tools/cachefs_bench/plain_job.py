@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy
-from cachefs_tools.training_loop import TrainingBatch, train
 
 from cachefs_bench.job_samples import list_samples, parse_arguments, read_sample
+from cachefs_tools.training_loop import TrainingBatch, train
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy
-from cachefs_tools.kernel_pages import drop_pages
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublication, SampleMap
@@ -33,6 +32,7 @@ from cachefs_bench.push_node import (
     run_push_node,
     tier_budget,
 )
+from cachefs_tools.kernel_pages import drop_pages
 
 NAME: Final = "large.bin"
 # Bytes of a random read, and of a sequential one.

@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from cachefs_daemon.store.segment_writer import span
-from cachefs_tools.child_programs import mount_dataset
-from cachefs_tools.kernel_pages import drop_pages
 
 from cachefs.block import block_count
 from cachefs.errors import CachefsError
@@ -28,6 +25,9 @@ from cachefs.job_messages import JobName, JobPublication
 from cachefs.messages import Empty, MountView, WarmupRequest
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH, STATUS, WARMUP
 from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, ScratchNode, TierSettings, run_directory_node
+from cachefs_daemon.store.segment_writer import span
+from cachefs_tools.child_programs import mount_dataset
+from cachefs_tools.kernel_pages import drop_pages
 
 # Process name of the pusher.
 PUSHER: Final = "pusher"

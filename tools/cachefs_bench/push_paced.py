@@ -17,10 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
-from cachefs_tools.kernel_pages import load_pages_interleaved
-from cachefs_tools.kernel_pages import resident_bytes as resident_bytes
-
 from cachefs.errors import CachefsError, NotFound
 from cachefs.job_messages import JobProgress, JobPublication, SampleMap
 from cachefs.planning.sequences.sampler import SamplerSpec
@@ -38,6 +34,9 @@ from cachefs_bench.push_node import (
 )
 from cachefs_bench.push_reader import PROGRESS
 from cachefs_bench.sample_data import sample_name, write_samples
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
+from cachefs_tools.kernel_pages import load_pages_interleaved
+from cachefs_tools.kernel_pages import resident_bytes as resident_bytes
 
 PERIOD_SECONDS: Final = 1.0
 SEED: Final = 1

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy
-from cachefs_tools.kernel_pages import drop_pages
 from numpy.typing import NDArray
 
 from cachefs.job_messages import JobEpoch, JobPublication, SampleMap
@@ -33,6 +32,7 @@ from cachefs_bench.push_node import (
     tier_budget,
 )
 from cachefs_bench.sample_data import sample_name, write_samples
+from cachefs_tools.kernel_pages import drop_pages
 
 # The first epoch is cold. Later epochs find all pages in the kernel if the pages fit.
 EPOCHS: Final = 3

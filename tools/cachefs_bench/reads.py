@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cachefs_tools.child_programs import mount_dataset
-from cachefs_tools.kernel_pages import drop_pages, load_pages_interleaved
-from cachefs_tools.trial import pyread
-
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, WarmupRequest
 from cachefs.rpc import STATUS, WARMUP, DaemonClient
 from cachefs.run import command_environment
 from cachefs_bench.hotread import HotRead, compile_hotread
 from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, TierSettings, run_directory_node
+from cachefs_tools.child_programs import mount_dataset
+from cachefs_tools.kernel_pages import drop_pages, load_pages_interleaved
+from cachefs_tools.trial import pyread
 
 PYREAD = Path(pyread.__file__)
 DIRECTORIES = 40

@@ -25,7 +25,6 @@ from typing import Any, Final
 import click
 import msgspec
 import numpy
-from cachefs_tools.child_programs import KILL_WITH_PARENT, mount_dataset, run_program
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +37,7 @@ from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_bench.bounds import belady_reads
 from cachefs_bench.lab.scratch_node import DATASET, NodeSettings, TierSettings, run_directory_node
 from cachefs_bench.training_node import BLOCK_SIZE, MIN_TIER, SEGMENT_SIZE, budget_for
+from cachefs_tools.child_programs import KILL_WITH_PARENT, mount_dataset, run_program
 
 # Seconds between adjustments of the limit.
 _ADJUST_SECONDS: Final = 0.05

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import click
 import numpy as np
-from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
-from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, divide_holders, hints_text
 
 from cachefs_bench.lab.slurm import LabSlurm, run_slurm
+from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
+from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, divide_holders, hints_text
 
 _COMMENT: Final = "--comment=cachefs:{dataset}"
 # From sdiag: microseconds of all submissions, from request to response, including the plugin and waits for locks.

@@ -6,10 +6,10 @@ The script does not know cachefs. It measures its reads and checks the bytes onl
 from typing import Any
 
 import torch
-from cachefs_tools.training_loop import TrainingBatch, train
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from cachefs_bench.job_samples import list_samples, parse_arguments, read_sample
+from cachefs_tools.training_loop import TrainingBatch, train
 
 
 class ImageFolder(Dataset[tuple[torch.Tensor, bool, int]]):

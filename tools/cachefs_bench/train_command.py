@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 import click
 from botocore.config import Config
 from botocore.session import Session
-from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +42,7 @@ from cachefs_bench.scenario import (
     TrainingJob,
     best_publishing,
 )
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 
 CONNECTIONS: Final = 16
 SECONDS: Final = 2.0

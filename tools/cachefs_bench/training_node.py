@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from cachefs_daemon.store.capacity import metadata_reserve
-from cachefs_daemon.store.segment_writer import span
-from cachefs_tools.child_programs import mount_dataset
 
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, OriginOptions
@@ -33,6 +30,9 @@ from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_bench.origin_server import BUCKET, OriginServer
 from cachefs_bench.scenario import Scenario
+from cachefs_daemon.store.capacity import metadata_reserve
+from cachefs_daemon.store.segment_writer import span
+from cachefs_tools.child_programs import mount_dataset
 
 # The daemon requires room for one block of the largest size, whatever the sizes of the files.
 BLOCK_SIZE: Final = 256 << 10

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgspec
 import numpy
-from cachefs_tools.training_loop import EpochReport, read_report
 from numpy.typing import NDArray
 
 from cachefs.errors import CachefsError, DaemonUnavailable
@@ -28,6 +27,7 @@ from cachefs_bench.job_process import run_job_process
 from cachefs_bench.origin_server import OriginServer
 from cachefs_bench.scenario import Scenario, TrainingJob
 from cachefs_bench.training_node import NodeTimeline, TrainingNode, record_node, run_training_node
+from cachefs_tools.training_loop import EpochReport, read_report
 
 # Seconds after which jobs count as hung: more than a job takes even if the origin delivers one file at a time.
 TIMEOUT_SECONDS: Final = 1800.0

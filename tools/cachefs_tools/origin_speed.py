@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 import numpy
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
-from cachefs_daemon.origin.deadline import Deadline
 
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot import Entry, Snapshot
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.deadline import Deadline
 
 # Bytes of a read that measures latency: little compared with the cost of a response.
 SMALL_READ: Final = 16 << 10

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from cachefs_daemon.datasets.stamps import ChangeStamp, SharedChanges
-from cachefs_daemon.ports import LOCAL_DIRECTORY, RemoteReaders
-
 from cachefs.messages import RemoteMount
 from cachefs_cluster.node_sharing import NodeSharing
+from cachefs_daemon.datasets.stamps import ChangeStamp, SharedChanges
+from cachefs_daemon.ports import LOCAL_DIRECTORY, RemoteReaders
 
 
 class ClusterDirectory:

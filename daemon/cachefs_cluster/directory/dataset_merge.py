@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
-from cachefs_daemon.datasets.stamps import ChangeStamp, compact, is_floor, joined_adds
-from cachefs_daemon.datasets.stamps import is_removed_by as is_covered
 
 from cachefs_cluster.sharing.sections import SharedDataset
+from cachefs_daemon.datasets.stamps import ChangeStamp, compact, is_floor, joined_adds
+from cachefs_daemon.datasets.stamps import is_removed_by as is_covered
 
 
 def _is_never_forgotten(_: ChangeStamp) -> bool:

@@ -7,10 +7,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-from cachefs_daemon.consumer_checks import consumer_name
-from cachefs_daemon.jobs.consumer import Consumer
-from cachefs_daemon.jobs.registry import JobRegistry
-from cachefs_daemon.jobs.sample_maps import TREE
 
 from cachefs.job_messages import JobPublication, SampleMap
 from cachefs.planning.sequences.sampler import EpochOrder
@@ -25,6 +21,10 @@ from cachefs_cluster.sharing.sections import (
     OrderRef,
 )
 from cachefs_cluster.sharing.state import SharedState
+from cachefs_daemon.consumer_checks import consumer_name
+from cachefs_daemon.jobs.consumer import Consumer
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.sample_maps import TREE
 
 log = logging.getLogger(__name__)
 

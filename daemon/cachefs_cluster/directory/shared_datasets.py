@@ -18,9 +18,6 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-from cachefs_daemon.datasets.origin_access import OriginAccess
-from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
-from cachefs_daemon.datasets.stamps import NO_STAMP, ChangeStamp, StampClock
 
 from cachefs.backoff import Backoff
 from cachefs.errors import Busy, CachefsError
@@ -30,6 +27,9 @@ from cachefs_cluster.directory.used_snapshots import LocalDatasets
 from cachefs_cluster.sharing.sections import DATASETS, SharedDataset
 from cachefs_cluster.sharing.snapshot_files import MAX_FILE, SnapshotFiles
 from cachefs_cluster.sharing.state import SharedState
+from cachefs_daemon.datasets.origin_access import OriginAccess
+from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
+from cachefs_daemon.datasets.stamps import NO_STAMP, ChangeStamp, StampClock
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,6 @@ from functools import partial
 from typing import Final
 
 import msgspec
-from cachefs_daemon.content.dataset_changes import DatasetChanges
-from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
-from cachefs_daemon.datasets.records import DatasetRecord
-from cachefs_daemon.ports import LocalRead
-from cachefs_daemon.runtime.error_log import ErrorLog
 
 from cachefs.backoff import Backoff
 from cachefs.errors import Busy, CachefsError
@@ -31,6 +25,12 @@ from cachefs.sizes import format_size
 from cachefs_cluster.sharing.sections import MOUNTED, USED, MountedDataset, UsedSnapshot
 from cachefs_cluster.sharing.snapshot_files import SnapshotFiles
 from cachefs_cluster.sharing.state import SharedState
+from cachefs_daemon.content.dataset_changes import DatasetChanges
+from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
+from cachefs_daemon.datasets.records import DatasetRecord
+from cachefs_daemon.ports import LocalRead
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from cachefs_daemon.runtime.autosave import autosave
-
 from cachefs.errors import ConfigError
 from cachefs.formatting import format_names
 from cachefs_cluster.membership import last_known
@@ -19,6 +17,7 @@ from cachefs_cluster.membership.membership import Listener
 from cachefs_cluster.membership.ring import Ring, RingPlanner
 from cachefs_cluster.membership.store import RECORD_SECONDS, RecordStore, StoreContent
 from cachefs_cluster.membership.view import ClusterView, NodeRecord, State
+from cachefs_daemon.runtime.autosave import autosave
 
 log = logging.getLogger(__name__)
 

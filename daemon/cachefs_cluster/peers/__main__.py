@@ -8,12 +8,11 @@ import socket
 import sys
 from pathlib import Path
 
-from cachefs_daemon.runtime import child_process, garbage_collector, logs
-
 from cachefs.block import TIER_NAMES
 from cachefs.errors import CachefsError
 from cachefs_cluster.peers.server import open_server
 from cachefs_cluster.peers.tls import Certificates, TlsFiles
+from cachefs_daemon.runtime import child_process, garbage_collector, logs
 
 
 def main() -> None:

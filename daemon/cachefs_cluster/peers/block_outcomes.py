@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from cachefs_daemon.runtime.error_log import ErrorLog
-
 from cachefs_cluster.membership.handshake import Verdict
 from cachefs_cluster.peers import protocol
 from cachefs_cluster.peers.connection import BlockOutcome, WrongBytes
@@ -17,6 +15,7 @@ from cachefs_cluster.peers.peer_requests import (
     PeerBlock,
     PeerRequestFailed,
 )
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 # The kind of failure for each verdict that refuses a request.
 FAILURE_KINDS: Final = {

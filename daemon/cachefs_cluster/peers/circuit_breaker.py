@@ -4,12 +4,11 @@ import asyncio
 import logging
 import random
 
-from cachefs_daemon.runtime.error_log import ErrorLog
-
 from cachefs_cluster.peers.connecting import CannotConnect
 from cachefs_cluster.peers.peer import LANES, Peer
 from cachefs_cluster.peers.peer_connector import PeerConnector
 from cachefs_cluster.peers.peer_requests import FailureKind, PeerRequestFailed
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 log = logging.getLogger(__name__)
 

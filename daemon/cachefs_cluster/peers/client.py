@@ -10,8 +10,6 @@ import statistics
 from collections.abc import Callable
 from typing import Final
 
-from cachefs_daemon.runtime.error_log import ErrorLog
-
 from cachefs.planning.requests.receive_window import ReceiveWindow
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.secret import ClusterSecret
@@ -36,6 +34,7 @@ from cachefs_cluster.peers.protocol import BlocksRequest, RequestedBlock, encode
 from cachefs_cluster.peers.receiver import PeerReceiver
 from cachefs_cluster.peers.response_handler import ResponseHandler
 from cachefs_cluster.peers.tls import Certificates
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 # Seconds of silence after which a peer that owes a response counts as dead. Live peers send something every second.
 SILENT_SECONDS: Final = 4.0

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from cachefs_daemon.fetch.fetcher import Fetcher, PeerResultCallback
-
 from cachefs.messages import FetchedBlock, FetchRequest
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
+from cachefs_daemon.fetch.fetcher import Fetcher, PeerResultCallback
 
 # Seconds after the first request for a snapshot during which requests wait: if the snapshot is on its way (a file of a
 # million entries is validated in about 3 s), and if this node has not heard of it (news takes 0.1 s).

@@ -5,8 +5,6 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from cachefs_daemon.runtime.error_log import ErrorLog
-
 from cachefs.cluster_messages import PeerTraffic
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.secret import ClusterSecret
@@ -16,6 +14,7 @@ from cachefs_cluster.peers.server_messages import ServedTotals
 from cachefs_cluster.peers.server_process import PeerServers, ServedListener, ServerSettings
 from cachefs_cluster.peers.tls import Certificates
 from cachefs_cluster.section import ClusterSection
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 log = logging.getLogger(__name__)
 

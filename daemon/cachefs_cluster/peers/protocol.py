@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
-from cachefs_daemon.origin.http_head import HEAD_END, MAX_HEAD_BYTES, MalformedHead, parse_head, parse_header_lines
 from msgspec import Meta
 
 from cachefs.block import KEY_SIZE, SSD, piece_count
 from cachefs_cluster.membership.handshake import Greeting
 from cachefs_cluster.membership.secret import ClusterSecret, is_nonce, proofs_match
 from cachefs_cluster.membership.view import PROTOCOL, is_id
+from cachefs_daemon.origin.http_head import HEAD_END, MAX_HEAD_BYTES, MalformedHead, parse_head, parse_header_lines
 
 # Limits of one request: blocks and their bytes; bytes of its body and of its head; seconds of its deadline.
 MAX_BLOCKS: Final = 256

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from cachefs_daemon.origin.http_head import HEAD_END
-
 from cachefs.block import BlockLocation
 from cachefs.errors import Busy, CachefsError
 from cachefs.messages import BlockRef, FetchedBlock, FetchRequest
@@ -43,6 +41,7 @@ from cachefs_cluster.peers.protocol import (
     status_chunk,
 )  # fmt: skip
 from cachefs_cluster.peers.wire import ConnectionLost, Wire
+from cachefs_daemon.origin.http_head import HEAD_END
 
 # Seconds that a connection may stay idle: of a known node, and of one that has not identified itself yet; and seconds
 # within which a request must arrive, from its first byte.

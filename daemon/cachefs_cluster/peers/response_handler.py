@@ -3,8 +3,6 @@
 import asyncio
 from typing import Final
 
-from cachefs_daemon.runtime.error_log import ErrorLog
-
 from cachefs_cluster.membership.handshake import Verdict
 from cachefs_cluster.peers.block_outcomes import FAILURE_KINDS, LOGGED_VERDICTS, finish_block
 from cachefs_cluster.peers.circuit_breaker import CircuitBreaker
@@ -14,6 +12,7 @@ from cachefs_cluster.peers.peer import HELD_LANE, Peer, PeerBatch
 from cachefs_cluster.peers.peer_connector import PeerConnector
 from cachefs_cluster.peers.peer_requests import PEER_OVERLOADED, FailureKind, PeerRequestFailed, PeerResponse
 from cachefs_cluster.peers.protocol import BlockStatus, PeerRefusal
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 # Seconds between two reports to the membership that a peer is alive.
 _RESPONSE_NOTE_SECONDS: Final = 1.0

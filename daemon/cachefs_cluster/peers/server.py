@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cachefs_daemon.runtime.connection_limits import ConnectionBounds, ConnectionLimits
-
 from cachefs.errors import ConfigError
 from cachefs.fetch_frames import FrameSplitter, InvalidFrame, body_decoder, encode_frame
 from cachefs_cluster.membership.secret import ClusterSecret
@@ -38,6 +36,7 @@ from cachefs_cluster.peers.server_messages import (
 )  # fmt: skip
 from cachefs_cluster.peers.tls import Certificates, names_of
 from cachefs_cluster.peers.wire import ConnectionLost, PlainWire, TlsWire, Wire, set_socket_options
+from cachefs_daemon.runtime.connection_limits import ConnectionBounds, ConnectionLimits
 
 # Limits of connections of one server process. Each connection has a thread.
 CONNECTION_BOUNDS: Final = ConnectionBounds(total=2048, unknown=256, unknown_of_address=64, of_member=64)

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cachefs_daemon.runtime.error_log import ErrorLog
-
 from cachefs.backoff import Backoff
 from cachefs.block import KEY_SIZE
 from cachefs.errors import ConfigError
@@ -21,6 +19,7 @@ from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.secret import ClusterSecret
 from cachefs_cluster.peers.server_messages import MAX_REPORT_BYTES, ServedTotals, ServerReport, ServerStateMessage
 from cachefs_cluster.peers.tls import TlsFiles
+from cachefs_daemon.runtime.error_log import ErrorLog
 
 log = logging.getLogger(__name__)
 

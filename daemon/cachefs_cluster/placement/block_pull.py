@@ -8,8 +8,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore, BlockToStore
 
 from cachefs.messages import BlockRef
 from cachefs_cluster.membership.membership import Membership
@@ -17,6 +15,8 @@ from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers.client import PeerClient
 from cachefs_cluster.peers.peer_requests import BlockNotFound, BlockRequest, PeerBlock, PeerResponse, RequestOptions
 from cachefs_cluster.placement.missing_blocks import MissingBlocks
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore, BlockToStore
 
 # Blocks per batch, and their bytes.
 BATCH_BLOCKS: Final = 64

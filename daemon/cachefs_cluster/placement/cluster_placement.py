@@ -2,11 +2,10 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from cachefs_daemon.ports import LOCAL_PLACEMENT
-
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs_cluster.placement.cooperation import FIRST_RATE, Cooperation
 from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
+from cachefs_daemon.ports import LOCAL_PLACEMENT
 
 
 class ClusterPlacement:

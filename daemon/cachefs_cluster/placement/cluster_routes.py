@@ -4,14 +4,13 @@ home."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from cachefs_daemon.datasets.block_source import BlockSource
-
 from cachefs.planning.cluster.homes import NO_NODE
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
 from cachefs_cluster.search.home_routes import BlockRoute
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
+from cachefs_daemon.datasets.block_source import BlockSource
 
 
 class ClusterRoutes:

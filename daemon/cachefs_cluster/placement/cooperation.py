@@ -10,11 +10,6 @@ from typing import Final
 
 import xxhash
 from aiohttp import web
-from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
-from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.registry import JobRegistry
-from cachefs_daemon.runtime.locked import Locked
-from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.errors import CachefsError, NotFound
 from cachefs.planning.blocks.space import BlockSpace, Ids, Samples
@@ -47,6 +42,11 @@ from cachefs_cluster.placement.timeliness import NOTHING_SETTLED, Settled
 from cachefs_cluster.sharing.consumers import PublishedConsumers, RemoteConsumer
 from cachefs_cluster.sharing.sections import CONSUMERS, HOLDERS, ConsumerFacts, HoldersFacts
 from cachefs_cluster.sharing.state import MAX_FOLLOWED, SharedState
+from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
+from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.runtime.locked import Locked
+from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from cachefs_daemon.jobs.consumer_reads import CHEAP_SAMPLES, OVERSIZE_FACTOR
-from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.planning.blocks.space import Ids, Samples
 from cachefs.planning.sequences.sampler import EpochOrder, epoch_order
 from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember
+from cachefs_daemon.jobs.consumer_reads import CHEAP_SAMPLES, OVERSIZE_FACTOR
+from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cachefs_daemon.consumer_checks import MAX_OWNER
-
 from cachefs.job_messages import MAX_JOB_NAME
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_cluster.sharing.sections import ConsumerFacts
+from cachefs_daemon.consumer_checks import MAX_OWNER
 
 # Rank, or process id where there is none, at the start of a consumer's name.
 _RANK_PREFIX: Final = re.compile(r"(\d+|pid-\d+)")

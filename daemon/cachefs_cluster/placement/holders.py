@@ -11,8 +11,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.segment_writer import span
 
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.copies import (
@@ -28,6 +26,8 @@ from cachefs.planning.cluster.copies import (
 from cachefs.planning.cluster.homes import NO_NODE, BlockHomes, NodeNumbers, reindex_nodes
 from cachefs.planning.cluster.rendezvous import RingMember, space_hashes
 from cachefs_cluster.placement.timeliness import ANNOUNCED_UNTIL, NOTHING_SETTLED, Settled, extend_settled
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.segment_writer import span
 
 # Fraction of a node's tiers that counts as room for blocks: the rest is freed ahead, or serves reads of blocks held
 # elsewhere.

@@ -7,8 +7,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore
 
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.homes import NO_NODE, NodeCandidates, blocks_at_home, candidate_nodes
@@ -18,6 +16,8 @@ from cachefs.planning.sequences.plan import Plan
 from cachefs.snapshot import Snapshot
 from cachefs_cluster.placement.holders import FormerHolders, PlacementRing
 from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore
 
 # Seconds within which shared snapshots usually follow a change of the ring: some 0.5 s per million blocks. And seconds
 # between two checks.

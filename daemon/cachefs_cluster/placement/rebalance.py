@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore
-
 from cachefs.errors import CachefsError
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.sequences.plan import Plan
@@ -29,6 +26,8 @@ from cachefs_cluster.placement.rebalance_status import ring_digest
 from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
 from cachefs_cluster.sharing.sections import REBALANCE, REBALANCE_NAME, RebalanceFacts
 from cachefs_cluster.sharing.state import SharedState
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from cachefs_daemon.jobs.plan_memory import BYTES_PER_READ, PlanPurpose
 
 from cachefs.errors import CachefsError, StoreFull
 from cachefs.planning.blocks.space import BlockSpace, Ids
@@ -35,6 +34,7 @@ from cachefs_cluster.placement.remote_group_reads import RemoteGroupReads
 from cachefs_cluster.placement.remote_reads import RemoteReads
 from cachefs_cluster.placement.snapshot_context import EpochPosition, SnapshotContext
 from cachefs_cluster.placement.timeliness import own_verdict, verdict_of
+from cachefs_daemon.jobs.plan_memory import BYTES_PER_READ, PlanPurpose
 
 log = logging.getLogger(__name__)
 

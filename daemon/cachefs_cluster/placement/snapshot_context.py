@@ -4,9 +4,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cachefs_daemon.jobs.plan_memory import PlanMemory
-from cachefs_daemon.runtime.threads import Threads
-
 from cachefs.planning.blocks.space import BlockSpace, Ids, Samples
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.sequences.plan import Plan
@@ -14,6 +11,8 @@ from cachefs_cluster.placement.group_orders import GroupOrders
 from cachefs_cluster.placement.groups import ConsumerGroup
 from cachefs_cluster.placement.holders import HolderState
 from cachefs_cluster.placement.timeliness import NOTHING_SETTLED, Settled
+from cachefs_daemon.jobs.plan_memory import PlanMemory
+from cachefs_daemon.runtime.threads import Threads
 
 
 class EpochPosition(NamedTuple):

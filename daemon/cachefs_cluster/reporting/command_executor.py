@@ -5,6 +5,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from cachefs.errors import Busy, CachefsError, ConfigError
+from cachefs.messages import DatasetLimit, Selection
+from cachefs.observe_messages import CommandKind, NodeCommand, NodeCommandResult
+from cachefs_cluster.reporting.shard_warmups import ShardWarmups
 from cachefs_daemon.content import inventory
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
@@ -12,11 +16,6 @@ from cachefs_daemon.datasets import selection
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
-
-from cachefs.errors import Busy, CachefsError, ConfigError
-from cachefs.messages import DatasetLimit, Selection
-from cachefs.observe_messages import CommandKind, NodeCommand, NodeCommandResult
-from cachefs_cluster.reporting.shard_warmups import ShardWarmups
 
 log = logging.getLogger(__name__)
 

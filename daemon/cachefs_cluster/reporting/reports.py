@@ -8,13 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.jobs.registry import JobRegistry
-from cachefs_daemon.jobs.states import JobState
-from cachefs_daemon.mounts.registry import MountReadCounts
-from cachefs_daemon.reporting.residency import Residency
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.storage import TierUsage
 
 from cachefs.errors import CachefsError
 from cachefs.observe_messages import (
@@ -32,6 +25,13 @@ from cachefs.snapshot import Snapshot
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.reporting.load import LoadMeter
 from cachefs_cluster.reporting.shard_warmups import ShardWarmups
+from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.states import JobState
+from cachefs_daemon.mounts.registry import MountReadCounts
+from cachefs_daemon.reporting.residency import Residency
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.storage import TierUsage
 
 log = logging.getLogger(__name__)
 

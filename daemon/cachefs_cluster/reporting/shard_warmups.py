@@ -6,10 +6,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from cachefs_daemon.content.warmup import WarmupBlocks, WarmupRun, Warmups, WarmupState
-from cachefs_daemon.jobs.owners import given_name
-from cachefs_daemon.jobs.registry import JobRegistry
-from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.errors import Busy, ConfigError
 from cachefs.messages import BlockRef
@@ -19,6 +15,10 @@ from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import UNKNOWN_READ
 from cachefs.snapshot import Snapshot
+from cachefs_daemon.content.warmup import WarmupBlocks, WarmupRun, Warmups, WarmupState
+from cachefs_daemon.jobs.owners import given_name
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from cachefs_daemon.datasets.block_source import BlockSource
 
 from cachefs.planning.cluster.rendezvous import Hashes, Scores, key_hashes, scores_of_block
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.view import ClusterView, NodeRecord
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
+from cachefs_daemon.datasets.block_source import BlockSource
 
 # Seconds for which a block may still be at its former home after a change. By then it has been read, or moved by
 # filling in the background.

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from cachefs_daemon.fetch.concurrency_limiter import Permit
-from cachefs_daemon.ports import FoundBlock, FoundCallback
-
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers.fetches_for_peers import AWAITED_SECONDS
 from cachefs_cluster.peers.peer_requests import (
@@ -30,6 +27,8 @@ from cachefs_cluster.peers.peer_requests import (
     SnapshotNotFound,
 )
 from cachefs_cluster.search.search_state import HELD_BLOCK_SECONDS, MIN_LATE_SECONDS, PeerRequest, PeerSearchState
+from cachefs_daemon.fetch.concurrency_limiter import Permit
+from cachefs_daemon.ports import FoundBlock, FoundCallback
 
 # Longest time for a peer to give a block that it has, as a fraction of the time left (see also HELD_BLOCK_SECONDS).
 HELD_BLOCK_FRACTION: Final = 0.25

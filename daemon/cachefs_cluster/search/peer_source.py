@@ -7,11 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.block_fetch import BlockFetch
-from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.ports import FoundBlock, FoundCallback
-
 from cachefs.messages import BlockRef
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.view import ClusterView
@@ -20,6 +15,10 @@ from cachefs_cluster.search.home_routes import BlockRoute
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_search import PeerSearch, SearchSteps
 from cachefs_cluster.search.search_state import PeerBlockClient, PeerSearchState, SearchCounts
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.block_fetch import BlockFetch
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.ports import FoundBlock, FoundCallback
 
 # Concurrent reads from peers, as a multiple of those from origins: most of them wait for an origin too, and several
 # nodes have one each.

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
-from cachefs_daemon.runtime.threads import Threads
 
 from cachefs_cluster.sharing.packing import pack, unpack
 from cachefs_cluster.sharing.peer_http import PeerFailed
 from cachefs_cluster.sharing.sections import is_digest
 from cachefs_cluster.sharing.state import SharedState
 from cachefs_cluster.sharing.wire import BLOBS
+from cachefs_daemon.runtime.threads import Threads
 
 # Most bytes of a blob: an order of 256 million samples.
 MAX_BLOB: Final = 1 << 30

@@ -14,7 +14,6 @@ from typing import Final, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from cachefs_daemon.runtime.connection_limits import ConnectionBounds, ConnectionLimits
 
 from cachefs.errors import AccessDenied, Busy, CachefsError, ConfigError
 from cachefs.observe_messages import OBSERVE_PREFIX, OBSERVER_HEADER
@@ -35,6 +34,7 @@ from cachefs_cluster.sharing.wire import (
     RESPONDER,
     SENDER,
 )
+from cachefs_daemon.runtime.connection_limits import ConnectionBounds, ConnectionLimits
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import MAX_JOB_NAME
+from cachefs.messages import OriginOptions
+from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES, SamplerSpec
+from cachefs_cluster.membership.view import is_id
 from cachefs_daemon.consumer_checks import (
     MAX_LOADER,
     MAX_OWNER,
@@ -20,12 +26,6 @@ from cachefs_daemon.consumer_checks import (
 )
 from cachefs_daemon.datasets.origin_access import MAX_URL, check_lengths
 from cachefs_daemon.datasets.stamps import MAX_ADDS, MAX_CLOCK, MAX_REMOVALS, NO_STAMP, ChangeStamp
-
-from cachefs.errors import CachefsError
-from cachefs.job_messages import MAX_JOB_NAME
-from cachefs.messages import OriginOptions
-from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES, SamplerSpec
-from cachefs_cluster.membership.view import is_id
 
 # Orders in a consumer's facts, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
 MAX_ORDERS: Final = 256

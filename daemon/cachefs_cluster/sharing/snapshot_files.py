@@ -12,7 +12,6 @@ from typing import BinaryIO, Final
 
 import aiohttp
 from aiohttp import web
-from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.backoff import Backoff
 from cachefs.errors import CachefsError, SnapshotDamaged, StoreFull
@@ -24,6 +23,7 @@ from cachefs_cluster.sharing.sections import is_digest
 from cachefs_cluster.sharing.snapshot_check import SnapshotChecker
 from cachefs_cluster.sharing.state import SharedState
 from cachefs_cluster.sharing.wire import SNAPSHOTS
+from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 

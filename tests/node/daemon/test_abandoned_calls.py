@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+
+from cachefs.messages import DatasetAddRequest, DatasetName, Selection
 from cachefs_daemon import config as configuration
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.datasets import selection
@@ -15,8 +17,6 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.storage import PlanningParts, Storage
 from cachefs_daemon.store_settings import store_config
-
-from cachefs.messages import DatasetAddRequest, DatasetName, Selection
 from tests.waiting import until_async
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_bench.lab.ports import free_ports
 
 from cachefs.errors import Busy, NotFound
 from cachefs.messages import DatasetLimit, DatasetName, DatasetView, Empty
 from cachefs.rpc import CLUSTER, DATASET_LIMIT, DATASET_LIST, DATASET_REMOVE, STATUS
 from cachefs.snapshot import Snapshot
+from cachefs_bench.lab.ports import free_ports
 from tests.daemon import Daemon
 from tests.waiting import until
 

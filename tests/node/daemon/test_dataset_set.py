@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cachefs_bench.lab.ports import free_port
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.messages import DatasetName, DatasetSetRequest, DatasetSetResult, Empty, OriginChange, OriginOptions
 from cachefs.rpc import DATASET_LIST, DATASET_SET, DATASET_SHOW
+from cachefs_bench.lab.ports import free_port
 from tests.daemon import Daemon, shared_daemon
 from tests.node.daemon.test_cluster_datasets import datasets, two_daemons
 from tests.servers import faulty

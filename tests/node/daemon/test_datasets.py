@@ -13,6 +13,11 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+
+from cachefs import snapshot as snapshots
+from cachefs.errors import CachefsError, ConfigError, OriginAccessDenied
+from cachefs.messages import BlockRef, DatasetAddRequest, Empty, ListingProgress, OriginOptions, WarmupRequest
+from cachefs.rpc import DATASET_ADD, DATASET_LIST, WARMUP
 from cachefs_daemon.datasets import records as registry
 from cachefs_daemon.datasets.catalog import KEPT_GENERATIONS, Catalog, Dataset
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
@@ -22,11 +27,6 @@ from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.runtime import descriptors
 from cachefs_daemon.runtime.boot_clock import now
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs import snapshot as snapshots
-from cachefs.errors import CachefsError, ConfigError, OriginAccessDenied
-from cachefs.messages import BlockRef, DatasetAddRequest, Empty, ListingProgress, OriginOptions, WarmupRequest
-from cachefs.rpc import DATASET_ADD, DATASET_LIST, WARMUP
 from tests.daemon import Daemon, block_ref
 from tests.servers.scripted import silent_server
 from tests.waiting import until

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_bench.lab.ports import free_ports
 
 from cachefs.cluster_messages import ClusterStatus
 from cachefs.messages import Empty
 from cachefs.rpc import CLUSTER
+from cachefs_bench.lab.ports import free_ports
 from tests.cachectl import cachectl_says
 from tests.daemon import Daemon
 from tests.servers import etcd as etcd_server

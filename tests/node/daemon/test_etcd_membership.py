@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+from cachefs.errors import ConfigError
 from cachefs_bench.lab.ports import free_port
 from cachefs_cluster.membership import last_known
 from cachefs_cluster.membership.etcd import EtcdStore
@@ -21,8 +23,6 @@ from cachefs_cluster.membership.etcd_client import EtcdClient, EtcdRefused, Etcd
 from cachefs_cluster.membership.ring import Ring
 from cachefs_cluster.membership.shared import SharedMembership
 from cachefs_cluster.membership.view import ClusterView, NodeRecord, encode_record
-
-from cachefs.errors import ConfigError
 from tests.certificates import Authority
 from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state
 from tests.servers import etcd as etcd_server

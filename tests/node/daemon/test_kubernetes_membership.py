@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+from cachefs.errors import ConfigError
 from cachefs_cluster.membership.kubernetes import RECORD, KubernetesStore
 from cachefs_cluster.membership.kubernetes_api import LeaseApiSettings, pod_settings
 from cachefs_cluster.membership.shared import SharedMembership
 from cachefs_cluster.membership.view import NodeRecord, encode_record
-
-from cachefs.errors import ConfigError
 from tests.certificates import Authority
 from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state
 from tests.scheduler.kube.manifests import DEPLOY, manifest

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cachefs_bench.listing_server import ListingServer
-from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
 
 from cachefs.errors import CachefsError, NotFound, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import ListingProgress, OriginOptions
 from cachefs.snapshot import Snapshot
+from cachefs_bench.listing_server import ListingServer
+from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
 from tests.servers.s3 import S3Server
 from tests.servers.scripted import silent_server
 from tests.waiting import until

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_bench.lab.ports import free_port
-from cachefs_daemon.datasets import records
-from cachefs_daemon.datasets.records import Registry
-from cachefs_daemon.metrics.table import TABLE, MetricKind
 from prometheus_client.parser import text_string_to_metric_families
 
 from cachefs.job_messages import JobPublication
 from cachefs.messages import DatasetName, OriginOptions, Selection, WarmupRequest
 from cachefs.mount import kernel
 from cachefs.rpc import DATASET_REMOVE, EVICT, JOB_PUBLISH, WARMUP
+from cachefs_bench.lab.ports import free_port
+from cachefs_daemon.datasets import records
+from cachefs_daemon.datasets.records import Registry
+from cachefs_daemon.metrics.table import TABLE, MetricKind
 from tests.daemon import Daemon
 from tests.mounting import drop_pages, mounted, mounts_at, read_tree
 from tests.servers import faulty, prometheus

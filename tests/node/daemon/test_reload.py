@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_daemon.config import Config
-from cachefs_daemon.live_settings import LIVE_SETTINGS
 
 from cachefs.errors import ConfigError
 from cachefs.messages import Empty, LogLevel
 from cachefs.rpc import LOG_LEVEL, RELOAD
+from cachefs_daemon.config import Config
+from cachefs_daemon.live_settings import LIVE_SETTINGS
 from tests.cachectl import CACHECTL, cachectl_says
 from tests.daemon import Daemon
 from tests.waiting import until

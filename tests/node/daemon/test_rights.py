@@ -11,13 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.api.call_authorizer import CallAuthorizer
-from cachefs_daemon.api.identity import CallerRights, Identities
 
 from cachefs.errors import AccessDenied, DaemonUnavailable, Unidentified
 from cachefs.identity import UNKNOWN_USER_PREFIX, identity_socket_path, request_identity
 from cachefs.job_messages import JobName, JobProgress
 from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, AccessRight, DaemonClient, Method
+from cachefs_daemon.api.call_authorizer import CallAuthorizer
+from cachefs_daemon.api.identity import CallerRights, Identities
 from tests.as_user import NOBODY, as_user, public_directory
 from tests.cachectl import CachectlOfUser
 from tests.cachectl import cachectl as cachectl_of_root

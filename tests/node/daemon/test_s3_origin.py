@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
+
+from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs.messages import OriginOptions
+from cachefs.snapshot_builder import ListedObject
 from cachefs_bench.lab.ports import free_port
 from cachefs_daemon.origin import s3, s3_listing
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.s3 import S3Origin
-
-from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
-from cachefs.messages import OriginOptions
-from cachefs.snapshot_builder import ListedObject
 from tests.servers.s3 import S3Server
 
 # Control characters besides the tab are left out: rclone never answers a request for them.

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from cachefs.messages import DatasetView, OriginOptions
 from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_tools.cachectl.status import describe_endpoint
-
-from cachefs.messages import DatasetView, OriginOptions
 from tests.daemon import Daemon, block_ref
 from tests.servers.s3 import S3Server
 

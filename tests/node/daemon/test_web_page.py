@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_bench.lab.ports import free_port, free_ports
-from cachefs_daemon.datasets import records
-from cachefs_daemon.datasets.records import Registry
 from PIL import Image
 from playwright.sync_api import Page, expect
 
 from cachefs.job_messages import JobPublication
 from cachefs.rpc import JOB_PUBLISH
+from cachefs_bench.lab.ports import free_port, free_ports
+from cachefs_daemon.datasets import records
+from cachefs_daemon.datasets.records import Registry
 from tests import web_scene
 from tests.as_user import NOBODY, as_user, public_directory
 from tests.daemon import Daemon

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cachefs_bench.push_paced import resident_bytes
 
 from cachefs.messages import Empty, ReadaheadCounts
 from cachefs.rpc import JOB_LIST
+from cachefs_bench.push_paced import resident_bytes
 from tests.cachectl import cachectl_says
 from tests.daemon import Daemon, Sections, block_ref
 from tests.mounting import counters, mounted

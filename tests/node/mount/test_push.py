@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from cachefs_bench.push_paced import resident_bytes
 
 from cachefs.block import MEMORY
 from cachefs.job_messages import ConsumerView, JobName, JobProgress, JobPublication
@@ -19,6 +18,7 @@ from cachefs.messages import Empty, MountView, Selection, WarmupRequest
 from cachefs.mount import kernel
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import CACHED, EVICT, JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
+from cachefs_bench.push_paced import resident_bytes
 from tests.daemon import Daemon
 from tests.mounting import counters, mounted
 from tests.waiting import until

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from cachefs_bench.push_paced import resident_bytes
 
 from cachefs.messages import DatasetView
 from cachefs.mount import kernel
+from cachefs_bench.push_paced import resident_bytes
 from tests.daemon import Daemon
 from tests.mounting import counters, mount_pid, mounted
 from tests.pushing import Orders, Pusher, cloned_device, orders, push_command, pusher

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cachefs_tools.cachectl.status import mount_state
 
 from cachefs.job_messages import JobPublication, SampleMap
 from cachefs.mount import kernel
 from cachefs.mount_table import find_mount_point, mount_points
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
+from cachefs_tools.cachectl.status import mount_state
 from tests.cachectl import cachectl
 from tests.daemon import Daemon
 from tests.mounting import mount_again, mount_pid, mounted, run_mount

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from cachefs_cluster.peers import peer as peer_module
-from cachefs_cluster.peers.peer_requests import BlockNotFound, PeerBlock
 
 from cachefs.block import MEMORY
+from cachefs_cluster.peers import peer as peer_module
+from cachefs_cluster.peers.peer_requests import BlockNotFound, PeerBlock
 from tests.blockstore import data_of
 from tests.peering import ServingNode, asker, wanted
 from tests.waiting import until_async

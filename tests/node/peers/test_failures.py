@@ -10,6 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from cachefs import errors
+from cachefs.block import BlockLocation, piece_checksums
+from cachefs.messages import FetchedBlock
+from cachefs.segment import segment_path
 from cachefs_bench.lab.ports import free_port
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers import client as client_module
@@ -26,11 +31,6 @@ from cachefs_cluster.peers.peer_requests import (
 )
 from cachefs_cluster.peers.server_process import PeerServers
 from cachefs_daemon.fetch.bypass import BypassBlock
-
-from cachefs import errors
-from cachefs.block import BlockLocation, piece_checksums
-from cachefs.messages import FetchedBlock
-from cachefs.segment import segment_path
 from tests.blockstore import data_of, key_of
 from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, view_of, wanted
 from tests.waiting import until_async

@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from cachefs.block import piece_checksums
 from cachefs_cluster.membership.handshake import Greeting
 from cachefs_cluster.membership.secret import ClusterSecret
 from cachefs_cluster.peers import protocol
 from cachefs_cluster.peers.peer_requests import FailureKind, PeerBlock, PeerRequestFailed
 from cachefs_cluster.peers.server import CONNECTION_BOUNDS
 from cachefs_cluster.peers.tls import Certificates
-
-from cachefs.block import piece_checksums
 from tests.blockstore import data_of
 from tests.certificates import Authority
 from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, wanted

@@ -5,11 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cachefs_tools.cachectl.job_page import describe
-
 from cachefs.errors import NotFound
 from cachefs.job_messages import JobName
 from cachefs.rpc import JOB_SHOW
+from cachefs_tools.cachectl.job_page import describe
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.strange_loaders import hashed

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_bench.lab.ports import free_ports
-from cachefs_bench.lab.slow_link import LinkLimits
-from cachefs_bench.lab.throttle import run_throttle
 
 from cachefs.messages import OriginOptions, WarmupRequest
 from cachefs.rpc import WARMUP
+from cachefs_bench.lab.ports import free_ports
+from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_bench.lab.throttle import run_throttle
 from tests.daemon import Daemon
 from tests.mounting import drop_pages, mounted
 from tests.node.daemon.test_cluster_datasets import datasets

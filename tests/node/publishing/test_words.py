@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_tools import cachectl
 from click.testing import CliRunner
 
+from cachefs_tools import cachectl
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.said import UNANSWERED

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cachefs_bench.own_process import in_own_process
 
+from cachefs_bench.own_process import in_own_process
 from tests.waiting import until
 
 

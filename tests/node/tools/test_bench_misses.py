@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from cachefs_bench import misses
 from cachefs_bench.listing_server import Layout, keys
 from cachefs_bench.misses import CACHEFS, COPY, PATTERNS, RAW_CLIENT, MissLoad, ReadPass, table
-from rich.console import Console
 
 BENCH = Path(sys.executable).with_name("cachefs-bench")
 

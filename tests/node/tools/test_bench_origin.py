@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+
+from cachefs.errors import ConfigError
 from cachefs_bench import origin_get, origin_limits
 from cachefs_bench.lab.scratch_node import S3Credentials
 from cachefs_bench.lab.slow_link import LinkLimits
@@ -10,8 +12,6 @@ from cachefs_bench.lab.throttle import run_throttle
 from cachefs_bench.origin_get import GetLoad
 from cachefs_bench.origin_server import BUCKET, OriginServer
 from cachefs_bench.sample_data import sample_name
-
-from cachefs.errors import ConfigError
 from tests.servers.s3 import S3Server
 
 SIZE, FILES = 3000, 3

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_bench.cli import main
 
+from cachefs_bench.cli import main
 from tests.cachectl import run_here
 
 pytestmark = pytest.mark.usefixtures("steady_page_cache")

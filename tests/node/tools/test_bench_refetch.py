@@ -7,9 +7,10 @@ import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from cachefs_bench import refetch
 from cachefs_bench.refetch import Cell, PageCache, RefetchLoad, TierKind, table
-from rich.console import Console
 
 LOAD = RefetchLoad(files=240, epochs=3, rate=120.0)
 

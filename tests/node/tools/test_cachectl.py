@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_tools.cachectl import main
 
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
+from cachefs_tools.cachectl import main
 from tests.cachectl import CACHECTL, cachectl, cachectl_process, run_here
 from tests.daemon import Daemon, shared_daemon
 from tests.mounting import frozen, mount_pid, mounted

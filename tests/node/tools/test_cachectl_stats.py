@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_tools.cachectl.stats import header
 
 from cachefs.job_messages import JobProgress, JobPublication
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
+from cachefs_tools.cachectl.stats import header
 from tests.cachectl import CACHECTL
 from tests.daemon import Daemon, shared_daemon
 from tests.node.daemon.test_jobs import write_files

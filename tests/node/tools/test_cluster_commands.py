@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cachefs_bench.lab.ports import free_ports
-from cachefs_tools.cachectl import main
 from click.testing import CliRunner, Result
 
 from cachefs.job_messages import JobPublication
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_PUBLISH
+from cachefs_bench.lab.ports import free_ports
+from cachefs_tools.cachectl import main
 from tests.daemon import Daemon
 from tests.waiting import until
 

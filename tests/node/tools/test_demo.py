@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
-from cachefs_bench.demo.command import main
 
 from cachefs.mount_table import mount_points
+from cachefs_bench.demo.command import main
 from tests.cachectl import run_here
 
 DEMO = Path(sys.executable).with_name("cachefs-demo")

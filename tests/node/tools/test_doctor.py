@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_tools.doctor import examination
 
 from cachefs.messages import OriginOptions
 from cachefs.mount import kernel
+from cachefs_tools.doctor import examination
 from tests.cachectl import CACHECTL, cachectl, cachectl_process
 from tests.daemon import Daemon, shared_daemon
 from tests.mounting import frozen, mount_pid, mounted

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_tools.cachectl import main
-from cachefs_tools.cachectl.index import trusted_authorities
 from click.testing import CliRunner, Result
 
+from cachefs_tools.cachectl import main
+from cachefs_tools.cachectl.index import trusted_authorities
 from tests.servers import faulty, nginx
 from tests.servers.stores import FilesServer, running
 

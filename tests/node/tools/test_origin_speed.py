@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.origin.base import OriginSettings
-from cachefs_tools.origin_speed import MeasurementBounds, measure_origin, plan_reads, sampled_files
 
 from cachefs.messages import OriginOptions
 from cachefs.snapshot import Snapshot
+from cachefs_daemon.origin.base import OriginSettings
+from cachefs_tools.origin_speed import MeasurementBounds, measure_origin, plan_reads, sampled_files
 from tests.daemon import Daemon
 
 LOOK = MeasurementBounds(small=5, widths=(1, 3), large=4, large_bytes=1000, seconds=20.0)

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cachefs_bench.programs.catalogue import PROGRAMS, Program
-from cachefs_bench.programs.command import SCRIPTS
 
 from cachefs.job_messages import JobEpoch, JobPublication
+from cachefs_bench.programs.catalogue import PROGRAMS, Program
+from cachefs_bench.programs.command import SCRIPTS
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.recording import Recording, recording

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cachefs_bench import push_large, push_paced
 from cachefs_bench.hotread import compile_hotread, first_round_order
 from cachefs_bench.push_reader import PROGRESS

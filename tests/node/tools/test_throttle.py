@@ -15,12 +15,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+
+from cachefs.errors import CachefsError
 from cachefs_bench.lab.scratch_node import SCRATCH_CREDENTIALS, run_s3_server
 from cachefs_bench.lab.slow_link import CATCH_UP_SECONDS, LinkLimits
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_bench.train_command import measure_ceiling
-
-from cachefs.errors import CachefsError
 from tests.servers.s3 import S3Server
 
 SIZE = 300_000

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cachefs_bench.job_samples import list_samples
 from cachefs_bench.sample_data import is_sample, sample_name, write_samples
 from cachefs_bench.scenario import PRESETS, DatasetShape, JobLoader, Scenario, preset_scenarios
 from cachefs_bench.training_run import JobResult, merged_sequence
 from cachefs_tools.training_loop import EpochReport, read_report
-
 from tests.warm_python import WarmPython
 
 FILES, EPOCHS = 210, 2

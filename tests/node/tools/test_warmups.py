@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cachefs_tools.cachectl import main
 from cachefs_tools.cachectl.display import size
-
 from tests.cachectl import CACHECTL, cachectl, run_here
 from tests.daemon import Daemon
 from tests.waiting import until

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from cachefs_scheduler.config import KubeSection
 from cachefs_scheduler.kube.integration import KubeIntegration, open_integration
-
 from tests.advising import FakeAdvisor
 from tests.certificates import Authority
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_scheduler.certificates import ServerCertificates
-from cachefs_scheduler.kube import kube_messages, server
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError
 from cachefs.pem_files import PemFiles
+from cachefs_scheduler.certificates import ServerCertificates
+from cachefs_scheduler.kube import kube_messages, server
 from tests.advising import FakeAdvisor
 from tests.certificates import Authority
 from tests.scheduler.kube.bodies import annotated, recorded

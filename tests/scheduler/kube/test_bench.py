@@ -3,7 +3,6 @@
 import json
 
 from cachefs_bench.cli import main
-
 from tests.cachectl import run_here
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from cachefs.pem_files import PemFiles
 from cachefs_cluster import config as daemon_config
 from cachefs_scheduler import config as scheduler_config
 from cachefs_scheduler.certificates import ServerCertificates
@@ -20,8 +22,6 @@ from cachefs_scheduler.kube.gangs import PodGangs
 from cachefs_scheduler.kube.kube_messages import ObjectMetadata, OwnerReference, Pod
 from cachefs_scheduler.kube.pod_job import DATASET, parse_pod_job
 from cachefs_scheduler.kube.server import KubeServer, StatusSources
-
-from cachefs.pem_files import PemFiles
 from tests.advising import FakeAdvisor
 from tests.scheduler.kube.manifests import DEPLOY, Document, build, documents, kustomization, manifest
 from tests.servers.api_server import problems

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
+
 from cachefs_scheduler import config as scheduler_config
 from cachefs_scheduler.cli import main
 from cachefs_scheduler.kube import leader, open_gates, pod_controller
 from cachefs_scheduler.kube.api import KubeApiUnavailable, Lease, LeaseSpec, connect
 from cachefs_scheduler.kube.open_gates import GateOpening, LeaseWatch
-from click.testing import CliRunner, Result
-
 from tests.advising import FakeAdvisor
 from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.scheduler.kube.pods import pod

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_scheduler.kube import leader, pod_controller, pod_jobs
 
 from cachefs.errors import ConfigError
+from cachefs_scheduler.kube import leader, pod_controller, pod_jobs
 from tests.advising import FakeAdvisor
 from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.scheduler.kube.pods import asked, pod

@@ -12,10 +12,10 @@ from http.client import HTTPException, HTTPSConnection
 from typing import Any
 
 import pytest
-from cachefs_bench.lab.ports import free_ports
 
 from cachefs.observe_messages import CommandKind, NodeCommand
 from cachefs.scheduling_messages import QUEUE_PATH, QueueEntry, QueueStatus
+from cachefs_bench.lab.ports import free_ports
 from tests.certificates import Authority
 from tests.scheduler.kube.bodies import annotated, recorded
 from tests.scheduler.kube.pods import asked, pod

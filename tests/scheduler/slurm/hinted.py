@@ -8,7 +8,6 @@ from pathlib import Path
 from cachefs_bench.lab.slurm import DEFAULT_SCHEDULER, LabSlurm, run_slurm
 from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
 from cachefs_tools.child_programs import program_path
-
 from tests.scheduler.slurm.service_double import ServiceDouble, running_double
 from tests.servers.process import start, stop
 from tests.waiting import until

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from cachefs_bench.lab.slurm import LabSlurm, run_slurm
 from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
-
 from tests.daemon import Daemon
 from tests.waiting import until
 

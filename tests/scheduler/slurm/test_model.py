@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.slurm.hint_file import divide_holders
 
+from cachefs_scheduler.slurm.hint_file import divide_holders
 from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm
 
 TRIALS = 30

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from cachefs_bench.lab.ports import free_port
-from cachefs_scheduler.slurm.config import ServiceAddressSection
-from cachefs_scheduler.slurm.service_client import ServiceClient
 
 from cachefs.errors import CachefsError
 from cachefs.scheduling_messages import PlacementPolicy, PlacementReport, PlacementRequest
+from cachefs_bench.lab.ports import free_port
+from cachefs_scheduler.slurm.config import ServiceAddressSection
+from cachefs_scheduler.slurm.service_client import ServiceClient
 from tests.certificates import Authority
 from tests.scheduler.running import Scheduler, scheduler
 

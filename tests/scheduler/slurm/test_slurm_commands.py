@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.slurm import slurm_commands
-from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
 from cachefs.errors import CachefsError
+from cachefs_scheduler.slurm import slurm_commands
+from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 from tests.waiting import until
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
 
+from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
 from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm
 from tests.waiting import until
 

@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from cachefs_scheduler.slurm.hint_file import age_and_lifetime
 
+from cachefs_scheduler.slurm.hint_file import age_and_lifetime
 from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm
 from tests.waiting import until
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_daemon.api.service import Service
 
 from cachefs import rpc
 from cachefs.errors import ConfigError
@@ -25,6 +24,7 @@ from cachefs.rpc import (
     DaemonClient,
     Method,
 )
+from cachefs_daemon.api.service import Service
 
 NOT_UTF8 = os.fsdecode(b"a\xff")
 

@@ -4,11 +4,11 @@ import json
 import logging
 
 import pytest
-from cachefs_daemon.origin.base import OriginSettings, open_origin
-from cachefs_daemon.runtime import logs
 
 from cachefs.errors import CachefsError, OriginUnavailable, public_url, remove_secrets
 from cachefs.messages import OriginOptions
+from cachefs_daemon.origin.base import OriginSettings, open_origin
+from cachefs_daemon.runtime import logs
 
 SIGNED = "https://u:hunter2@host/a.bin?part=1&X-Amz-Signature=hunter2&X-Amz-Credential=AK%2Fhunter2"
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from cachefs.sizes import SizeSetting, format_size, parse_share, parse_size
 from cachefs_cluster import config as cluster_config
 from cachefs_cluster.config import ClusterConfig
 from cachefs_daemon import config
@@ -17,9 +20,6 @@ from cachefs_daemon.config import Config, InvalidConfig
 from cachefs_daemon.origin_settings import origin_settings
 from cachefs_daemon.store_settings import store_config
 from cachefsd.command import main
-from click.testing import CliRunner
-
-from cachefs.sizes import SizeSetting, format_size, parse_share, parse_size
 
 EXAMPLE = (resources.files("cachefs_daemon") / "cachefsd.toml").read_text()
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+
+from cachefs.block import MEMORY, SSD
 from cachefs_daemon import config as configuration
 from cachefs_daemon import node as node_module
 from cachefs_daemon.cluster import NO_CLUSTER
@@ -17,8 +19,6 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import PlanningParts, Storage
 from cachefs_daemon.store_settings import store_config
 from cachefs_daemon.troubles import NodeExamination, TroubleInputs
-
-from cachefs.block import MEMORY, SSD
 
 
 def test_what_hangs_on_a_disk_keeps_nobody_from_looking_at_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

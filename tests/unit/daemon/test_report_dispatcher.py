@@ -6,14 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from cachefs.messages import MountReport, OriginOptions, Stall
+from cachefs.planning.pagecache.push_lookahead import PushReader
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.report_dispatcher import JobConsumersByMount, ReportDispatcher, ReportHandlers
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.messages import MountReport, OriginOptions, Stall
-from cachefs.planning.pagecache.push_lookahead import PushReader
 from tests import virtual_time
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cachefs_cluster import config
 from cachefs_cluster.config import ClusterConfig
 from cachefs_cluster.section import ClusterSection, StaticNode, is_loopback, parse_static_node, split_address

@@ -6,6 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs.messages import Trouble
+from cachefs.trouble_texts import Cause
 from cachefs_daemon import troubles as module
 from cachefs_daemon.fetch.waiting_reads import (
     LATE_PUBLICATION_SECONDS,
@@ -29,10 +33,6 @@ from cachefs_daemon.troubles import (
     derive_troubles,
     without_old_failures,
 )
-
-from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginUnavailable
-from cachefs.messages import Trouble
-from cachefs.trouble_texts import Cause
 
 NOW = 1_000_000.0
 LOOP = 500.0

@@ -4,8 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cachefs_daemon
 import pytest
+
+import cachefs_daemon
 
 UNIT = Path(cachefs_daemon.__file__).with_name("cachefsd.service")
 MOST_EXPOSED = 40  # tenths: 4.0 of 10

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_bench.push_paced import resident_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.block import PIECE_SIZE, SSD, BlockLocation, block_key, content_id, piece_checksums
 from cachefs.mount.push.blocks import DirectReader, aligned_buffer
 from cachefs.segment import segment_path
+from cachefs_bench.push_paced import resident_bytes
 
 KEY = block_key(content_id(b"file:/x", b"v", 1, 1), 0)
 DATA = bytes(range(256)) * 1200

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import cachefs_scheduler
 import pytest
+
+import cachefs_scheduler
 from cachefs_scheduler.config import InvalidSchedulerConfig, SchedulerConfig, load
 
 EXAMPLE = Path(cachefs_scheduler.__file__).parent / "cachefs-scheduler.toml"

@@ -4,11 +4,11 @@ import dataclasses
 from typing import Any
 
 import msgspec
-from cachefs_tools.cachectl.top.history import RateHistory
-from cachefs_tools.cachectl.top.picture import Picture
 
 from cachefs.job_messages import ConsumerView, JobList, JobView
 from cachefs.messages import CachedDataset, DatasetView, MountView, Status, TierStatus
+from cachefs_tools.cachectl.top.history import RateHistory
+from cachefs_tools.cachectl.top.picture import Picture
 
 NOON = 1_800_000_000.0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 import pytest
-from cachefs_tools.cachectl.command_session import CommandSession, to_json_types
-from cachefs_tools.cachectl.content import entry_row
 
 from cachefs.messages import DirectoryEntry
+from cachefs_tools.cachectl.command_session import CommandSession, to_json_types
+from cachefs_tools.cachectl.content import entry_row
 
 COLUMNS = "NAME >SIZE"
 

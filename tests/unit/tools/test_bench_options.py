@@ -1,11 +1,11 @@
 """Options of cachefs-bench that cannot be meant are wrong usage, before anything is started."""
 
 import pytest
-from cachefs_bench.block_budget import sample_warning
-from cachefs_bench.cli import main
 from click.testing import CliRunner
 
 from cachefs.errors import ConfigError
+from cachefs_bench.block_budget import sample_warning
+from cachefs_bench.cli import main
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Stacks of the daemon, shared out to the stages of a block's way."""
 
 import pytest
+
 from cachefs_bench.block_budget import BlockStage, seconds_by_stage, stack_stage
 
 _SRC = "/src/cachefs_daemon"

@@ -4,11 +4,12 @@ from collections import OrderedDict
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cachefs_bench.bounds import belady_reads, least_reads, lru_reads
 from cachefs_bench.training_node import budget_for
 from cachefs_daemon.store.capacity import metadata_reserve
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def fewest_misses(sequence: list[int], capacity: int) -> int:

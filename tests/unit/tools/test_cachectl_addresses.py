@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
 from cachefs_tools.cachectl import main
 from cachefs_tools.cachectl.sched import SchedulerClient
-from click.testing import CliRunner
 
 
 @pytest.mark.parametrize("words", [["status", "--socket"], ["--socket"]])

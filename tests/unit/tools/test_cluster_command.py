@@ -4,12 +4,12 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from cachefs_tools.cachectl.cluster import cluster_facts, describe, describe_traffic
 from rich.console import Console
 from rich.table import Table
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic, TierUse
 from cachefs.messages import ClusterBrief
+from cachefs_tools.cachectl.cluster import cluster_facts, describe, describe_traffic
 
 
 def shown(lines: Iterable[str | Table]) -> str:

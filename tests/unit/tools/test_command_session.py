@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import pytest
+
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 
 

@@ -2,6 +2,8 @@
 
 import click
 import pytest
+
+from cachefs.messages import DatasetDetail, DatasetSetResult, DatasetView, OriginOptions, UnusableKey
 from cachefs_tools.cachectl.dataset import (
     TierQuota,
     describe,
@@ -11,8 +13,6 @@ from cachefs_tools.cachectl.dataset import (
     parse_quota,
     shown_url,
 )
-
-from cachefs.messages import DatasetDetail, DatasetSetResult, DatasetView, OriginOptions, UnusableKey
 
 
 def test_options_are_shown_but_for_defaults() -> None:

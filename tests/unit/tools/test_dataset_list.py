@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from cachefs_tools.cachectl import main
-from cachefs_tools.cachectl.command_session import CommandSession
 from click.testing import CliRunner
 
 from cachefs.messages import DatasetList
+from cachefs_tools.cachectl import main
+from cachefs_tools.cachectl.command_session import CommandSession
 
 
 def test_without_datasets_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,9 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
+
+from cachefs.errors import CachefsError
 from cachefs_bench.demo.display import draw_chart
 from cachefs_bench.demo.results import (
     DemoEpoch,
@@ -21,9 +24,6 @@ from cachefs_bench.demo.results import (
 )  # fmt: skip
 from cachefs_bench.demo.settings import DemoSettings
 from cachefs_bench.demo.svg import draw_svg
-from rich.console import Console
-
-from cachefs.errors import CachefsError
 
 FILES = 100_000
 BYTES = 11_000_000_000

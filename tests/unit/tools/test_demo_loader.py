@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from cachefs_bench.demo.loaders import BatchLoader, FolderSource
 from cachefs_bench.demo.settings import BATCH_SIZE, PREFETCH
 

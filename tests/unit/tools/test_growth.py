@@ -1,6 +1,7 @@
 """The benchmark of a large cluster computes what nodes of a cluster compute."""
 
 import pytest
+
 from cachefs_bench import growth
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from cachefs_tools.cachectl.job import check_own_process, parse_ranks, read_order
-from cachefs_tools.cachectl.job_page import readahead_row
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
 from cachefs.job_messages import JobPublication, ReadaheadView
 from cachefs.messages import ReadaheadCounts
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import encode
+from cachefs_tools.cachectl.job import check_own_process, parse_ranks, read_order
+from cachefs_tools.cachectl.job_page import readahead_row
 
 CONTEXT: Any = None
 

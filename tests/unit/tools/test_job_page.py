@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from cachefs_tools.cachectl.job_page import describe, describe_jobs, job_row, percent, short_duration, state_text
 from rich.console import Console
 
 from cachefs.job_messages import ConsumerView, JobList, JobView, LoaderView
 from cachefs.job_progress import group_by_loader, job_seconds_left, waited_share
+from cachefs_tools.cachectl.job_page import describe, describe_jobs, job_row, percent, short_duration, state_text
 
 TRAIN = LoaderView(
     name="Pictures (train.py:41)", epochs=3, planned=5, epoch_length=1000, epoch_samples=250, samples=2250,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from cachefs_tools.kernel_pages import PAGE, drop_pages, resident_bytes
 
 

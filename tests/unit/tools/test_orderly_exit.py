@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from cachefs_bench.orderly_exit import orderly_exit
 
 from cachefs.errors import CachefsError
+from cachefs_bench.orderly_exit import orderly_exit
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The benchmark of the plan follows what it says it follows."""
 
 import pytest
+
 from cachefs_bench import planning
 
 

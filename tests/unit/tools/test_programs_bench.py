@@ -7,6 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from cachefs.errors import ConfigError
+from cachefs.job_messages import ConsumerView, JobList, JobView
+from cachefs.rpc import DaemonClient
 from cachefs_bench.programs import command
 from cachefs_bench.programs.catalogue import PROGRAMS, AccessPattern, find_programs
 from cachefs_bench.programs.command import SCRIPTS
@@ -23,10 +27,6 @@ from cachefs_bench.programs.figures import (
 )
 from cachefs_bench.programs.report import aim_marks, markdown_table, replace_table, row, table
 from cachefs_bench.programs.run import SequenceWatch
-
-from cachefs.errors import ConfigError
-from cachefs.job_messages import ConsumerView, JobList, JobView
-from cachefs.rpc import DaemonClient
 
 PROGRAM = PROGRAMS[0]
 DOCS = Path(__file__).parents[3] / "docs"

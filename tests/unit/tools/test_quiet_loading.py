@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from cachefs_tools.quiet_imports import quiet_imports
 
 INTERRUPTED = """

@@ -5,10 +5,10 @@ import sys
 
 import click
 import pytest
-from cachefs_tools.cachectl.ring_tables import changed_members, diff_output, shares_output
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus
 from cachefs.errors import ConfigError, NotFound
+from cachefs_tools.cachectl.ring_tables import changed_members, diff_output, shares_output
 
 
 def member(number: int, name: str, state: str = "active", weight: float = 2.0, zone: str = "") -> MemberStatus:

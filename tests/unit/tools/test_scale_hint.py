@@ -4,15 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from cachefs_cluster.membership.status import scaled_nodes
-from cachefs_cluster.membership.view import ClusterView, NodeRecord
-from cachefs_daemon.reporting.scaling import planned_demands, scale_status
-from cachefs_tools.cachectl.cluster import describe_scale
 from rich.console import Console
 
 from cachefs.cluster_messages import NodeCounters, ScaleNode, ScaleStatus, TierUse
 from cachefs.planning.cluster.scale import SnapshotDemand
 from cachefs.planning.sequences.plan import Plan
+from cachefs_cluster.membership.status import scaled_nodes
+from cachefs_cluster.membership.view import ClusterView, NodeRecord
+from cachefs_daemon.reporting.scaling import planned_demands, scale_status
+from cachefs_tools.cachectl.cluster import describe_scale
 from tests.simulated import space_of
 
 GIB = 1 << 30

@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from cachefs_bench.cli import main
 from cachefs_bench.scheduling import figures as sweeping
 from cachefs_bench.scheduling.placement_policies import HintPolicy, PolicyInput
 from cachefs_bench.scheduling.simulated_reads import TOLERANCE, SimulatedReads, fair_rates
 from cachefs_bench.scheduling.simulation import POLICIES, simulate
 from cachefs_bench.scheduling.workload import GB, TRACES, SimulatedCaches, SimulationShape, make_workload
-from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SMALL = SimulationShape(nodes=8, jobs=16, datasets=3, zones=2, slots=2, load=0.9, origin=1e9, largest=100 * GB)
 

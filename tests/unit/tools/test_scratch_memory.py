@@ -1,6 +1,7 @@
 """Directories for memory tiers of scratch nodes: what killed processes have left goes, what others use stays."""
 
 import pytest
+
 from cachefs_bench.lab import scratch_node
 from cachefs_bench.lab.scratch_node import memory_directory
 

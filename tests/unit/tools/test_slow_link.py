@@ -3,9 +3,10 @@
 import statistics
 
 import pytest
-from cachefs_bench.lab.slow_link import CATCH_UP_SECONDS, LatencyModel, LinkLimits, SharedLink, TokenBucket
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs_bench.lab.slow_link import CATCH_UP_SECONDS, LatencyModel, LinkLimits, SharedLink, TokenBucket
 
 
 def test_latency_has_the_median_and_the_tail_it_is_given() -> None:

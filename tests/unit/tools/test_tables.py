@@ -3,6 +3,9 @@
 import io
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
 from cachefs_tools.cachectl.display import (
     ColumnKind,
     TableColumn,
@@ -13,8 +16,6 @@ from cachefs_tools.cachectl.display import (
     table,
     wrap_text,
 )
-from rich.cells import cell_len
-from rich.console import Console, RenderableType
 
 COLUMNS = "NAME MOUNTPOINT =STATE? >BLOCKS?? >ERRORS? ~MESSAGE"
 ROWS = [

@@ -3,12 +3,12 @@
 from typing import Any, cast
 
 import pytest
-from cachefs_tools.cachectl.top.picture import PictureSource
 
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobList
 from cachefs.messages import CachedDataset, CachedDatasets, DatasetList, DatasetNames
 from cachefs.rpc import DATASET_CACHED, DATASET_LIST, JOB_LIST, STATUS, DaemonClient
+from cachefs_tools.cachectl.top.picture import PictureSource
 from tests.unit.tools.pictures import dataset, job, status
 
 

@@ -3,14 +3,14 @@
 import io
 
 import pytest
+
+from cachefs.job_messages import JobList
+from cachefs.messages import ClusterBrief
 from cachefs_tools.cachectl.top.frame import DrawingArea, RenderedFrame, ShownNode, render_frame
 from cachefs_tools.cachectl.top.glyphs import ASCII_GLYPHS, BLOCK_GLYPHS, Glyphs, glyphs_for
 from cachefs_tools.cachectl.top.history import RateHistory
 from cachefs_tools.cachectl.top.lists import END, ListKind, TopState, divide_lines, first_visible
 from cachefs_tools.cachectl.top.picture import Picture
-
-from cachefs.job_messages import JobList
-from cachefs.messages import ClusterBrief
 from tests.unit.tools.pictures import history_of, job, picture
 
 

@@ -3,11 +3,11 @@
 import dataclasses
 
 import msgspec
-from cachefs_tools.cachectl.top.history import MAX_POINTS, RateHistory, relative_levels, stalled_share
-from cachefs_tools.cachectl.top.picture import Picture
 
 from cachefs.job_messages import ConsumerView, JobList, LoaderView
 from cachefs.messages import PeerCounts
+from cachefs_tools.cachectl.top.history import MAX_POINTS, RateHistory, relative_levels, stalled_share
+from cachefs_tools.cachectl.top.picture import Picture
 from tests.unit.tools.pictures import job, mount, picture
 
 

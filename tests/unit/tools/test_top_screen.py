@@ -4,13 +4,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from cachefs_tools.cachectl.top.glyphs import BLOCK_GLYPHS
-from cachefs_tools.cachectl.top.picture import Picture, PictureResult, PictureSource
-from cachefs_tools.cachectl.top.screen import Canvas, TopApp
 from textual.pilot import Pilot
 from textual.widgets import Input
 
 from cachefs.rpc import DaemonClient
+from cachefs_tools.cachectl.top.glyphs import BLOCK_GLYPHS
+from cachefs_tools.cachectl.top.picture import Picture, PictureResult, PictureSource
+from cachefs_tools.cachectl.top.screen import Canvas, TopApp
 from tests import virtual_time
 from tests.unit.tools.pictures import history_of, picture
 from tests.waiting import until_async

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cachefs_tools.cachectl import mount_points
 
 from cachefs.errors import Busy
+from cachefs_tools.cachectl import mount_points
 
 
 def busy(times: int) -> Callable[..., None]:

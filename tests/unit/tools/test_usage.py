@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from cachefs_tools.cachectl import main
 from click.testing import CliRunner
+
+from cachefs_tools.cachectl import main
 
 
 @pytest.mark.parametrize(

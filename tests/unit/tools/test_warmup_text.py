@@ -1,12 +1,12 @@
 """What `cachectl warmup` advises where blocks found no room."""
 
 import pytest
-from cachefs_tools.cachectl import main
-from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus
-from cachefs_tools.cachectl.content import warmup_text
 from click.testing import CliRunner
 
 from cachefs.messages import TierStatus, WarmupProgress
+from cachefs_tools.cachectl import main
+from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus
+from cachefs_tools.cachectl.content import warmup_text
 
 LAST = WarmupProgress(1, "done", 152, 300, 1 << 20, 2 << 20, skipped=148, dataset="ds")
 

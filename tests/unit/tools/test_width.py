@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from cachefs_tools.cachectl import main as cachectl
 
 from cachefs.cli import main as cachefs
 from cachefs.mount.cli import main as mount_cachefs
+from cachefs_tools.cachectl import main as cachectl
 
 
 def helps(name: str, command: click.Command) -> Iterator[tuple[str, str]]:

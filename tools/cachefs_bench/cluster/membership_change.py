@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy
 import xxhash
-from cachefs_tools.child_programs import program_path
 
 from cachefs.block import block_key
 from cachefs.errors import CachefsError
@@ -39,6 +38,7 @@ from cachefs_bench.lab.cluster import ClusterCounters
 from cachefs_bench.lab.job import JobSettings, LabJob, start_job
 from cachefs_bench.lab.node import LabNode
 from cachefs_bench.lab.scratch_node import DATASET, SCRATCH_CREDENTIALS, environment_with
+from cachefs_tools.child_programs import program_path
 
 _MIN_NODES: Final = 3
 # Share of blocks away from their homes below which placement counts as settled.

@@ -11,8 +11,6 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from cachefs_daemon.store.segment_writer import span
-
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, OriginOptions
 from cachefs.rpc import DATASET_LIST
@@ -35,6 +33,7 @@ from cachefs_bench.lab.throttle import ProxyCounters, Throttle, run_throttle
 from cachefs_bench.origin_server import BUCKET, run_filled_server
 from cachefs_bench.scenario import DatasetShape
 from cachefs_bench.training_node import BLOCK_SIZE, MIN_TIER, SEGMENT_SIZE, budget_for
+from cachefs_daemon.store.segment_writer import span
 
 # Seconds within which all nodes know a dataset that was added on one.
 _KNOWN_SECONDS: Final = 60.0

@@ -5,14 +5,12 @@ import sys
 from pathlib import Path
 
 import click
-from cachefs_tools.quiet_imports import quiet_imports
 from rich.console import Console
 
 from cachefs.errors import CachefsError
+from cachefs_tools.quiet_imports import quiet_imports
 
 with quiet_imports():
-    from cachefs_tools.child_programs import require_fuse
-
     from cachefs_bench.demo.display import PROGRAM, draw_chart, open_display
     from cachefs_bench.demo.results import result_document
     from cachefs_bench.demo.runs import run_demo
@@ -20,6 +18,7 @@ with quiet_imports():
     from cachefs_bench.demo.stage import prepare_stage
     from cachefs_bench.demo.svg import draw_svg
     from cachefs_bench.orderly_exit import orderly_exit
+    from cachefs_tools.child_programs import require_fuse
 
 # Width of the chart in a file.
 WIDTH = 80

@@ -5,10 +5,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from cachefs_tools.cachectl.display import size
-
 from cachefs.errors import CachefsError
 from cachefs_bench.demo.settings import STORE_LIMITS, DemoSettings
+from cachefs_tools.cachectl.display import size
 
 COMPUTING: Final = "computing"
 WAITING: Final = "waiting for samples"

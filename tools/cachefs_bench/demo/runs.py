@@ -17,9 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
-from cachefs_tools.kernel_pages import drop_pages
-
 from cachefs.errors import CachefsError
 from cachefs_bench.demo.display import DemoDisplay
 from cachefs_bench.demo.loaders import FolderSource
@@ -36,6 +33,8 @@ from cachefs_bench.demo.results import (
 from cachefs_bench.demo.settings import EPOCHS
 from cachefs_bench.demo.stage import DemoStage, file_system_type
 from cachefs_bench.lab.node import LabNode
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
+from cachefs_tools.kernel_pages import drop_pages
 
 START_SECONDS: Final = 60.0
 _INTERVAL: Final = 0.05

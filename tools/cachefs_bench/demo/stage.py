@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from cachefs_tools.cachectl.display import size
-from cachefs_tools.child_programs import program_path
 
 from cachefs.messages import DatasetAddRequest, OriginOptions
 from cachefs.rpc import DATASET_ADD
@@ -34,6 +32,8 @@ from cachefs_bench.lab.scratch_node import (
     run_s3_server,
 )
 from cachefs_bench.lab.throttle import Throttle, run_throttle
+from cachefs_tools.cachectl.display import size
+from cachefs_tools.child_programs import program_path
 
 CLASSES: Final = 40
 BUCKET: Final = "demo-bucket"

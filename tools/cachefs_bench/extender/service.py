@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
+from cachefs.observe_messages import ClusterMember, NodeLoad, NodeReport, SnapshotReport
+from cachefs.planning.scheduling.facts import SHARDS, WHOLE
+from cachefs_bench.extender.sample_requests import DATASET, node_name
 from cachefs_scheduler.config import KubeSection, ObservedClusterSection, SchedulerConfig
 from cachefs_scheduler.duties.advisor import Advisor
 from cachefs_scheduler.duties.job_table import JobTable
@@ -18,10 +22,6 @@ from cachefs_scheduler.duties.policies import Policies
 from cachefs_scheduler.kube.integration import open_integration
 from cachefs_scheduler.view.observer_client import ObserverClient
 from cachefs_scheduler.view.reported_cluster import ReportedCluster
-
-from cachefs.observe_messages import ClusterMember, NodeLoad, NodeReport, SnapshotReport
-from cachefs.planning.scheduling.facts import SHARDS, WHOLE
-from cachefs_bench.extender.sample_requests import DATASET, node_name
 
 _SNAPSHOT = "5" * 32
 _BYTES, _BLOCKS = 150 << 30, 1_300_000

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from cachefs_tools.child_programs import KILL_WITH_PARENT, Child, wait_or_kill, wait_until
-
 from cachefs.block import SSD, TIER_NAMES
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobName
@@ -26,6 +24,7 @@ from cachefs_bench.lab.host import LOOPBACK, LabHost
 from cachefs_bench.lab.node import LabNode, create_node
 from cachefs_bench.lab.scratch_node import SCRATCH_CREDENTIALS, NodeSettings, S3Credentials
 from cachefs_bench.lab.throttle import Throttle
+from cachefs_tools.child_programs import KILL_WITH_PARENT, Child, wait_or_kill, wait_until
 
 _READY: Final = b"serving client traffic"
 _INSTALL: Final = "etcd is missing; install it with: apt-get install etcd-server"

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
-
 from cachefs.errors import CachefsError
 from cachefs_bench.lab.ports import free_ports
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 
 _NEW_NET: Final = 0x40000000  # CLONE_NEWNET
 # Deadline in seconds of a program that configures the network.

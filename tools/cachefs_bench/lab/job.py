@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachefs_tools.child_programs import KILL_WITH_PARENT, program_path, wait_or_kill
-
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobProgress, JobPublication, SampleMap
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
@@ -18,6 +16,7 @@ from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from cachefs_bench.lab.host import wait_for
 from cachefs_bench.lab.node import LabNode
 from cachefs_bench.lab.reader import EpochResult, ReadProblem, ScriptKind
+from cachefs_tools.child_programs import KILL_WITH_PARENT, program_path, wait_or_kill
 
 _START_SECONDS: Final = 60.0
 

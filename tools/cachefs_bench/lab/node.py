@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from cachefs_tools.child_programs import MOUNTED_LINE, START_SECONDS, Child, is_mounted, program_path, wait_until
 
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import Empty, Status
@@ -29,6 +28,7 @@ from cachefs_bench.lab.scratch_node import (
     environment_with,
     memory_directory,
 )
+from cachefs_tools.child_programs import MOUNTED_LINE, START_SECONDS, Child, is_mounted, program_path, wait_until
 
 # Seconds that a daemon may take to end: when draining, it hands over blocks that only it holds.
 STOP_SECONDS: Final = 30.0

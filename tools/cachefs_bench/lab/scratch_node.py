@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cachefs_tools.child_programs import START_SECONDS, run_program, wait_until
-
 from cachefs.messages import DatasetAddRequest, Empty, OriginOptions
 from cachefs.rpc import DATASET_ADD, STATUS, DaemonClient
+from cachefs_tools.child_programs import START_SECONDS, run_program, wait_until
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
 # In a directory's name: the creator holds a lock on the directory while it is in use, at the latest LOCK_SECONDS

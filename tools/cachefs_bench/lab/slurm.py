@@ -13,10 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from cachefs_tools.child_programs import KILL_WITH_PARENT, Child, wait_or_kill, wait_until
-
 from cachefs.errors import CachefsError
 from cachefs_bench.lab.host import wait_for
+from cachefs_tools.child_programs import KILL_WITH_PARENT, Child, wait_or_kill, wait_until
 
 CPUS: Final = 4
 # With this scheduler parameter, Slurm accepts jobs whose preferred features no node has.

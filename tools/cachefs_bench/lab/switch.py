@@ -20,11 +20,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
-
 from cachefs.errors import CachefsError
 from cachefs_bench.lab.bridge import run_ip_batch
 from cachefs_bench.lab.host import LabHost, create_host, require_root, run_command
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 
 _NETWORK: Final = "10.78.0"
 # linux/if_tun.h

@@ -27,10 +27,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
-from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 
 from cachefs.errors import CachefsError
 from cachefs_bench.lab.slow_link import LatencyModel, LinkLimits, SharedLink, TokenBucket
+from cachefs_tools.child_programs import KILL_WITH_PARENT, wait_or_kill
 
 # Large enough to cost little, and small enough for concurrent responses to share the bandwidth evenly.
 CHUNK: Final = 64 << 10

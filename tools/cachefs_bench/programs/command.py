@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from cachefs_tools.child_programs import require_fuse
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs_bench.lab.slow_link import LinkLimits
@@ -19,6 +18,7 @@ from cachefs_bench.programs.catalogue import PROGRAMS, Program, find_programs
 from cachefs_bench.programs.figures import RunMode
 from cachefs_bench.programs.report import row, table, warm_row
 from cachefs_bench.programs.run import RunSettings
+from cachefs_tools.child_programs import require_fuse
 
 Document = dict[str, Any]
 SCRIPTS: Final = Path(__file__).parents[3] / "tests" / "programs"

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cachefs_tools.child_programs import KILL_WITH_PARENT, mount_dataset, program_path
-
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobName, JobView
 from cachefs.messages import Empty, OriginOptions
@@ -32,6 +30,7 @@ from cachefs_bench.lab.slow_link import LinkLimits
 from cachefs_bench.lab.throttle import Throttle, run_throttle
 from cachefs_bench.programs.catalogue import Program
 from cachefs_bench.programs.figures import ProgramEpoch, ProgramOutcome, PublishedSequences, RunMode
+from cachefs_tools.child_programs import KILL_WITH_PARENT, mount_dataset, program_path
 
 BUDGET: Final = 1 << 30
 SEGMENT_SIZE: Final = 64 << 20

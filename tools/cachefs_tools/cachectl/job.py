@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
-from cachefs_daemon.runtime.process_users import users_of
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
 from cachefs.formatting import format_count
@@ -15,6 +14,7 @@ from cachefs.job_messages import JobEpoch, JobName, JobPublication, SampleMap, S
 from cachefs.messages import DatasetName, Empty
 from cachefs.planning.sequences.sampler_spec import KINDS, SamplerSpec
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
+from cachefs_daemon.runtime.process_users import users_of
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path

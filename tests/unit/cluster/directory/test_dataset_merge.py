@@ -3,13 +3,13 @@
 from typing import Any
 
 import msgspec
-from cachefs_cluster.directory.dataset_merge import includes, is_same, resolve
-from cachefs_cluster.sharing.sections import SharedDataset
-from cachefs_daemon.datasets.stamps import ChangeStamp, StampClock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.messages import OriginOptions
+from cachefs_cluster.directory.dataset_merge import includes, is_same, resolve
+from cachefs_cluster.sharing.sections import SharedDataset
+from cachefs_daemon.datasets.stamps import ChangeStamp, StampClock
 
 NODES = 3
 NODE = st.integers(0, NODES - 1)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from cachefs.job_messages import JobPublication
 from cachefs_cluster.directory import shared_consumers
 from cachefs_cluster.directory.shared_consumers import SharedConsumers
 from cachefs_cluster.sharing.sections import CONSUMERS, ConsumerFacts
 from cachefs_daemon.jobs.sample_maps import TREE
-
-from cachefs.job_messages import JobPublication
 from tests import virtual_time
 from tests.sharing import SharingNode, sharing_nodes
 

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from cachefs.block import CONTENT_ID_SIZE, block_key
+from cachefs.errors import Busy, NotFound
+from cachefs.messages import BlockRef, OriginOptions, RemoteMount
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_cluster.directory import shared_datasets, used_snapshots
 from cachefs_cluster.directory.shared_datasets import SharedDatasets
 from cachefs_cluster.directory.used_snapshots import LocalDatasets, UsedSnapshots
@@ -26,11 +31,6 @@ from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.ports import LocalDirectory, LocalRead
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.block import CONTENT_ID_SIZE, block_key
-from cachefs.errors import Busy, NotFound
-from cachefs.messages import BlockRef, OriginOptions, RemoteMount
-from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
 from tests.sharing import SharingNode, introduce, node_record

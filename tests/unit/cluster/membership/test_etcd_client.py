@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+
 from cachefs_bench.lab.ports import free_port
 from cachefs_cluster.membership import etcd_client
 from cachefs_cluster.membership.etcd_client import EtcdClient, EtcdRefused, EtcdSettings

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cachefs_cluster.membership import etcd_codec as codec
-from cachefs_cluster.membership.etcd_codec import KeyValue, MalformedMessage, encode_bytes, encode_number
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs_cluster.membership import etcd_codec as codec
+from cachefs_cluster.membership.etcd_codec import KeyValue, MalformedMessage, encode_bytes, encode_number
 
 ANSWERS: list[Callable[[bytes], Any]] = [
     codec.decode_range_response, codec.decode_txn_response, codec.decode_lease_response,

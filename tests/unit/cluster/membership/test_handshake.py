@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
+
 from cachefs_cluster.membership.handshake import Greeting, Verdict, explain_verdict, judge_greeting
 from cachefs_cluster.membership.view import PROTOCOL, ClusterView
-
 from tests.members import member_id, member_record
 
 VIEW = ClusterView(7, member_id(1), (member_record(1), member_record(2)), (), "etcd", "", 0.0)

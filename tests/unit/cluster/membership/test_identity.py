@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from cachefs_cluster.membership.identity import load_identity, make_own_record
-from cachefs_cluster.section import ClusterSection
 
 from cachefs.errors import ConfigError
+from cachefs_cluster.membership.identity import load_identity, make_own_record
+from cachefs_cluster.section import ClusterSection
 
 
 def test_an_id_stays_and_an_incarnation_does_not(tmp_path: Path) -> None:

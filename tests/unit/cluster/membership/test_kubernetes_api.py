@@ -4,9 +4,9 @@ import ssl
 from pathlib import Path
 
 import pytest
-from cachefs_cluster.membership.kubernetes_api import LeaseApi, LeaseApiSettings
 
 from cachefs.errors import ConfigError
+from cachefs_cluster.membership.kubernetes_api import LeaseApi, LeaseApiSettings
 from tests.certificates import Authority
 from tests.members import on_virtual_time
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+
 from cachefs_cluster.membership.last_known import FILE_NAME, LastKnownCluster, load_last_known, save_last_known
 from cachefs_cluster.membership.ring import Ring, ring_nodes
-
 from tests.members import member_id, member_record
 
 RECORDS = (member_record(1), member_record(2))

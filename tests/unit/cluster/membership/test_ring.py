@@ -4,12 +4,12 @@ import dataclasses
 from typing import Final
 
 import pytest
-from cachefs_cluster.membership.ring import MAX_NODES, Ring, RingPlanner, decode_ring, ring_nodes
-from cachefs_cluster.membership.view import NodeRecord, State
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from cachefs_cluster.membership.ring import MAX_NODES, Ring, RingPlanner, decode_ring, ring_nodes
+from cachefs_cluster.membership.view import NodeRecord, State
 from tests.members import member_id, member_record
 
 GRACE: Final = 30.0

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from cachefs.errors import ConfigError
 from cachefs_cluster.membership import secret
 from cachefs_cluster.membership.handshake import Greeting, Verdict, explain_verdict, judge_greeting
 from cachefs_cluster.membership.secret import ClusterSecret, ProofScope, load_secret, make_nonce, proofs_match
 from cachefs_cluster.membership.view import ClusterView
 from cachefs_cluster.section import ClusterSection
-
-from cachefs.errors import ConfigError
 from tests.members import member_id, member_record
 
 NODES = ("a=127.0.0.1:7000", "b=127.0.0.1:7100")

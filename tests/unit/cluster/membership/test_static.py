@@ -4,12 +4,12 @@ import dataclasses
 from typing import Any
 
 import pytest
+
 from cachefs_cluster.membership.membership import NoMembership
 from cachefs_cluster.membership.open_membership import open_membership
 from cachefs_cluster.membership.static import StaticMembership, list_epoch, listed_id
 from cachefs_cluster.membership.view import ClusterView
 from cachefs_cluster.section import ClusterSection
-
 from tests.members import member_record, on_virtual_time
 
 NODES = ("a=127.0.0.1:7000", "b=127.0.0.1:7100, zone=r1, weight=2", "c=127.0.0.1:7200")

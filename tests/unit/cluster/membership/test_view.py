@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from cachefs_cluster.membership.status import cluster_brief, cluster_status, no_traffic
-from cachefs_cluster.membership.view import MAX_RECORD, PROTOCOL, ClusterView, NodeRecord, decode_record, encode_record
-from cachefs_cluster.section import ClusterSection
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.cluster_messages import NodeCounters
+from cachefs_cluster.membership.status import cluster_brief, cluster_status, no_traffic
+from cachefs_cluster.membership.view import MAX_RECORD, PROTOCOL, ClusterView, NodeRecord, decode_record, encode_record
+from cachefs_cluster.section import ClusterSection
 from tests.members import member_id, member_record
 
 ids = st.text("0123456789abcdef", min_size=16, max_size=16)

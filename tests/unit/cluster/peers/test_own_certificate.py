@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+
+from cachefs.errors import ConfigError
 from cachefs_cluster import config
 from cachefs_cluster.peers.own_certificate import own_certificate_problem
 from cachefs_cluster.peers.tls import TlsFiles
-
-from cachefs.errors import ConfigError
 from tests.certificates import Authority
 
 

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.block import PIECE_SIZE, piece_checksums
 from cachefs_cluster.membership.handshake import Greeting
 from cachefs_cluster.peers import protocol
 from cachefs_cluster.peers.protocol import (
@@ -22,10 +26,6 @@ from cachefs_cluster.peers.protocol import (
     parse_blocks_request,
     parse_request_head,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from cachefs.block import PIECE_SIZE, piece_checksums
 
 ME, OTHER, RUN = "a" * 16, "b" * 16, "c" * 16
 KEY = bytes(range(20))

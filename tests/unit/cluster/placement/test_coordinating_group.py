@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-from cachefs_cluster.placement.coordinating_group import Extent, choose_coordinator, extent_of
-from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember
-from cachefs_cluster.sharing.sections import ConsumerFacts
 
 from cachefs.planning.blocks.space import Samples
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
+from cachefs_cluster.placement.coordinating_group import Extent, choose_coordinator, extent_of
+from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember
+from cachefs_cluster.sharing.sections import ConsumerFacts
 from tests.simulated import space_of
 
 BLOCKS = 100

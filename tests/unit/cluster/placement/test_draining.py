@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
+
+from cachefs.errors import ConfigError
 from cachefs_cluster.membership.view import ClusterView, State
 from cachefs_cluster.placement import draining
 from cachefs_cluster.placement.draining import DrainController
 from cachefs_cluster.placement.rebalance_status import ring_digest
 from cachefs_cluster.sharing.sections import REBALANCE, REBALANCE_NAME, RebalanceFacts
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.errors import ConfigError
 from tests.members import on_virtual_time
 from tests.sharing import SharingNode, introduce, node_record
 from tests.waiting import until_async

@@ -4,6 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from cachefs.planning.blocks.space import Samples
+from cachefs.planning.sequences.sampler import EpochOrder, epoch_order
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_cluster.placement.group_orders import (
     GroupOrders,
     Orders,
@@ -15,10 +19,6 @@ from cachefs_cluster.placement.group_orders import (
 from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember, groups_of
 from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.planning.blocks.space import Samples
-from cachefs.planning.sequences.sampler import EpochOrder, epoch_order
-from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from tests import virtual_time
 from tests.simulated import space_of
 

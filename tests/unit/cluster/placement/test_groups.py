@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_cluster.placement.groups import ConsumerGroup, groups_of
 from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
-
-from cachefs.planning.sequences.sampler_spec import SamplerSpec
 
 SPEC = SamplerSpec(kind="torch-distributed", size=100, epochs=3, replicas=3)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from cachefs_cluster.placement.holder_files import HolderFiles, decode_state, differ, digest_of, encode_state
-from cachefs_cluster.placement.holders import FormerHolders, HolderState
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs_cluster.placement.holder_files import HolderFiles, decode_state, differ, digest_of, encode_state
+from cachefs_cluster.placement.holders import FormerHolders, HolderState
 
 IDS = ("0" * 16, "1" * 16)
 KNOWN = HolderState(7, "train", 3, IDS, np.array([0, 1, 1, 0, 65535], np.uint16))

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
-from cachefs_cluster.placement.holders import Holders, PlacementRing
-from cachefs_cluster.placement.timeliness import ANNOUNCED_UNTIL
-from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.planning.cluster.copies import FirstReads
 from cachefs.planning.cluster.rendezvous import RingMember
+from cachefs_cluster.placement.holders import Holders, PlacementRing
+from cachefs_cluster.placement.timeliness import ANNOUNCED_UNTIL
+from cachefs_daemon.runtime.threads import Threads
 from tests import virtual_time
 from tests.simulated import space_of
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+
+from cachefs.planning.cluster.ownership import Ownership
 from cachefs_cluster.placement import pending_handoffs as module
 from cachefs_cluster.placement.holders import FormerHolders
 from cachefs_cluster.placement.pending_handoffs import PendingHandoffs
-
-from cachefs.planning.cluster.ownership import Ownership
 from tests import virtual_time
 
 FORMER = FormerHolders(

@@ -11,6 +11,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import xxhash
+
+from cachefs.block import MEMORY, piece_checksums
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.cluster.homes import BlockHomes
+from cachefs.planning.cluster.ownership import Ownership
+from cachefs.planning.cluster.rendezvous import RingMember, space_hashes
+from cachefs.planning.sequences.plan import Plan
 from cachefs_cluster.membership.view import ClusterView
 from cachefs_cluster.peers.peer_requests import (
     BLOCK_NOT_FOUND,
@@ -25,13 +32,6 @@ from cachefs_cluster.placement.holders import PlacementRing
 from cachefs_cluster.placement.rebalance import Rebalance, RebalanceParts
 from cachefs_cluster.placement.rebalance_status import ring_digest
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.block import MEMORY, piece_checksums
-from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.cluster.homes import BlockHomes
-from cachefs.planning.cluster.ownership import Ownership
-from cachefs.planning.cluster.rendezvous import RingMember, space_hashes
-from cachefs.planning.sequences.plan import Plan
 from tests import virtual_time
 from tests.blockstore import OpenStore, data_of, store_config
 from tests.peering import KnownMembership, node_id, record, view_of

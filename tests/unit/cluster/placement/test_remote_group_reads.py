@@ -1,11 +1,11 @@
 """What others read here, in the node's plan."""
 
 import numpy as np
-from cachefs_cluster.placement.remote_group_reads import RemoteGroupReads
 
 from cachefs.planning.cluster.copies import RemoteEpochReads
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import PlannedEpoch
+from cachefs_cluster.placement.remote_group_reads import RemoteGroupReads
 from tests.simulated import space_of
 
 SPACE = space_of([10] * 8)

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import numpy as np
+
 from cachefs_cluster.placement.groups import groups_of
 from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
 from cachefs_daemon.runtime.threads import Threads
-
 from tests import virtual_time
 from tests.simulated_cluster import SNAPSHOT, Setting, SimulatedCluster, simulated
 

@@ -1,9 +1,8 @@
 """How often a dataset was found to be read."""
 
+from cachefs.mount_spec import MountSpec
 from cachefs_cluster.reporting.reports import DatasetReadCounts
 from cachefs_daemon.mounts.registry import MountReadCounts
-
-from cachefs.mount_spec import MountSpec
 
 DATASETS = {"a": ["a2", "a1"], "b": ["b1"]}
 ONE, ALL = MountSpec.parse("a"), MountSpec.parse("all")

@@ -6,15 +6,15 @@ from typing import cast
 import numpy as np
 import pytest
 import xxhash
+
+from cachefs.planning.cluster.homes import BlockHomes
+from cachefs.planning.cluster.rendezvous import RingMember, key_hashes, rank_members
 from cachefs_cluster.membership.view import ClusterView, NodeRecord
 from cachefs_cluster.search import home_routes, missing_snapshots
 from cachefs_cluster.search.home_routes import BlockRoute, HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.base import ObjectRange, Origin
-
-from cachefs.planning.cluster.homes import BlockHomes
-from cachefs.planning.cluster.rendezvous import RingMember, key_hashes, rank_members
 from tests import virtual_time
 from tests.peering import KnownMembership, record, view_of
 

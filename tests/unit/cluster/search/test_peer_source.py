@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+
+from cachefs.block import MEMORY, BlockLocation, block_key, piece_checksums
+from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied
+from cachefs.messages import BlockRef, FetchedBlock, FetchRequest
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers import fetches_for_peers
 from cachefs_cluster.peers.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
@@ -39,10 +43,6 @@ from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-
-from cachefs.block import MEMORY, BlockLocation, block_key, piece_checksums
-from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied
-from cachefs.messages import BlockRef, FetchedBlock, FetchRequest
 from tests import virtual_time
 from tests.blockstore import OpenStore
 from tests.peering import KnownMembership, record, view_of

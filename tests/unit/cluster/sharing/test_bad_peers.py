@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
+
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.node_sharing import security_of
 from cachefs_cluster.peers import tls
@@ -21,7 +22,6 @@ from cachefs_cluster.sharing.peer_http import PeerFailed
 from cachefs_cluster.sharing.sections import MOUNTED, MountedDataset
 from cachefs_cluster.sharing.wire import CLUSTER, NODE, RESPONDER, SENDER, StateChanges, StateResponse
 from cachefs_daemon.runtime.threads import Threads
-
 from tests import virtual_time
 from tests.certificates import Authority
 from tests.sharing import SharingNode, introduce, node_record, sharing_nodes

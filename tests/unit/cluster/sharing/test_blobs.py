@@ -3,12 +3,12 @@ import zlib
 
 import numpy as np
 import pytest
-from cachefs_cluster.sharing.packing import pack, unpack
-from cachefs_cluster.sharing.peer_http import PeerFailed
-from cachefs_cluster.sharing.sections import CONSUMERS, ConsumerFacts, OrderRef
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs_cluster.sharing.packing import pack, unpack
+from cachefs_cluster.sharing.peer_http import PeerFailed
+from cachefs_cluster.sharing.sections import CONSUMERS, ConsumerFacts, OrderRef
 from tests import virtual_time
 from tests.sharing import sharing_nodes
 from tests.waiting import until_async

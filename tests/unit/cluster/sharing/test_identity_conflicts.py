@@ -4,10 +4,10 @@ import asyncio
 import logging
 
 import pytest
+
 from cachefs_cluster.sharing.identity_conflicts import REMARK_SECONDS, IdentityConflicts
 from cachefs_cluster.sharing.sections import MOUNTED, MountedDataset
 from cachefs_daemon.runtime.threads import Threads
-
 from tests import virtual_time
 from tests.sharing import SharingNode, node_record
 from tests.waiting import until_async

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+
+from cachefs.observe_messages import MEMBERS_PATH
 from cachefs_cluster.node_sharing import security_of
 from cachefs_cluster.peers.tls import Certificates, TlsFiles
 from cachefs_cluster.sharing.endpoint import ControlEndpoint
@@ -11,8 +13,6 @@ from cachefs_cluster.sharing.observers import Observers
 from cachefs_cluster.sharing.security import INSECURE, ConnectionSecurity
 from cachefs_scheduler.config import ObservedClusterSection
 from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
-
-from cachefs.observe_messages import MEMBERS_PATH
 from tests import virtual_time
 from tests.certificates import Authority
 from tests.sharing import ToldMembership, node_record

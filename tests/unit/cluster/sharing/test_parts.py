@@ -3,13 +3,14 @@
 from typing import Any
 from unittest.mock import patch
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cachefs_cluster.sharing import local_state, remote_state
 from cachefs_cluster.sharing.local_state import LocalState
 from cachefs_cluster.sharing.remote_state import RemoteState
 from cachefs_cluster.sharing.sections import MOUNTED, MountedDataset
 from cachefs_cluster.sharing.wire import StateChanges
-from hypothesis import given
-from hypothesis import strategies as st
 
 NAMES = st.sampled_from("abcdefgh")
 VALUES = st.none() | st.text("xyz", max_size=40).map(MountedDataset)

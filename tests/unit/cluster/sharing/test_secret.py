@@ -6,11 +6,11 @@ from itertools import repeat
 
 import aiohttp
 import pytest
+
 from cachefs_cluster.membership.secret import ClusterSecret
 from cachefs_cluster.sharing.peer_http import PeerFailed
 from cachefs_cluster.sharing.security import ConnectionSecurity
 from cachefs_cluster.sharing.wire import CLUSTER, NODE, SENDER
-
 from tests import virtual_time
 from tests.sharing import sharing_nodes
 from tests.waiting import until_async

@@ -8,15 +8,15 @@ from unittest.mock import patch
 
 import pytest
 from aiohttp import web
+
+from cachefs.errors import SnapshotDamaged, StoreFull
+from cachefs.snapshot import FOOTER, MAGIC, SnapshotMeta
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_cluster.sharing import snapshot_files
 from cachefs_cluster.sharing.peer_http import PeerFailed
 from cachefs_cluster.sharing.snapshot_check import verify_snapshot
 from cachefs_cluster.sharing.snapshot_files import SnapshotFiles
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.errors import SnapshotDamaged, StoreFull
-from cachefs.snapshot import FOOTER, MAGIC, SnapshotMeta
-from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.sharing import SharingNode, introduce, node_record
 from tests.waiting import until_async
 

@@ -8,7 +8,6 @@ from cachefs_cluster.sharing.sections import (
     ConsumerProgress,
     MountedDataset,
 )
-
 from tests import virtual_time
 from tests.sharing import sharing_nodes
 from tests.waiting import until_async

@@ -4,12 +4,12 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from cachefs_daemon.api import service
-from cachefs_daemon.api.service import Service
-from cachefs_daemon.ports import LocalDirectory
 
 from cachefs.errors import Busy
 from cachefs.messages import DatasetName, EvictedAmount
+from cachefs_daemon.api import service
+from cachefs_daemon.api.service import Service
+from cachefs_daemon.ports import LocalDirectory
 from tests import virtual_time
 
 

@@ -8,14 +8,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from cachefs_daemon.api import fetch_channel
-from cachefs_daemon.api.fetch_channel import FetchChannelServer
-from cachefs_daemon.api.identity import CallerRights
-from cachefs_daemon.fetch.block_fetch import BlockResult
-from cachefs_daemon.fetch.bypass import BypassBlock
-from cachefs_daemon.fetch.concurrency_limiter import REQUESTER
-from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.runtime.error_log import ErrorLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +24,14 @@ from cachefs.fetch_frames import (
     encode_frame,
 )
 from cachefs.messages import BlockRef, FetchedBlock, FetchRequest, Message
+from cachefs_daemon.api import fetch_channel
+from cachefs_daemon.api.fetch_channel import FetchChannelServer
+from cachefs_daemon.api.identity import CallerRights
+from cachefs_daemon.fetch.block_fetch import BlockResult
+from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.concurrency_limiter import REQUESTER
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.runtime.error_log import ErrorLog
 from tests import virtual_time
 from tests.waiting import until_async
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from cachefs_daemon.api import local_http
-from cachefs_daemon.api.local_http import LocalHttpServer
 
 from cachefs.errors import CachefsError, ConfigError
+from cachefs_daemon.api import local_http
+from cachefs_daemon.api.local_http import LocalHttpServer
 from tests import virtual_time
 
 

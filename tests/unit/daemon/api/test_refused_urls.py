@@ -1,6 +1,7 @@
 """The log line on a dataset that is not added has no URL, in which a secret may be."""
 
 import pytest
+
 from cachefs_daemon.api.service import _without_url
 
 

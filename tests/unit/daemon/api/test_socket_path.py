@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.api.socket_keeper import SocketKeeper
-from cachefs_daemon.api.socket_path import SOCKET_MODE, PathOwner, SocketPath
 
 from cachefs.errors import Busy, CachefsError
+from cachefs_daemon.api.socket_keeper import SocketKeeper
+from cachefs_daemon.api.socket_path import SOCKET_MODE, PathOwner, SocketPath
 from tests import virtual_time
 
 

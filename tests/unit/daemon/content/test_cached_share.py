@@ -5,12 +5,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.content.cached_share import SAMPLED_BLOCKS, cached_share
-from cachefs_daemon.store.index_writer import IndexWriter
 
 from cachefs.block import MEMORY, SSD, BlockLocation, block_count, block_key, block_length
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build_snapshot_file
+from cachefs_daemon.content.cached_share import SAMPLED_BLOCKS, cached_share
+from cachefs_daemon.store.index_writer import IndexWriter
 
 BLOCK = 1 << 20
 

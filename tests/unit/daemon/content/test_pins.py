@@ -6,6 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
+
+from cachefs.errors import NotFound
+from cachefs.messages import OriginOptions, Selection
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.datasets import records, selection
 from cachefs_daemon.datasets.catalog import Catalog
@@ -13,10 +17,6 @@ from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.errors import NotFound
-from cachefs.messages import OriginOptions, Selection
-from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
 
 FILES = 50

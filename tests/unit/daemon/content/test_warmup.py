@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import cast
 
 import numpy as np
+
+from cachefs.messages import BlockRef
 from cachefs_daemon.content.warmup import WarmupBlocks, Warmups, WarmupState
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.messages import BlockRef
 from tests import virtual_time
 
 

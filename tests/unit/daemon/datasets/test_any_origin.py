@@ -3,6 +3,9 @@
 from typing import Any
 
 import pytest
+
+from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied
+from cachefs.messages import OriginOptions
 from cachefs_daemon.datasets.any_origin import AnyOrigin, combine_origins
 from cachefs_daemon.origin.base import (
     ObjectRange,
@@ -14,9 +17,6 @@ from cachefs_daemon.origin.base import (
 )
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.prepared_get import PreparedGetOrigin
-
-from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied
-from cachefs.messages import OriginOptions
 from tests import virtual_time
 
 WANTED = ObjectRange(b"key", b"v", 1, 0, 1)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.datasets import browsing
 
 from cachefs.errors import NotFound
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build_snapshot_file
+from cachefs_daemon.datasets import browsing
 
 
 def test_a_directory_comes_in_pages_and_a_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,12 @@
 """A dataset that other nodes would not take is refused where it is added, or changed."""
 
 import pytest
-from cachefs_cluster.sharing.sections import DATASETS, SharedDataset
-from cachefs_daemon.datasets.origin_access import check_lengths
-from cachefs_daemon.datasets.stamps import ChangeStamp
 
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
+from cachefs_cluster.sharing.sections import DATASETS, SharedDataset
+from cachefs_daemon.datasets.origin_access import check_lengths
+from cachefs_daemon.datasets.stamps import ChangeStamp
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.datasets.listing_journal import RESUMABLE_SECONDS, ListingJournal, journal_path, remove_stale
-from cachefs_daemon.origin.key_ranges import KeyRange, RangeCut
 
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject, SnapshotBuilder
+from cachefs_daemon.datasets.listing_journal import RESUMABLE_SECONDS, ListingJournal, journal_path, remove_stale
+from cachefs_daemon.origin.key_ranges import KeyRange, RangeCut
 
 LEFT = [KeyRange(b"b", b"m"), KeyRange(b"x", None)]
 SEAMS = [RangeCut(b"m", last=b"k", seen_before=b"n"), RangeCut(b"x")]

@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cachefs.errors import ConfigError
+from cachefs.messages import OriginChange, OriginOptions
+from cachefs.snapshot import Snapshot
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_daemon.datasets.origin_access import (
     ListingComparison,
     apply_change,
@@ -16,11 +21,6 @@ from cachefs_daemon.datasets.origin_access import (
     kept_name_prefix,
 )
 from cachefs_daemon.origin.base import OriginSettings, open_origin
-
-from cachefs.errors import ConfigError
-from cachefs.messages import OriginChange, OriginOptions
-from cachefs.snapshot import Snapshot
-from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests import virtual_time
 
 

@@ -6,6 +6,9 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
 from cachefs_cluster.directory.dataset_merge import is_added, is_same, resolve
 from cachefs_cluster.sharing.sections import DATASETS, SharedDataset
 from cachefs_daemon.datasets import stamps
@@ -21,8 +24,6 @@ from cachefs_daemon.datasets.stamps import (
     is_removed_by,
     joined_adds,
 )
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 NODE = st.integers(0, 3)
 NAME = st.sampled_from("xyz")

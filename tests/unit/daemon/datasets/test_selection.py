@@ -1,9 +1,10 @@
 """Which files a list of paths means."""
 
 import pytest
-from cachefs_daemon.datasets.selection import distinct, is_below, normal_path
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs_daemon.datasets.selection import distinct, is_below, normal_path
 
 PATHS = st.lists(st.lists(st.sampled_from([b"a", b"b", b"a-", b"a0"]), max_size=4).map(b"/".join), max_size=8)
 

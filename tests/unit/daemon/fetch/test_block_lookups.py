@@ -5,14 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import block_lookups
-from cachefs_daemon.fetch.block_lookups import BlockLookups
-from cachefs_daemon.origin.base import ObjectRange
 
 from cachefs.block import BlockLocation
 from cachefs.errors import NotFound
 from cachefs.messages import BlockRef
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch import block_lookups
+from cachefs_daemon.fetch.block_lookups import BlockLookups
+from cachefs_daemon.origin.base import ObjectRange
 from tests.blockstore import OpenStore, data_of, key_of, store_config
 
 

@@ -8,9 +8,9 @@ from contextvars import copy_context
 from dataclasses import dataclass
 
 import pytest
-from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter, Permit
 
 from cachefs.planning.requests.request_limits import MIN_BYTES
+from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter, Permit
 from tests import virtual_time
 from tests.waiting import until_async
 

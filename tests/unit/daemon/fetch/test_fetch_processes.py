@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+
+from cachefs.block import MEMORY, BlockLocation
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetch_processes
 from cachefs_daemon.fetch.fetch_parts import FetchCounts
@@ -15,8 +17,6 @@ from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.space_reservations import ExpectedBlock, ReservedSpace, WritableSegment
-
-from cachefs.block import MEMORY, BlockLocation
 from tests import virtual_time
 from tests.waiting import until_async
 

@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cachefs.block import PIECE_SIZE, BlockLocation, block_key, pieces_match
+from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginUnavailable
+from cachefs.messages import BlockRef
+from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import block_fetch, bypass, fetcher, origin_source, tier_writes
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult
@@ -29,11 +34,6 @@ from cachefs_daemon.store import capacity
 from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-
-from cachefs.block import PIECE_SIZE, BlockLocation, block_key, pieces_match
-from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginUnavailable
-from cachefs.messages import BlockRef
-from cachefs.snapshot_builder import ListedObject
 from tests import virtual_time
 from tests.blockstore import OpenStore
 from tests.waiting import until_async

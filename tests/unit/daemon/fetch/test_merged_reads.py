@@ -5,6 +5,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from cachefs.block import BlockLocation, block_key
+from cachefs.errors import OriginUnavailable
+from cachefs.messages import BlockRef
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
@@ -16,10 +20,6 @@ from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-
-from cachefs.block import BlockLocation, block_key
-from cachefs.errors import OriginUnavailable
-from cachefs.messages import BlockRef
 from tests import virtual_time
 from tests.blockstore import OpenStore
 from tests.unit.daemon.fetch.test_fetcher import ObedientOrigin

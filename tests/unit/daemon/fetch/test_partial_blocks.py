@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from cachefs_daemon.fetch.partial_blocks import MAX_PARTS_PER_BLOCK, PartialBlocks, gaps
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs_daemon.fetch.partial_blocks import MAX_PARTS_PER_BLOCK, PartialBlocks, gaps
 
 KEY, OTHER = b"k" * 16, b"o" * 16
 

@@ -5,6 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from cachefs.block import PIECE_SIZE, BlockLocation, block_key, pieces_match
+from cachefs.errors import CachefsError, ObjectChanged, OriginUnavailable
+from cachefs.messages import BlockRef
+from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockResult
 from cachefs_daemon.fetch.bypass import BypassBlock
@@ -19,11 +24,6 @@ from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-
-from cachefs.block import PIECE_SIZE, BlockLocation, block_key, pieces_match
-from cachefs.errors import CachefsError, ObjectChanged, OriginUnavailable
-from cachefs.messages import BlockRef
-from cachefs.snapshot_builder import ListedObject
 from tests import virtual_time
 from tests.blockstore import OpenStore
 from tests.waiting import until_async

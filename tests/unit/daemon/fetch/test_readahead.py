@@ -7,6 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from cachefs.block import block_key, block_length
+from cachefs.messages import BlockRef
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.pagecache.push_plan import FileBlocks
+from cachefs.planning.prefetch.readahead_budget import BUSY_BYTES, IDLE_BYTES, ReadaheadRule
+from cachefs.snapshot import Snapshot
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.area_index import AreaIndex
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
@@ -19,14 +27,6 @@ from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.block import block_key, block_length
-from cachefs.messages import BlockRef
-from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.pagecache.push_plan import FileBlocks
-from cachefs.planning.prefetch.readahead_budget import BUSY_BYTES, IDLE_BYTES, ReadaheadRule
-from cachefs.snapshot import Snapshot
-from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
 from tests.simulated import space_of

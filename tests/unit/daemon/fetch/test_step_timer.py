@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
-from cachefs_daemon.fetch import step_timer as pacing
-from cachefs_daemon.fetch.step_timer import StepTimer
 
 from cachefs.planning.sequences.plan import Plan
+from cachefs_daemon.fetch import step_timer as pacing
+from cachefs_daemon.fetch.step_timer import StepTimer
 from tests import virtual_time
 from tests.simulated import space_of
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+
+from cachefs.block import MEMORY, BlockLocation
 from cachefs_daemon.fetch import tier_writes as puts_module
 from cachefs_daemon.fetch.tier_writes import StoreOutcome, TierWrites
 from cachefs_daemon.store.block_store import BlockToStore
-
-from cachefs.block import MEMORY, BlockLocation
 from tests import virtual_time
 
 

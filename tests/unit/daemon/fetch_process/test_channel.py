@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+
 from cachefs_daemon.fetch_process.channel import ChannelClosed, FetchProcessChannel
 from cachefs_daemon.fetch_process.frames import (
     MAX_BYTES,

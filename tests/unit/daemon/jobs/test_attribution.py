@@ -6,10 +6,6 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cachefs_daemon.jobs.attribution import MAX_HIDDEN_RATIO, Attribution
-from cachefs_daemon.jobs.liveness import PublisherLiveness
-from cachefs_daemon.jobs.registry import JobRegistry
-from cachefs_daemon.jobs.stalls import Stalls
 
 from cachefs.messages import Stall
 from cachefs.planning.pagecache.model import HELD
@@ -19,6 +15,10 @@ from cachefs.planning.sequences.follower import SequenceFollower
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position_estimate import PositionEstimate
 from cachefs.planning.sequences.tripwires import UNKNOWN_RATE_INTERVAL
+from cachefs_daemon.jobs.attribution import MAX_HIDDEN_RATIO, Attribution
+from cachefs_daemon.jobs.liveness import PublisherLiveness
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.stalls import Stalls
 from tests.simulated import space_of
 
 COUNT = 1000

@@ -6,17 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.jobs.consumer import Consumer
-from cachefs_daemon.jobs.epoch_loader import EpochLoader, LoaderParts
-from cachefs_daemon.jobs.plan_memory import PlanMemory
-from cachefs_daemon.runtime.threads import Threads
-
 from cachefs.job_messages import JobPublication, SampleMap
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build_snapshot_file
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.jobs.consumer import Consumer
+from cachefs_daemon.jobs.epoch_loader import EpochLoader, LoaderParts
+from cachefs_daemon.jobs.plan_memory import PlanMemory
+from cachefs_daemon.runtime.threads import Threads
 from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, memory_directory, opened, store_config
 

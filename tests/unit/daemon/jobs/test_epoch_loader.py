@@ -7,6 +7,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+
+from cachefs.block import BlockLocation, block_key
+from cachefs.job_messages import SampleMap
+from cachefs.messages import BlockRef
+from cachefs.segment import segment_path
+from cachefs.snapshot import Snapshot
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
@@ -17,13 +24,6 @@ from cachefs_daemon.origin.base import ObjectRange, Origin
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.block import BlockLocation, block_key
-from cachefs.job_messages import SampleMap
-from cachefs.messages import BlockRef
-from cachefs.segment import segment_path
-from cachefs.snapshot import Snapshot
-from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
 
 RECORDS = 3

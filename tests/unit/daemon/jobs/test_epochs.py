@@ -5,11 +5,11 @@ from typing import cast
 
 import numpy as np
 import pytest
-from cachefs_daemon.jobs import epochs as module
-from cachefs_daemon.jobs.epochs import Epochs
 
 from cachefs.planning.blocks.space import EpochReads, Samples
 from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs_daemon.jobs import epochs as module
+from cachefs_daemon.jobs.epochs import Epochs
 
 SPEC = SamplerSpec(kind="numpy", size=10, epochs=3)
 EXPLICIT = SamplerSpec(kind="explicit", size=10)

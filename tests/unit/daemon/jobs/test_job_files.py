@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.jobs import job_files as job_store
-from cachefs_daemon.jobs.job_files import ConsumerRecord, JobFiles, JobRecord
-from cachefs_daemon.runtime.boot_clock import BootMoment
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublication, SampleMap
 from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs_daemon.jobs import job_files as job_store
+from cachefs_daemon.jobs.job_files import ConsumerRecord, JobFiles, JobRecord
+from cachefs_daemon.runtime.boot_clock import BootMoment
 
 
 def record(job: str = "train", orders: dict[int, bytes] | None = None, paths: int = 2) -> JobRecord:

@@ -4,6 +4,7 @@ import os
 import subprocess
 
 import pytest
+
 from cachefs_daemon.jobs.liveness import PublisherLiveness
 from cachefs_daemon.jobs.owners import user_of
 from cachefs_daemon.runtime import pid_namespaces

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+
+from cachefs.errors import CachefsError
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.job_files import POSITIONS_SUFFIX, PUBLICATION_SUFFIX, JobFiles, JobRecord
 from cachefs_daemon.jobs.persistence import JobPersistence
 from cachefs_daemon.jobs.registry import Job, JobRegistry
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.errors import CachefsError
 from tests import virtual_time
 
 

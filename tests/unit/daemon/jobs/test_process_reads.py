@@ -2,6 +2,9 @@
 
 import msgspec
 import pytest
+
+from cachefs.errors import Busy, ConfigError
+from cachefs.read_messages import FileRead, ReadsRequest
 from cachefs_daemon.caller import Caller
 from cachefs_daemon.jobs.process_reads import (
     HELPER_SECONDS,
@@ -11,9 +14,6 @@ from cachefs_daemon.jobs.process_reads import (
     MAX_READS,
     ProcessReads,
 )
-
-from cachefs.errors import Busy, ConfigError
-from cachefs.read_messages import FileRead, ReadsRequest
 
 ANN, BOB = Caller(1), Caller(2)
 

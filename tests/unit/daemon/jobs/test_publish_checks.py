@@ -1,9 +1,6 @@
 """What no plan can be made of is refused as it is published, through the control file or the socket, in one line."""
 
 import pytest
-from cachefs_cluster.sharing.sections import CONSUMERS, ConsumerFacts
-from cachefs_daemon.consumer_checks import consumer_name
-from cachefs_daemon.jobs.publish_checks import check_publication
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -12,6 +9,9 @@ from cachefs.job_messages import JobPublication, SampleMap
 from cachefs.mount.control.calls import PublishLine, decode_line, translate_line
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import KINDS, MAX_EPOCHS, MAX_SAMPLES, TORCH_LIMIT, SamplerSpec
+from cachefs_cluster.sharing.sections import CONSUMERS, ConsumerFacts
+from cachefs_daemon.consumer_checks import consumer_name
+from cachefs_daemon.jobs.publish_checks import check_publication
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """What a job fetches although the node had it, as `job show` says it."""
 
 import numpy as np
-from cachefs_daemon.jobs.refetch_log import MAX_EPOCHS, SAME_FETCH_SECONDS, RefetchLog
-from cachefs_tools.cachectl.job_page import fetched_again_text
 
 from cachefs.job_messages import RefetchedBytes
 from cachefs.planning.blocks.presence import IN_SSD, Presence
 from cachefs.planning.sequences.plan import Plan
+from cachefs_daemon.jobs.refetch_log import MAX_EPOCHS, SAME_FETCH_SECONDS, RefetchLog
+from cachefs_tools.cachectl.job_page import fetched_again_text
 from tests.simulated import space_of
 
 MIB = 1 << 20

@@ -10,6 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+
+from cachefs.block import block_key
+from cachefs.errors import Busy, ConfigError, OriginUnavailable, StoreFull
+from cachefs.job_messages import JobEpoch, JobProgress, JobPublication, SampleMap
+from cachefs.messages import Trouble
+from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs.snapshot import Snapshot
+from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs import consumer as consumer_module
@@ -24,14 +32,6 @@ from cachefs_daemon.jobs.plan_memory import BYTES_PER_BLOCK, BYTES_PER_PATH, BYT
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.runtime import boot_clock
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.block import block_key
-from cachefs.errors import Busy, ConfigError, OriginUnavailable, StoreFull
-from cachefs.job_messages import JobEpoch, JobProgress, JobPublication, SampleMap
-from cachefs.messages import Trouble
-from cachefs.planning.sequences.sampler import SamplerSpec
-from cachefs.snapshot import Snapshot
-from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, OpenStore, memory_directory, opened, store_config
 from tests.waiting import until_async

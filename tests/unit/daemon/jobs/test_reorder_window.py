@@ -6,11 +6,11 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from cachefs_daemon.jobs.consumer_reads import reorder_window
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.job_messages import JobPublication
+from cachefs_daemon.jobs.consumer_reads import reorder_window
 
 TRAINING = -1
 

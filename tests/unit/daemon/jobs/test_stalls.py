@@ -1,6 +1,7 @@
 """Sums of what readers waited for."""
 
 import pytest
+
 from cachefs_daemon.jobs import stalls as module
 from cachefs_daemon.jobs.stalls import Stalls
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from cachefs_daemon.metrics.table import TABLE
 
 REPOSITORY = Path(__file__).parents[4]

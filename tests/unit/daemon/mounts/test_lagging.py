@@ -1,10 +1,10 @@
 """Which mounts are behind a refresh: those that stay, and were not told which snapshot to show."""
 
 import pytest
-from cachefs_daemon.mounts.lagging import with_lag
-from cachefs_tools.cachectl.status import mount_snapshot
 
 from cachefs.messages import MountView
+from cachefs_daemon.mounts.lagging import with_lag
+from cachefs_tools.cachectl.status import mount_snapshot
 
 OLD, NEW = "0" * 32, "f" * 32
 

@@ -1,8 +1,7 @@
 """Through which mounts a consumer is taken to read."""
 
-from cachefs_daemon.mounts.mount_affinity import MountAffinity
-
 from cachefs.planning.pagecache.push_lookahead import PushReader
+from cachefs_daemon.mounts.mount_affinity import MountAffinity
 
 
 def test_nobody_knows_from_a_read_or_two() -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from cachefs.messages import MountReport
 from cachefs_daemon.datasets.records import SnapshotRecord
 from cachefs_daemon.mounts.persistence import FILE_NAME, MountPersistence
 from cachefs_daemon.mounts.registry import MountRecord, MountRegistry
 from cachefs_daemon.runtime import autosave as keeping
 from cachefs_daemon.runtime.boot_clock import BootMoment, birth_of
 from cachefs_daemon.runtime.threads import Threads
-
-from cachefs.messages import MountReport
 from tests import virtual_time
 
 

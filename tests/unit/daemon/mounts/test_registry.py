@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from cachefs.messages import MountReport, OriginOptions
+from cachefs.mount_table import MountPoint
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.mounts import registry
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.runtime.boot_clock import birth_of
-
-from cachefs.messages import MountReport, OriginOptions
-from cachefs.mount_table import MountPoint
 
 
 def report(name: str, pid: int, spec: str = "images", hits: int = 0, *, closing: bool = False) -> MountReport:

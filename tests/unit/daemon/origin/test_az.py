@@ -3,12 +3,12 @@
 import base64
 
 import pytest
-from cachefs_daemon.origin.base import Origin
 
 from cachefs.errors import (
     ConfigError,
     OriginAccessDenied,
 )
+from cachefs_daemon.origin.base import Origin
 from tests.servers.stores import AzureServer, StoreServer
 from tests.stores import Kind, listing, read, whole, with_origin
 

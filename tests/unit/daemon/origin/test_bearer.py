@@ -5,9 +5,9 @@ import threading
 import time
 
 import pytest
-from cachefs_daemon.origin import bearer
 
 from cachefs.errors import OriginAccessDenied
+from cachefs_daemon.origin import bearer
 from tests import virtual_time
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from cachefs_daemon.origin import confined_open
 from cachefs_daemon.origin.confined_open import has_openat2, open_confined, walk_confined
 

@@ -5,13 +5,13 @@ import logging
 import time
 
 import pytest
+
+from cachefs.errors import OriginError
+from cachefs.messages import OriginOptions
 from cachefs_daemon.origin import outage
 from cachefs_daemon.origin.endpoint import Endpoint, with_distinct_names
 from cachefs_daemon.origin.retry import Failure
 from cachefs_tools.cachectl.status import describe_endpoint
-
-from cachefs.errors import OriginError
-from cachefs.messages import OriginOptions
 from tests import virtual_time
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.origin import bearer
-from cachefs_daemon.origin.base import Origin, open_origin
 
 from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
+from cachefs_daemon.origin import bearer
+from cachefs_daemon.origin.base import Origin, open_origin
 from tests import virtual_time
 from tests.servers import faulty
 from tests.servers.faulty import Fault

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, SSLError
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cachefs_bench.lab.ports import free_port
 from cachefs_daemon.origin import http_connection
 from cachefs_daemon.origin.base import OriginSettings
@@ -18,9 +21,6 @@ from cachefs_daemon.origin.http_connection import ClosedWithoutResponse, HttpRes
 from cachefs_daemon.origin.http_head import MAX_HEAD_BYTES, MalformedHead
 from cachefs_daemon.origin.http_pool import HttpPool, ServerAddress
 from cachefs_daemon.origin.http_tls import ClientTls
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests import virtual_time
 from tests.servers import faulty
 from tests.servers.scripted import HALF_CLOSE, RESET, Script, ScriptedServer, scripted

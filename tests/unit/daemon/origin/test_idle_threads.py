@@ -2,8 +2,8 @@ import asyncio
 import threading
 
 import pytest
-from cachefs_daemon.origin.idle_threads import IdleThreads
 
+from cachefs_daemon.origin.idle_threads import IdleThreads
 from tests.waiting import until_async
 
 

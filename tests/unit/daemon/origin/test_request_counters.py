@@ -4,6 +4,7 @@ import asyncio
 import os
 
 import pytest
+
 from cachefs_daemon.origin import request_counters
 from cachefs_daemon.origin.request_counters import (
     KINDS,

@@ -2,11 +2,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+
+from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs_daemon.origin import retry
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.retry import Failure, run_with_retries
-
-from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 from tests import virtual_time
 
 

@@ -1,10 +1,10 @@
 """Answers to ListObjectsV2 are read alike, however they are written, and what is no whole answer is an error."""
 
 import pytest
-from cachefs_daemon.origin.s3_page import ListingPage, parse_page, parse_time
-from cachefs_daemon.origin.s3_response import BrokenS3Response
 
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.s3_page import ListingPage, parse_page, parse_time
+from cachefs_daemon.origin.s3_response import BrokenS3Response
 
 TIME_NS = 1_767_323_045_678_000_000
 USUAL = (

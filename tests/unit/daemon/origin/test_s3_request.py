@@ -15,12 +15,13 @@ from botocore import UNSIGNED
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cachefs_daemon.origin import s3_route
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.origin.s3_route import NoRoute, S3Route, find_route, register_capture
-from hypothesis import given
-from hypothesis import strategies as st
 
 KEYS = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=40),

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from cachefs_daemon.reporting import residency
-from cachefs_daemon.reporting.residency import Residency
 
 from cachefs.planning.blocks.presence import IN_MEMORY, IN_SSD, WHOLE, Presence
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.plan import Plan
+from cachefs_daemon.reporting import residency
+from cachefs_daemon.reporting.residency import Residency
 from tests.simulated import space_of
 
 

@@ -7,11 +7,11 @@ import threading
 
 import psutil
 import pytest
+
+from cachefs.messages import MountReport
 from cachefs_daemon.jobs.liveness import PublisherLiveness
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.runtime.boot_clock import birth_of, now
-
-from cachefs.messages import MountReport
 
 
 def test_jobs_and_mounts_live_on_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

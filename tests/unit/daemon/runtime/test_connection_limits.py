@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from cachefs_daemon.runtime.connection_limits import ConnectionBounds, ConnectionLimits
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs_daemon.runtime.connection_limits import ConnectionBounds, ConnectionLimits
 
 BOUNDS = ConnectionBounds(total=200, unknown=100, unknown_of_address=20, of_member=10)
 

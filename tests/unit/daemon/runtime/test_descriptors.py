@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from cachefs_daemon.runtime import descriptors
 from cachefs_daemon.runtime.error_log import ErrorLog
-
 from tests import virtual_time
 
 

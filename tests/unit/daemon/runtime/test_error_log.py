@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+
 from cachefs_daemon.runtime.error_log import LINES_PER_CAUSE, LINES_PER_MINUTE, MAX_SUBJECTS, ErrorLog
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from cachefs_daemon.runtime import logs
 
 SAYS = """

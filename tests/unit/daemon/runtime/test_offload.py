@@ -4,6 +4,7 @@ import threading
 from contextlib import closing
 
 import pytest
+
 from cachefs_daemon.runtime.offload import OffloadThread
 
 

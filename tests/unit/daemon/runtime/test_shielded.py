@@ -4,9 +4,9 @@ import asyncio
 import logging
 
 import pytest
-from cachefs_daemon.runtime.shielded import shielded
 
 from cachefs.errors import CachefsError
+from cachefs_daemon.runtime.shielded import shielded
 from tests import virtual_time
 
 

@@ -3,6 +3,7 @@
 import hmac
 
 import pytest
+
 from cachefs_daemon.runtime.signing_key import SigningKey
 
 

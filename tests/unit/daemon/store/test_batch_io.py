@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_daemon.store import batch_io
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from cachefs_daemon.store import batch_io
 
 PAGE = 4096
 COMPILED = (batch_io.read_many, batch_io.punch_many, batch_io.write_many)

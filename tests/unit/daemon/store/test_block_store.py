@@ -12,11 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cachefs_daemon.store import batch_io
-from cachefs_daemon.store import segment_writer as segment_module
-from cachefs_daemon.store import tier as tier_module
-from cachefs_daemon.store.segment_writer import PAGE, SegmentFile, span
-from cachefs_daemon.store.storage import StoreConfig
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,6 +20,11 @@ from cachefs.block import MEMORY, SSD, BlockLocation
 from cachefs.errors import CachefsError, ConfigError, StoreFull
 from cachefs.index import IndexReader
 from cachefs.segment import segment_path
+from cachefs_daemon.store import batch_io
+from cachefs_daemon.store import segment_writer as segment_module
+from cachefs_daemon.store import tier as tier_module
+from cachefs_daemon.store.segment_writer import PAGE, SegmentFile, span
+from cachefs_daemon.store.storage import StoreConfig
 from tests.blockstore import (
     BLOCK_SIZE,
     OpenStore,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cachefs_daemon.store.segment_writer import span
 
 from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, IN_SSD
 from cachefs.planning.blocks.space import BlockSpace
+from cachefs_daemon.store.segment_writer import span
 from tests.blockstore import (
     BLOCK_SIZE,
     OpenStore,

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from cachefs_daemon.store.capacity import memory_room, metadata_reserve
 
 GIB = 1 << 30

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from cachefs_daemon.store.disk_mounts import is_mounted, missing_mount
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from cachefs_daemon.store import config_check, former_tiers
 from cachefs_daemon.store.storage import StoreConfig
-
 from tests.blockstore import OpenStore, data_of, key_of, store_config
 
 

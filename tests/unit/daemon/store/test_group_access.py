@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+
+from cachefs.errors import ConfigError
 from cachefs_daemon.store import group_access
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-
-from cachefs.errors import ConfigError
 
 GROUP = 12345
 

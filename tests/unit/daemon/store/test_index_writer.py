@@ -8,10 +8,10 @@ from typing import Any
 
 import lmdb
 import pytest
-from cachefs_daemon.store import index_writer
-from cachefs_daemon.store.index_writer import IndexWriter
 
 from cachefs.block import MEMORY, BlockLocation
+from cachefs_daemon.store import index_writer
+from cachefs_daemon.store.index_writer import IndexWriter
 from tests.blockstore import key_of
 
 PLACE = BlockLocation(MEMORY, 0, 4096, 1000, bytes(8))

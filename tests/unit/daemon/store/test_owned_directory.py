@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.store import owned_directory
-from cachefs_daemon.store.owned_directory import ConfiguredDirectory, open_owned
 
 from cachefs.errors import ConfigError
+from cachefs_daemon.store import owned_directory
+from cachefs_daemon.store.owned_directory import ConfiguredDirectory, open_owned
 
 NOBODY = 65534
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cachefs_daemon.store import capacity, maintenance, segment_writer, transfers
-from cachefs_daemon.store.segment_writer import span
 
 from cachefs.block import MEMORY, SSD
 from cachefs.errors import StoreFull
 from cachefs.planning.eviction import tiering
 from cachefs.planning.eviction.quotas import Quota
+from cachefs_daemon.store import capacity, maintenance, segment_writer, transfers
+from cachefs_daemon.store.segment_writer import span
 from tests.blockstore import (
     BLOCK_SIZE,
     OpenStore,

@@ -3,11 +3,11 @@
 import random
 import threading
 
-from cachefs_daemon.store.recent_entries import NOT_CACHED, RecentEntries
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.block import BlockLocation
+from cachefs_daemon.store.recent_entries import NOT_CACHED, RecentEntries
 
 
 def place(number: int) -> BlockLocation:

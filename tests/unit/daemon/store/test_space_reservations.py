@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from cachefs.block import MEMORY, BlockLocation, piece_checksums
+from cachefs.planning.eviction.quotas import Quota
 from cachefs_daemon.store import segment_writer
 from cachefs_daemon.store.block_store import BlockToStore
 from cachefs_daemon.store.segment_writer import PAGE, Record, SegmentFile, span, write_record
 from cachefs_daemon.store.space_reservations import ExpectedBlock, ReservedSpace, WritableSegment, close_segments
-
-from cachefs.block import MEMORY, BlockLocation, piece_checksums
-from cachefs.planning.eviction.quotas import Quota
 from tests.blockstore import OpenStore, data_of, disk_usage, key_of, opened, store_config
 
 SIZE = 100_000

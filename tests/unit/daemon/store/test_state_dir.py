@@ -9,15 +9,15 @@ from pathlib import Path
 import lmdb
 import psutil
 import pytest
+
+from cachefs.block import KEY_SIZE, MEMORY, BlockLocation
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.index import BLOCKS_DB, MAX_DBS
 from cachefs_daemon.store import config_check, index_copy, recovery, state_format
 from cachefs_daemon.store.index_writer import IndexWriter, open_environment
 from cachefs_daemon.store.state_dir import StateDirectory
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-
-from cachefs.block import KEY_SIZE, MEMORY, BlockLocation
-from cachefs.errors import CachefsError, ConfigError
-from cachefs.index import BLOCKS_DB, MAX_DBS
 from tests.blockstore import key_of
 
 HERE = BlockLocation(MEMORY, 1, 4096, 1, bytes(8))

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.store import batch_io, capacity, segment_writer
-from cachefs_daemon.store.segment_writer import SegmentFile
-from cachefs_daemon.store.tier_directory import TierDirectory
 
 from cachefs.block import MEMORY, SSD, BlockLocation
 from cachefs.errors import Busy, ConfigError
 from cachefs.segment import segment_path
+from cachefs_daemon.store import batch_io, capacity, segment_writer
+from cachefs_daemon.store.segment_writer import SegmentFile
+from cachefs_daemon.store.tier_directory import TierDirectory
 from tests.blockstore import OpenStore, disk_usage, fill, key_of, opened, readable, store_config
 
 ALL = range(60)

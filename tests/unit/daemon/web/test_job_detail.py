@@ -1,6 +1,5 @@
-from cachefs_daemon.web.job_detail import rank_rows
-
 from cachefs.job_messages import StallRow
+from cachefs_daemon.web.job_detail import rank_rows
 
 
 def stall(consumer: str, epoch: int, source: str, count: int, seconds: float, longest: float) -> StallRow:

@@ -3,9 +3,10 @@
 import itertools
 
 import pytest
-from cachefs_daemon.web.job_history import MAX_ROWS, EpochProgress, JobHistory, JobHistoryRow, SampleCount
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs_daemon.web.job_history import MAX_ROWS, EpochProgress, JobHistory, JobHistoryRow, SampleCount
 
 
 def recorded(seconds: int) -> JobHistory:

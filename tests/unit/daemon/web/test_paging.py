@@ -1,4 +1,5 @@
 import pytest
+
 from cachefs_daemon.web.paging import PAGE_ROWS, RowPage, page_of
 
 

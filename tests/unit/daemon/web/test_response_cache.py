@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
+
 from cachefs_daemon.web import response_cache
 from cachefs_daemon.web.response_cache import MAX_RESPONSES, ResponseCache
-
 from tests import virtual_time
 
 

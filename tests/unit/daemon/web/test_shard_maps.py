@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cachefs_daemon.web import shard_maps
-from cachefs_daemon.web.shard_maps import COUNTING, EMPTY_MAP, MAX_FILES, MAX_MAPS, TOO_LARGE, ShardMaps
 
 from cachefs.planning.blocks.presence import IN_SSD, ShardBytes
+from cachefs_daemon.web import shard_maps
+from cachefs_daemon.web.shard_maps import COUNTING, EMPTY_MAP, MAX_FILES, MAX_MAPS, TOO_LARGE, ShardMaps
 from tests.simulated import space_of
 
 

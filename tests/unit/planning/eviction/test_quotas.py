@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cachefs_daemon.store.segment_writer import span
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -17,6 +16,7 @@ from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.policies import make_policy
 from cachefs.planning.eviction.quotas import Quota, Quotas
 from cachefs.planning.sequences.plan import Plan
+from cachefs_daemon.store.segment_writer import span
 from tests.blockstore import BLOCK_SIZE, OpenStore, data_of, key_of, opened, store_config
 
 SIZE = 100_000

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cachefs_daemon.store.storage import StoreConfig
 
 from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.space import BlockSpace
@@ -15,6 +14,7 @@ from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.pagecache.push_lookahead import PushReader, all_tripwires
 from cachefs.planning.pagecache.states import COMING, HELD, OUT, Coverage, MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
+from cachefs_daemon.store.storage import StoreConfig
 from tests.blockstore import (
     BLOCK_SIZE,
     OpenStore,

@@ -5,10 +5,10 @@ import itertools
 import math
 
 import pytest
-from cachefs_bench.lab.slow_link import TokenBucket
 
 from cachefs.planning.requests import request_limits
 from cachefs.planning.requests.request_limits import FORGET_SECONDS, RequestRates
+from cachefs_bench.lab.slow_link import TokenBucket
 
 
 @pytest.mark.parametrize("limit", [100, 500, 5000])

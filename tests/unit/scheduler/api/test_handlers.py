@@ -4,10 +4,10 @@ import asyncio
 
 import msgspec
 import pytest
-from cachefs_scheduler.api import handlers
-from cachefs_scheduler.api.handlers import ApiHandlers
 
 from cachefs.scheduling_messages import NodesStatus, ScaleRequest
+from cachefs_scheduler.api import handlers
+from cachefs_scheduler.api.handlers import ApiHandlers
 from tests import virtual_time
 from tests.unit.scheduler.duties.viewed import Duties
 

@@ -4,9 +4,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.api.server import _remove_stale_socket
 
 from cachefs.errors import AlreadyExists
+from cachefs_scheduler.api.server import _remove_stale_socket
 
 
 def test_a_socket_that_nobody_listens_on_is_removed(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ import time
 
 import msgspec
 import pytest
-from cachefs_scheduler.config import DatasetSection
-from cachefs_scheduler.duties import advisor as advising
-from cachefs_scheduler.duties import node_warmups as warming_up
 
 from cachefs.observe_messages import CommandKind
 from cachefs.scheduling_messages import PlacementPolicy, PlacementRequest
+from cachefs_scheduler.config import DatasetSection
+from cachefs_scheduler.duties import advisor as advising
+from cachefs_scheduler.duties import node_warmups as warming_up
 from tests import virtual_time
 from tests.unit.scheduler.duties.viewed import SIZE, Duties
 

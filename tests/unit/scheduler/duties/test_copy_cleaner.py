@@ -6,14 +6,14 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from cachefs_scheduler.api.handlers import ApiHandlers
-from cachefs_scheduler.config import DatasetSection
-from cachefs_scheduler.duties.node_warmups import NodeWarmup
-from cachefs_scheduler.duties.snapshot_reads import IN_USE_SECONDS
 
 from cachefs.errors import Busy
 from cachefs.observe_messages import ClusterMember, CommandKind, NodeCommand, NodeReport
 from cachefs.scheduling_messages import DatasetPolicy, PlacementRequest, ScaleRequest
+from cachefs_scheduler.api.handlers import ApiHandlers
+from cachefs_scheduler.config import DatasetSection
+from cachefs_scheduler.duties.node_warmups import NodeWarmup
+from cachefs_scheduler.duties.snapshot_reads import IN_USE_SECONDS
 from tests import virtual_time
 from tests.unit.scheduler.duties.viewed import Duties
 

@@ -3,11 +3,11 @@ import time
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.duties import state_file
-from cachefs_scheduler.duties.job_table import AdmissionState, JobTable, KnownJob
 
 from cachefs.errors import AlreadyExists, ConfigError
 from cachefs.scheduling_messages import DatasetPolicy, PlacementRequest
+from cachefs_scheduler.duties import state_file
+from cachefs_scheduler.duties.job_table import AdmissionState, JobTable, KnownJob
 from tests.unit.scheduler.duties.viewed import Duties
 
 

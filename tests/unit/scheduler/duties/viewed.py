@@ -4,14 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cachefs_scheduler.config import DatasetSection, ObservedClusterSection, SchedulerConfig
-from cachefs_scheduler.duties.advisor import Advisor
-from cachefs_scheduler.duties.job_table import JobTable
-from cachefs_scheduler.duties.node_warmups import NodeWarmups
-from cachefs_scheduler.duties.policies import CopyCleaner, Policies
-from cachefs_scheduler.view.observer_client import ObserverClient
-from cachefs_scheduler.view.reported_cluster import ReportedCluster
-
 from cachefs.observe_messages import (
     ClusterMember,
     CommandKind,
@@ -21,6 +13,13 @@ from cachefs.observe_messages import (
     RunningJob,
     SnapshotReport,
 )
+from cachefs_scheduler.config import DatasetSection, ObservedClusterSection, SchedulerConfig
+from cachefs_scheduler.duties.advisor import Advisor
+from cachefs_scheduler.duties.job_table import JobTable
+from cachefs_scheduler.duties.node_warmups import NodeWarmups
+from cachefs_scheduler.duties.policies import CopyCleaner, Policies
+from cachefs_scheduler.view.observer_client import ObserverClient
+from cachefs_scheduler.view.reported_cluster import ReportedCluster
 
 SIZE = 1 << 30
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from cachefs_scheduler.kube.admission_webhook import MAX_TERMS, AdmissionWebhook
 from cachefs_scheduler.kube.kube_messages import AdmissionReview
-
 from tests.advising import FakeAdvisor
 from tests.scheduler.kube.pods import pod
 from tests.servers.api_server import patched, problems

@@ -1,12 +1,12 @@
 """Pods of one job find nodes that together hold the data, in whatever order kube-scheduler asks for them."""
 
 import pytest
-from cachefs_scheduler.kube.gangs import FORGET_SECONDS, PLAN_SECONDS, PodGangs
-from cachefs_scheduler.kube.pod_job import PodJob
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.scheduling_messages import PlacementRequest
+from cachefs_scheduler.kube.gangs import FORGET_SECONDS, PLAN_SECONDS, PodGangs
+from cachefs_scheduler.kube.pod_job import PodJob
 from tests.advising import FakeAdvisor
 
 NODES = [f"n{number}" for number in range(6)]

@@ -1,10 +1,10 @@
 """Which job a pod belongs to, and what its annotations ask for."""
 
 import pytest
-from cachefs_scheduler.kube.kube_messages import EventLimiter, ObjectMetadata, OwnerReference, Pod, PodEvent, PodSpec
-from cachefs_scheduler.kube.pod_job import job_name, parse_pod_job
 
 from cachefs.scheduling_messages import PlacementPolicy
+from cachefs_scheduler.kube.kube_messages import EventLimiter, ObjectMetadata, OwnerReference, Pod, PodEvent, PodSpec
+from cachefs_scheduler.kube.pod_job import job_name, parse_pod_job
 
 
 def made(labels: dict[str, str] | None = None, owner: OwnerReference | None = None, **annotations: str) -> Pod:

@@ -2,11 +2,11 @@
 
 import msgspec
 import pytest
+
 from cachefs_scheduler.kube import pod_jobs
 from cachefs_scheduler.kube.gangs import PodGangs
 from cachefs_scheduler.kube.kube_messages import ObjectMetadata, OwnerReference, Pod, PodSpec, PodStatus, SchedulingGate
 from cachefs_scheduler.kube.pod_jobs import ENDED_SECONDS, REPEAT_SECONDS, SETTLE_SECONDS, PodJobs
-
 from tests.advising import FakeAdvisor
 
 OURS = SchedulingGate("cachefs.io/copy-slot")

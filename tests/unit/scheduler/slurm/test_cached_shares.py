@@ -1,7 +1,6 @@
+from cachefs.scheduling_messages import DatasetPart, NodesStatus, NodeStatus
 from cachefs_scheduler.slurm.feature_keeper import CachedShares, partitions_of
 from cachefs_scheduler.slurm.node_records import parse_nodes
-
-from cachefs.scheduling_messages import DatasetPart, NodesStatus, NodeStatus
 
 INVENTORY = parse_nodes("n1|main*|idle|4||\nn2|main*|idle|4||\nn2|gpu|idle|4||\nn3|main*|down|4||\n")
 

@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from cachefs_scheduler.slurm.config import SlurmHintConfig, load
-from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY, main
 from click.testing import CliRunner
 
 from cachefs.errors import ConfigError
+from cachefs_scheduler.slurm.config import SlurmHintConfig, load
+from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY, main
 
 UNITS = {"cachefs-slurm-hint.service", "cachefs-slurm-release.service", "cachefs-slurm-release.timer"}
 

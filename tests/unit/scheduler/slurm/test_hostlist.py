@@ -1,4 +1,5 @@
 import pytest
+
 from cachefs_scheduler.slurm.job_records import expand_hostlist
 
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
+
+from cachefs.errors import CachefsError
+from cachefs.scheduling_messages import PlacementReport
 from cachefs_scheduler.slurm.config import SlurmSection
 from cachefs_scheduler.slurm.job_keeper import JobKeeper
 from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob
 from cachefs_scheduler.slurm.service_client import CallRefused
-
-from cachefs.errors import CachefsError
-from cachefs.scheduling_messages import PlacementReport
 from tests import virtual_time
 
 RUNNING = SlurmJob("slurm:1", "1", JobTag("a"), "anna", 0, 1, waiting=False, nodes=("n1",), eligible=0, held=False,

@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob, parse_jobs, parse_tag, released_comment, single_tasks
 
 from cachefs.errors import CachefsError
 from cachefs.scheduling_messages import PlacementPolicy
+from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob, parse_jobs, parse_tag, released_comment, single_tasks
 
 # As squeue of Slurm 22.05.8 said it, without what is not read.
 RUNNING = {

@@ -1,8 +1,9 @@
 from itertools import pairwise
 
-from cachefs_scheduler.slurm.hint_file import MIN_SHARE, SOME, TOPS, HolderLevels, damped_share, divide_holders
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs_scheduler.slurm.hint_file import MIN_SHARE, SOME, TOPS, HolderLevels, damped_share, divide_holders
 
 NODES = [f"n{number}" for number in range(40)]
 PARTS = st.dictionaries(st.sampled_from(NODES), st.floats(0, 1), max_size=40)

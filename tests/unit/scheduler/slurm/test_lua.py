@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cachefs_scheduler.slurm.hint import PLUGIN_DIRECTORY
 from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, divide_holders, hints_text
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from cachefs.errors import CachefsError
 from cachefs_scheduler.slurm import hint
 from cachefs_scheduler.slurm.hint_file import HintHeading, HintStamp, age_and_lifetime, hints_text, write_hints
 from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob
-
-from cachefs.errors import CachefsError
 from tests import virtual_time
 
 

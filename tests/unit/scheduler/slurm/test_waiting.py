@@ -1,9 +1,8 @@
 from dataclasses import replace
 
+from cachefs.scheduling_messages import PlacementPolicy
 from cachefs_scheduler.slurm.job_keeper import WaitingChanges, is_due, waiting_changes
 from cachefs_scheduler.slurm.job_records import JobTag, SlurmJob
-
-from cachefs.scheduling_messages import PlacementPolicy
 
 NOW, WAIT = 1_000_000.0, 100.0
 JOB = SlurmJob("slurm:1", "1", JobTag("a", PlacementPolicy.SUSPEND), "anna", 0, 1, waiting=True, nodes=(),

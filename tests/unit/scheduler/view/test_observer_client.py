@@ -6,15 +6,15 @@ import math
 
 import msgspec
 import pytest
-from cachefs_scheduler.config import ObservedClusterSection, SchedulerConfig
-from cachefs_scheduler.view.daemon_follower import DaemonFollower
-from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
-from cachefs_scheduler.view.reported_cluster import ReportedCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.observe_messages import MAX_SNAPSHOTS, ClusterMember, NodeLoad, NodeReport, RunningJob, SnapshotReport
 from cachefs.scheduling_messages import PlacementRequest
+from cachefs_scheduler.config import ObservedClusterSection, SchedulerConfig
+from cachefs_scheduler.view.daemon_follower import DaemonFollower
+from cachefs_scheduler.view.observer_client import NodeRequestFailed, ObserverClient
+from cachefs_scheduler.view.reported_cluster import ReportedCluster
 from tests import virtual_time
 from tests.unit.scheduler.duties.viewed import Duties
 

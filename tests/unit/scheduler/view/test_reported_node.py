@@ -1,7 +1,7 @@
 import pytest
-from cachefs_scheduler.view.reported_cluster import ReportedNode
 
 from cachefs.observe_messages import NodeReport
+from cachefs_scheduler.view.reported_cluster import ReportedNode
 
 
 @pytest.mark.parametrize(

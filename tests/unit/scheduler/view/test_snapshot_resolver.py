@@ -1,6 +1,5 @@
-from cachefs_scheduler.view.reported_cluster import SnapshotResolver, dataset_name
-
 from cachefs.observe_messages import SnapshotReport
+from cachefs_scheduler.view.reported_cluster import SnapshotResolver, dataset_name
 
 
 def report(snapshot: str, *datasets: str) -> SnapshotReport:

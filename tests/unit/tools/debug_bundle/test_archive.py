@@ -6,9 +6,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from cachefs_tools.debug_bundle import bundle
 
 from cachefs.errors import AlreadyExists, CachefsError
+from cachefs_tools.debug_bundle import bundle
 
 
 def test_it_is_for_its_owner_only_and_has_everything(tmp_path: Path) -> None:

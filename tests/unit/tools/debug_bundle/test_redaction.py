@@ -6,9 +6,10 @@ import json
 from urllib.parse import quote
 
 import pytest
-from cachefs_tools.debug_bundle.redaction import REMOVED, Redaction, file_secrets, url_secrets, variable_secrets
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cachefs_tools.debug_bundle.redaction import REMOVED, Redaction, file_secrets, url_secrets, variable_secrets
 
 # Where a secret that nobody knows of may stand.
 PLACES = (

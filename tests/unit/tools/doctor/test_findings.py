@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
+
+from cachefs.messages import ErrorView, MountView
 from cachefs_daemon.config import DEFAULT_PATH
 from cachefs_tools.cachectl.doctor import describe, summary
 from cachefs_tools.doctor import clock, credentials, disks, fstab, kernel, limits, mounts, node, origins, speed
@@ -14,9 +17,6 @@ from cachefs_tools.doctor.examination import DEFAULT_CONFIG
 from cachefs_tools.doctor.fact_child import FactChild, ProcessAccount
 from cachefs_tools.doctor.finding import Finding, Level
 from cachefs_tools.origin_speed import ConcurrentThroughput, OriginSpeed
-from rich.console import Console
-
-from cachefs.messages import ErrorView, MountView
 
 GB = 10**9
 

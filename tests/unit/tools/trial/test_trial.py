@@ -4,6 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from cachefs.messages import ErrorView
 from cachefs_tools.cachectl.bench import describe, document
 from cachefs_tools.origin_speed import ConcurrentThroughput, OriginSpeed
 from cachefs_tools.trial.extent import FileChoice, TrialJob, TrialSample, origin_bounds, select_samples
@@ -11,11 +16,6 @@ from cachefs_tools.trial.job_process import TrialEpoch
 from cachefs_tools.trial.trial import failure_reason
 from cachefs_tools.trial.verdict import TrialFigures, verdict_sentences
 from cachefs_tools.trial.warm import WarmSpeed
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
-
-from cachefs.messages import ErrorView
 
 MB = 10**6
 JOB = TrialJob(rate=100.0, batch=10, workers=4, seconds=5.0, epochs=2, bytes=100 * MB)
