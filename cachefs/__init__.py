@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cachefs.publishing.sampler import PublishedSampler as PublishedSampler
     from cachefs.publishing.sampler import publish as publish
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0.dev0"
 
 _PUBLIC = {
     "Publication": "cachefs.publishing.publication",

@@ -1,6 +1,6 @@
 """The control plane of one node: gRPC over a unix socket, msgpack messages, no data.
 
-METHODS is the whole interface. A call is named after its constant here: DATASET_ADD is `DatasetAddRequest` on the wire,
+METHODS is the whole interface. A call is named after its constant here: DATASET_ADD is `DatasetAdd` on the wire,
 and the daemon serves it with its coroutine (or async generator, where it streams) `dataset_add`.
 """
 

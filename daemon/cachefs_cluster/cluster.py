@@ -37,9 +37,9 @@ from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource
 from cachefs_cluster.section import ClusterSection
-from cachefs_daemon.cluster import AdoptConnection, NodeParts
 from cachefs_daemon.config import Config
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.node_cluster import AdoptConnection, NodeParts
 from cachefs_daemon.ports import AwayNode, BlockPeers
 from cachefs_daemon.runtime.background import BackgroundWork
 from cachefs_daemon.runtime.error_log import ErrorLog
@@ -53,7 +53,7 @@ def join_cluster(config: Config, errors: ErrorLog) -> "JoinedCluster":
 
 
 class JoinedCluster:
-    """Implements `cachefs_daemon.cluster.Cluster`. Used on the event loop."""
+    """Implements `cachefs_daemon.node_cluster.Cluster`. Used on the event loop."""
 
     def __init__(self, section: ClusterSection, state_dir: Path, errors: ErrorLog, *, memory: int, ssd: int) -> None:
         """memory, ssd: bytes that the node's tiers may take. Raises CachefsError."""
@@ -243,9 +243,9 @@ class JoinedCluster:
         await self._plane.stop()
 
     async def close(self) -> None:
-        await self.placement.close()
         await self._membership.stop()
         await self._plane.stop()
+        await self.placement.close()
 
     # --- status -------------------------------------------------------------------------------------------------------
 

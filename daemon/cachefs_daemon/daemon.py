@@ -18,10 +18,10 @@ from cachefs_daemon.api.fetch_channel import FetchChannelServer
 from cachefs_daemon.api.identity import CallerRights
 from cachefs_daemon.api.server import RpcServer
 from cachefs_daemon.api.service import Service
-from cachefs_daemon.cluster import Cluster
 from cachefs_daemon.config import Config
 from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.node import Node
+from cachefs_daemon.node_cluster import Cluster
 from cachefs_daemon.runtime import descriptors, garbage_collector
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from cachefs.block import MEMORY, SSD
 from cachefs.errors import CachefsError
-from cachefs_daemon.cluster import NO_CLUSTER, AdoptConnection, Cluster, NodeParts
 from cachefs_daemon.config import Config
 from cachefs_daemon.content.content_parts import ContentParts
 from cachefs_daemon.datasets.catalog import Catalog
@@ -22,6 +21,7 @@ from cachefs_daemon.local_reads import LocalReads
 from cachefs_daemon.lookahead import LookaheadParts, NodeLookahead
 from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.registry import MountRegistry
+from cachefs_daemon.node_cluster import NO_CLUSTER, AdoptConnection, Cluster, NodeParts
 from cachefs_daemon.origin_settings import origin_settings
 from cachefs_daemon.reporting.residency import Residency
 from cachefs_daemon.runtime.error_log import ErrorLog

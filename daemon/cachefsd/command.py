@@ -15,9 +15,9 @@ from cachefs.extras import require_extra
 
 with require_extra("daemon", "cachefsd"):
     from cachefs_daemon import config as configuration
-    from cachefs_daemon.cluster import NO_CLUSTER, Cluster
     from cachefs_daemon.config import Config, InvalidConfig
     from cachefs_daemon.daemon import run_daemon
+    from cachefs_daemon.node_cluster import NO_CLUSTER, Cluster
     from cachefs_daemon.runtime import logs
     from cachefs_daemon.runtime.error_log import ErrorLog
     from cachefs_daemon.store import config_check

@@ -142,9 +142,9 @@ class Cooperation:
                 await asyncio.sleep(1.0)
 
     async def close(self) -> None:
-        for one in self._snapshots.values():
+        snapshots, self._snapshots = self._snapshots, {}
+        for one in snapshots.values():
             await one.close()
-        self._snapshots.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def shared_snapshot(self, snapshot: str) -> SharedSnapshot | None:

@@ -52,4 +52,4 @@ def test_explicit_orders_and_lists_of_files(tmp_path: Path) -> None:
         assert "--order and --sampler explicit need each other" in usage.stderr
         (tmp_path / "bad.txt").write_text("one\n")
         bad = run(daemon, *options, "--order", tmp_path / "bad.txt", stdin=b"00007\n")
-        assert "bad.txt is no order of samples" in bad.stderr
+        assert "bad.txt is not an order of samples" in bad.stderr

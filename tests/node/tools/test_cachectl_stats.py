@@ -89,7 +89,7 @@ def test_text_repeats_its_header_and_fits_a_terminal(daemon: Daemon) -> None:
 
 
 def test_a_mount_that_is_not_there_is_named(daemon: Daemon) -> None:
-    assert "/mnt/other is no mount of this node" in failure(daemon, "stats", "/mnt/other")
+    assert "/mnt/other is not a live mount of this node" in failure(daemon, "stats", "/mnt/other")
     with watch(daemon, "/mnt/test", "--json", "--interval", "0.1") as process:
         line_of(process)
         daemon.report(spec="images", closing=True)

@@ -12,8 +12,8 @@ import pytest
 from cachefs.block import MEMORY, SSD
 from cachefs_daemon import config as configuration
 from cachefs_daemon import node as node_module
-from cachefs_daemon.cluster import NO_CLUSTER
 from cachefs_daemon.node import Node
+from cachefs_daemon.node_cluster import NO_CLUSTER
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import PlanningParts, Storage

@@ -9,8 +9,8 @@ from cachefs.cluster_messages import ScaleNode
 from cachefs.errors import ConfigError
 from cachefs.messages import ClusterBrief, PeerCounts
 from cachefs.planning.cluster.scale import SnapshotDemand
-from cachefs_daemon.cluster import NO_CLUSTER
 from cachefs_daemon.datasets.stamps import NO_STAMP
+from cachefs_daemon.node_cluster import NO_CLUSTER
 from cachefs_daemon.ports import LOCAL_DIRECTORY, LOCAL_PLACEMENT
 
 
