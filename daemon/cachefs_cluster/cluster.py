@@ -15,14 +15,13 @@ from cachefs.cluster_messages import ClusterStatus, DrainStatus, NodeCounters, S
 from cachefs.messages import ClusterBrief, PeerCounts
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.cluster.scale import SnapshotDemand
+from cachefs_cluster.cluster_directory import ClusterDirectory
 from cachefs_cluster.config import cluster_section
-from cachefs_cluster.directory.cluster_directory import ClusterDirectory
 from cachefs_cluster.directory.used_snapshots import LocalDatasets
 from cachefs_cluster.membership.open_membership import open_membership
 from cachefs_cluster.membership.secret import load_secret
 from cachefs_cluster.membership.status import cluster_brief, cluster_status, scaled_nodes
 from cachefs_cluster.node_sharing import NodeSharing, SharingContext, counters_of
-from cachefs_cluster.peers.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
 from cachefs_cluster.peers.plane import DataPlane
 from cachefs_cluster.placement.cluster_placement import ClusterPlacement
 from cachefs_cluster.placement.cluster_routes import ClusterRoutes
@@ -33,6 +32,7 @@ from cachefs_cluster.reporting.command_executor import CommandContext, CommandEx
 from cachefs_cluster.reporting.observer_endpoint import ObserverEndpoint
 from cachefs_cluster.reporting.reports import NodeReports, ReportSources
 from cachefs_cluster.reporting.shard_warmups import ShardWarmups
+from cachefs_cluster.search.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
 from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource
@@ -109,9 +109,10 @@ class JoinedCluster:
         self.directory.connect(self._sharing)
         standing = parts.storage.planning.standing or Ownership()
         if parts.fetches_ahead:
-            self.placement.connect(self._make_cooperation(standing))
-            self._routes.follow_snapshots(self.placement.shared_snapshot)
-            self._plane.add_served_listener(self.placement.note_served_blocks)
+            cooperation = self._make_cooperation(standing)
+            self.placement.connect(cooperation)
+            self._routes.follow_snapshots(cooperation.shared_snapshot)
+            self._plane.add_served_listener(cooperation.note_served_blocks)
         self._rebalance = self._make_rebalance(standing)
         self._home_routes.follow_rebalance(self._rebalance.is_searching)
         self._draining = DrainController(self._membership, self._sharing.shared, lambda: bool(parts.jobs.consumers))
@@ -266,11 +267,9 @@ class JoinedCluster:
     async def drain(self, node: str, *, undo: bool) -> DrainStatus:
         return await self._draining.drain(node, undo=undo)
 
-    async def scaled(
-        self, own: ScaleNode, demands: Sequence[SnapshotDemand]
-    ) -> tuple[Sequence[ScaleNode], Sequence[SnapshotDemand]]:
+    async def scale_inputs(self) -> tuple[Sequence[ScaleNode], Sequence[SnapshotDemand]] | None:
         if self.placement.cooperation is None:
-            return [own], demands
+            return None
         nodes = scaled_nodes(self._membership.view, await self._sharing.counters())
         return nodes, self.placement.cooperation.demands_of_snapshots()
 

@@ -116,10 +116,9 @@ class Cluster(Protocol):
     async def drain(self, node: str, *, undo: bool) -> DrainStatus:
         """Drain a node, by its name or id; empty: this one. undo: cancel the drain. Raises CachefsError."""
 
-    async def scaled(
-        self, own: ScaleNode, demands: Sequence[SnapshotDemand]
-    ) -> tuple[Sequence[ScaleNode], Sequence[SnapshotDemand]]:
-        """Return the nodes that count for placement, and the demands of all their jobs. own, demands: of this node."""
+    async def scale_inputs(self) -> tuple[Sequence[ScaleNode], Sequence[SnapshotDemand]] | None:
+        """Return the nodes that count for placement, and the demands of all their jobs; None where this node knows of
+        its own jobs only."""
 
     def peer_counts(self) -> PeerCounts:
         """Return counters of the blocks exchanged with other nodes."""
@@ -169,10 +168,8 @@ class NoCluster:
     async def drain(self, node: str, *, undo: bool) -> DrainStatus:
         raise ConfigError("this node is in no cluster; see [cluster] in its configuration")
 
-    async def scaled(
-        self, own: ScaleNode, demands: Sequence[SnapshotDemand]
-    ) -> tuple[Sequence[ScaleNode], Sequence[SnapshotDemand]]:
-        return [own], demands
+    async def scale_inputs(self) -> None:
+        """Return None: this node is alone."""
 
     def peer_counts(self) -> PeerCounts:
         return PeerCounts()

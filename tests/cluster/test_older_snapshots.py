@@ -9,7 +9,7 @@ from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_REFRESH
 from cachefs_bench.lab.job import JobSettings, LabJob, start_job
 from cachefs_bench.lab.node import LabNode
 from cachefs_bench.lab.scratch_node import TierSettings
-from cachefs_cluster.peers.fetches_for_peers import AWAITED_SECONDS
+from cachefs_cluster.search.fetches_for_peers import AWAITED_SECONDS
 from tests.cachectl import cachectl as run_cachectl
 from tests.cluster.nodes import DATASET, SECONDS, Shape, SmallCluster, knows, shaped_cluster
 from tests.servers.s3 import S3Server

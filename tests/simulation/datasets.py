@@ -21,7 +21,7 @@ from cachefs import snapshot_builder
 from cachefs.errors import Busy, CachefsError, OriginUnavailable
 from cachefs.messages import DatasetAddRequest
 from cachefs.snapshot_builder import ListedObject, build_snapshot_file
-from cachefs_cluster.directory.cluster_directory import ClusterDirectory
+from cachefs_cluster.cluster_directory import ClusterDirectory
 from cachefs_cluster.directory.used_snapshots import LocalDatasets
 from cachefs_cluster.membership.identity import NodeIdentity, make_own_record
 from cachefs_cluster.membership.shared import SharedMembership

@@ -13,8 +13,8 @@ from cachefs.errors import NotFound
 from cachefs.messages import BlockRef
 from cachefs_cluster.membership.identity import NodeIdentity, make_own_record
 from cachefs_cluster.membership.shared import SharedMembership
-from cachefs_cluster.peers.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
 from cachefs_cluster.peers.plane import DataPlane
+from cachefs_cluster.search.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
 from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource

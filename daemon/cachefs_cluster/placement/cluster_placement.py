@@ -1,11 +1,11 @@
 """The placement of a cluster's blocks, as the daemon's parts use it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs_cluster.placement.cooperation import FIRST_RATE, Cooperation
+from cachefs_cluster.placement.cooperation import Cooperation
 from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
-from cachefs_daemon.ports import LOCAL_PLACEMENT
+from cachefs_daemon.ports import LOCAL_PLACEMENT, Placement
 
 
 class ClusterPlacement:
@@ -14,33 +14,28 @@ class ClusterPlacement:
 
     def __init__(self) -> None:
         self.cooperation: Cooperation | None = None
+        self._placement: Placement = LOCAL_PLACEMENT
 
     def connect(self, cooperation: Cooperation) -> None:
         """Follow the jobs of all nodes from now on."""
-        self.cooperation = cooperation
+        self.cooperation = self._placement = cooperation
 
     @property
     def first_rate(self) -> float:
-        return FIRST_RATE if self.cooperation is not None else LOCAL_PLACEMENT.first_rate
+        return self._placement.first_rate
 
     async def place_snapshot(self, space: BlockSpace) -> None:
-        if self.cooperation is not None:
-            await self.cooperation.place_snapshot(space)
+        await self._placement.place_snapshot(space)
 
     def used_snapshots(self) -> Collection[str]:
-        return self.cooperation.snapshots.keys() if self.cooperation is not None else ()
+        return self._placement.used_snapshots()
 
     def margins(self) -> Mapping[str, float]:
-        return self.cooperation.margins() if self.cooperation is not None else {}
+        return self._placement.margins()
 
     def shared_snapshot(self, snapshot: str) -> SharedSnapshot | None:
         """Return the shared snapshot; None if no job of several nodes reads it."""
         return self.cooperation.shared_snapshot(snapshot) if self.cooperation is not None else None
-
-    def note_served_blocks(self, node: str, keys: Sequence[bytes]) -> None:
-        """Record that another node got blocks from this one."""
-        if self.cooperation is not None:
-            self.cooperation.note_served_blocks(node, keys)
 
     async def close(self) -> None:
         if self.cooperation is not None:

@@ -3,7 +3,7 @@ members do."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -56,9 +56,6 @@ STEP_SECONDS: Final = 0.1
 # loaders may be ahead of their place: readers are a little ahead of where they were last seen.
 NEAR_WINDOW_FACTOR: Final = 1.25
 NEAR_SECONDS: Final = 0.5
-# Assumed reads per second of a consumer that has not begun. The plan would assume a quicker one. A window of half an
-# epoch would then be fetched from other nodes before it begins, and evict blocks that only this node has.
-FIRST_RATE: Final = 100.0
 # Timeout for asking another node for its holders: ASK_SECONDS, plus a second per BYTES_PER_SECOND bytes.
 ASK_SECONDS: Final = 10.0
 BYTES_PER_SECOND: Final = 1 << 20
@@ -94,6 +91,10 @@ class CooperationParts:
 
 class Cooperation:
     """Groups the consumers of all nodes and keeps their shared snapshots up to date. Used on the event loop."""
+
+    # Assumed reads per second of a consumer that has not begun. The plan would assume a quicker one. A window of half
+    # an epoch would then be fetched from other nodes before it begins, and evict blocks that only this node has.
+    first_rate: Final = 100.0
 
     def __init__(self, parts: CooperationParts) -> None:
         self._parts = parts
@@ -152,9 +153,9 @@ class Cooperation:
         found = self._snapshots.get(snapshot)
         return found if found is not None and found.holders is not None and found.holders.ring.members else None
 
-    @property
-    def snapshots(self) -> Mapping[str, SharedSnapshot]:
-        return self._snapshots
+    def used_snapshots(self) -> Collection[str]:
+        """Return the ids of the snapshots that jobs of several nodes read."""
+        return self._snapshots.keys()
 
     def demands_of_snapshots(self) -> list[SnapshotDemand]:
         """Return the demand of the consumers of all nodes, one per snapshot."""

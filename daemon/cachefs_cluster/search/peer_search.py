@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final
 
 from cachefs_cluster.membership.view import NodeRecord
-from cachefs_cluster.peers.fetches_for_peers import AWAITED_SECONDS
 from cachefs_cluster.peers.peer_requests import (
     BlockNotFound,
     BlockRequest,
@@ -26,6 +25,7 @@ from cachefs_cluster.peers.peer_requests import (
     RequestOptions,
     SnapshotNotFound,
 )
+from cachefs_cluster.search.fetches_for_peers import AWAITED_SECONDS
 from cachefs_cluster.search.search_state import HELD_BLOCK_SECONDS, MIN_LATE_SECONDS, PeerRequest, PeerSearchState
 from cachefs_daemon.fetch.concurrency_limiter import Permit
 from cachefs_daemon.ports import FoundBlock, FoundCallback

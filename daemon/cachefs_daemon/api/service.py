@@ -243,9 +243,11 @@ class Service:
 
     async def scale_hint(self, _: Empty) -> ScaleStatus:
         node = self._node
+        if (found := await node.cluster.scale_inputs()) is not None:
+            return scale_status(*found)
         usage = await node.threads.run(node.storage.usage)
         own = ScaleNode(node.cluster.name, sum(tier.limit for tier in usage), sum(tier.used for tier in usage))
-        return scale_status(*await node.cluster.scaled(own, planned_demands(node.storage.planning.plan)))
+        return scale_status([own], planned_demands(node.storage.planning.plan))
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:
         async for progress in verify.verify(self._node.storage.blocks, self._node.storage.index, self._node.threads):

@@ -5,10 +5,8 @@ import socket
 
 import pytest
 
-from cachefs.cluster_messages import ScaleNode
 from cachefs.errors import ConfigError
 from cachefs.messages import ClusterBrief, PeerCounts
-from cachefs.planning.cluster.scale import SnapshotDemand
 from cachefs_daemon.datasets.stamps import NO_STAMP
 from cachefs_daemon.node_cluster import NO_CLUSTER
 from cachefs_daemon.ports import LOCAL_DIRECTORY, LOCAL_PLACEMENT
@@ -24,10 +22,8 @@ def test_the_status_names_no_cluster() -> None:
     assert not list(NO_CLUSTER.away_nodes(0.0))
 
 
-def test_a_node_alone_is_the_whole_cluster_of_a_scale_hint_and_cannot_be_drained() -> None:
-    own, demands = ScaleNode("n", 10, 5), [SnapshotDemand(7, 1.0, 0.0)]
-    nodes, found = asyncio.run(NO_CLUSTER.scaled(own, demands))
-    assert (list(nodes), list(found)) == ([own], demands)
+def test_a_node_alone_knows_of_no_other_jobs_and_cannot_be_drained() -> None:
+    assert asyncio.run(NO_CLUSTER.scale_inputs()) is None
     with pytest.raises(ConfigError, match="in no cluster"):
         asyncio.run(NO_CLUSTER.drain("", undo=False))
 

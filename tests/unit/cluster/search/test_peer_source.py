@@ -13,8 +13,6 @@ from cachefs.block import MEMORY, BlockLocation, block_key, piece_checksums
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied
 from cachefs.messages import BlockRef, FetchedBlock, FetchRequest
 from cachefs_cluster.membership.view import NodeRecord
-from cachefs_cluster.peers import fetches_for_peers
-from cachefs_cluster.peers.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
 from cachefs_cluster.peers.peer_requests import (
     BLOCK_NOT_FOUND,
     FETCH_YOURSELF,
@@ -27,7 +25,8 @@ from cachefs_cluster.peers.peer_requests import (
     PeerResponse,
     RequestOptions,
 )
-from cachefs_cluster.search import missing_snapshots, peer_search, peer_source, search_state
+from cachefs_cluster.search import fetches_for_peers, missing_snapshots, peer_search, peer_source, search_state
+from cachefs_cluster.search.fetches_for_peers import AwaitedSnapshots, FetchesForPeers
 from cachefs_cluster.search.home_routes import BlockRoute, HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource
