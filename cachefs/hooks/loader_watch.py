@@ -134,7 +134,7 @@ class LoaderWatch:
         return self.stopwatch.last_length or self._sampler.length or self._length or 0
 
     def publish_counts(self) -> None:
-        """Publish the stopwatch's tally."""
+        """Publish the stopwatch's counts."""
         if self._publication is not None:
             if not self.stopwatch.counts.epoch_length and self._opening.get("world_size", 1) == 1:
                 self.stopwatch.assume_length(self._length or 0)

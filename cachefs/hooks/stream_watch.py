@@ -130,7 +130,7 @@ class StreamWatch:
         return length
 
     def publish_counts(self) -> None:
-        """Publish the stopwatch's tally."""
+        """Publish the stopwatch's counts."""
         if self._publication is not None:
             self._publication.publish_counts(self.stopwatch.counts)
 

@@ -107,7 +107,7 @@ struct fuse_session *session_new_versioned(struct fuse_args *args, const struct 
     return create ? create(args, interpose(op, size), known_size(size), version, userdata) : NULL;
 }
 
-/* What one mount's supervisor and its workers share (cachefs.mount.processes.worker_pool): the requests that nobody takes any more, and
+/* What one mount's supervisor and its workers share (cachefs.mount.processes.worker_pool): the requests that no worker takes any more, and
  * for each worker the request that it took last. */
 #define CONDEMNED 8
 static uint64_t *blame; /* numbers of CONDEMNED requests, then one for each worker */

@@ -53,7 +53,7 @@ NO_COUNTS: Final = LoaderCounts()
 
 
 class Stopwatch:
-    """Measures the tally of one loader. *now* is monotonic nanoseconds."""
+    """Measures the `LoaderCounts` of one loader. *now* is monotonic nanoseconds."""
 
     def __init__(self) -> None:
         self._epochs = self._length = self._epoch_samples = self._samples = 0
@@ -138,10 +138,10 @@ class WantedSamples(IntEnum):
 class SharedPage:
     """One slot per consumer for values that change with every batch, and the helper's log lines.
 
-    A slot is three 64-bit words, each of which is written in one store: the epoch and the position in it; a Need; 1
-    once the consumer's loader has ended. As many tallies follow the slots. They are only shown to people: one that is
-    read while it is written may have words of two moments. The helper's log text grows at the end of the page; the
-    page's first word is its length in bytes.
+    A slot is three 64-bit words, each of which is written in one store: the epoch and the position in it; a
+    `WantedSamples`; 1 once the consumer's loader has ended. As many `LoaderCounts` follow the slots. They are only
+    shown to people: counts that are read while they are written may have words of two moments. The helper's log text
+    grows at the end of the page; the page's first word is its length in bytes.
     """
 
     def __init__(self, source: Path | int) -> None:

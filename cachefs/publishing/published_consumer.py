@@ -107,7 +107,7 @@ class PublishedConsumer:
     reported_at: float = 0.0
     # Pause in seconds before the daemon is asked what is wrong, while the consumer stands still.
     pause: float = FIRST_CHECK_SECONDS
-    # Last reported: note, epoch that the current one is a part of, tally, and whether files are being learned.
+    # Last reported: note, epoch that the current one is a part of, counts, and whether files are being learned.
     last_report: tuple[str, tuple[int, int] | None, LoaderCounts, bool] = ("", None, NO_COUNTS, False)
     # What the loader has delivered, and how long that took.
     counts: LoaderCounts = NO_COUNTS

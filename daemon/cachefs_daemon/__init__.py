@@ -1,4 +1,4 @@
-"""cachefsd: the per-node cache daemon (asyncio)."""
+"""The daemon of one node (asyncio). It knows other nodes only through `ports` and `node_cluster`."""
 
 import os
 

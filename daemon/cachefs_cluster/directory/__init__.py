@@ -1,1 +1,1 @@
-"""What the nodes of a cluster have in common: datasets, the snapshots that are read on any node, and consumers."""
+"""Shares datasets, the snapshots that are read on any node, and consumers among the nodes of a cluster."""

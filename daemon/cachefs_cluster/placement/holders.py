@@ -36,7 +36,7 @@ USABLE_FRACTION: Final = 0.97
 EPOCHS_WITH_POSITIONS: Final = 2
 
 # Seconds for which a block may still be at its former holder after the ring changed. By then it has been read, or moved
-# by filling.
+# by the rebalance.
 FORMER_HOLDER_SECONDS: Final = 600.0
 
 # Returns the reads of an epoch, by ids of nodes in the ring; None if unknown.

@@ -44,7 +44,7 @@ PUBLISH_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RebalanceParts:
-    """The parts of the node that filling uses."""
+    """The parts of the node that the rebalance uses."""
 
     membership: Membership
     shared: SharedState
@@ -66,7 +66,7 @@ class RebalanceParts:
 
 
 class Rebalance:
-    """Fills this node up after changes of the ring. Used on the event loop.
+    """Fetches the blocks that this node has to keep after changes of the ring. Used on the event loop.
 
     Handles one snapshot at a time, as its block space may take as much memory as all other state of a node.
     """
@@ -79,7 +79,7 @@ class Rebalance:
         self._search = MissingBlockSearch(parts.plan, parts.standing, parts.blocks, parts.threads)
         self._puller = BlockPuller(parts.membership, parts.client, parts.blocks, parts.threads, parts.bandwidth)
         self._ring = ring
-        self._target_ring = PlacementRing(0, (), ())  # the ring for which filling is running or done
+        self._target_ring = PlacementRing(0, (), ())  # the ring for which the rebalance is running or done
         self._complete_ring = ring  # the last ring for which all blocks were moved
         self._done_snapshots: set[str] = set()  # snapshots done for that ring
         self._searched_snapshots: set[str] = set()  # snapshots for which lost blocks have been searched
@@ -101,11 +101,11 @@ class Rebalance:
 
     @property
     def fetched_blocks(self) -> int:
-        """Blocks fetched by filling since the daemon started."""
+        """Blocks that the rebalance has fetched since the daemon started."""
         return self._puller.blocks
 
     async def run(self) -> None:
-        """Fill after each change, as long as the daemon runs."""
+        """Rebalance after each change, as long as the daemon runs."""
         while True:
             await self._wait_for_work()
             if self._ring.ids != self._target_ring.ids:

@@ -20,7 +20,7 @@ from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_daemon.datasets.block_source import BlockSource
 
 # Seconds for which a block may still be at its former home after a change. By then it has been read, or moved by
-# filling in the background.
+# the rebalance in the background.
 FORMER_HOME_SECONDS: Final = 600.0
 # Nodes asked before the origin for a block that they may have read while this node lacked the snapshot.
 MAX_ASKED_BEFORE_ORIGIN: Final = 4

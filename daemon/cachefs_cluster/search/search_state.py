@@ -76,7 +76,7 @@ class _Silence:
 
 
 class PeerHeartbeatHealth:
-    """Silent peers: they give no heartbeat while readers wait, since they are stopped, cut off, or hang as a whole.
+    """Tracks the peers that give no heartbeat while readers wait: stopped, cut off, or hanging as a whole.
 
     A live peer sends a heartbeat every 0.1 s while it fetches a block (see `cachefs_cluster.peers.heartbeats`), and
     sends blocks that it has at once. So half a second without a heartbeat says much more than half a second without the
@@ -128,7 +128,7 @@ class PeerHeartbeatHealth:
 
 
 class PeerResponseHealth:
-    """Stuck peers: they are alive and accept requests, but blocks do not arrive while a reader waits.
+    """Tracks the peers that accept requests, and whose blocks do not arrive while a reader waits.
 
     Examples: a daemon that hangs behind a healthy peer server, or a disk that hangs. Probes reach such a node, so it
     does not count as dead, and each reader would wait for it anew. Each peer has a backoff by node id and kind of

@@ -1,4 +1,4 @@
 """Fetches blocks onto this node, each one once: on demand for waiting readers, and ahead of future reads.
 
-May import mounts, datasets and store.
+May import ports, datasets, store, origin and fetch_process.
 """

@@ -100,7 +100,7 @@ class Fetcher:
 
     @property
     def ahead_permits(self) -> int:
-        """Slots that reads ahead may take."""
+        """Permits that reads ahead may take."""
         return self._limiter.ahead_permits
 
     @property

@@ -20,7 +20,7 @@ PURPOSES: Final = ("read", "list")
 
 
 class RequestOutcome(IntEnum):
-    """The end of a request; the numbers index the cells of a ledger."""
+    """The end of a request; the numbers index the cells of `RequestCounters`."""
 
     # A whole response arrived, with a status of success.
     ANSWERED = 1
@@ -194,17 +194,17 @@ class CountedRequest:
 
 
 class CounterSet:
-    """All ledgers of one process."""
+    """All `RequestCounters` of one process."""
 
     def __init__(self) -> None:
         self.cells: memoryview = memoryview(bytearray(_BYTES)).cast("q")
 
     def counters_of(self, kind: str, purpose: str = "read") -> RequestCounters:
-        """Return one ledger. kind, purpose: of KINDS, PURPOSES."""
+        """Return the counters of one kind and purpose. kind, purpose: of KINDS, PURPOSES."""
         return RequestCounters(self, (_KIND_INDEX[kind] * len(PURPOSES) + PURPOSES.index(purpose)) * _CELLS)
 
     def counters_for(self, purpose: str) -> list[RequestCounters]:
-        """Return the ledgers of all kinds for one purpose."""
+        """Return the counters of all kinds for one purpose."""
         return [self.counters_of(kind, purpose) for kind in KINDS]
 
     def use_shared_memory(self, descriptor: int) -> None:
@@ -217,7 +217,7 @@ class CounterSet:
 
 
 class ChildCounterSet(CounterSet):
-    """The ledgers of a child, seen by its parent."""
+    """The counters of a child process, read by its parent."""
 
     def __init__(self) -> None:
         """Raises OSError."""

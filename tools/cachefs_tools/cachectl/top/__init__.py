@@ -1,5 +1,5 @@
 """`cachectl top`: a live, full-screen view of the node.
 
-`picture_source` gets pictures of the daemon, `history` derives rates, `frame` renders lines of text, and `screen` shows
+`picture` gets pictures of the daemon, `history` derives rates, `frame` renders lines of text, and `screen` shows
 the lines and handles keys. May import what the other commands of cachectl may.
 """
