@@ -63,12 +63,16 @@ def planned_epochs(arguments: Sequence[str]) -> int:
     return found.pop() if len(found) == 1 else 0
 
 
-class NextDescriptor:
-    """Descriptor in place of `_BaseDataLoaderIter.__next__`."""
+class _MethodDescriptor:
+    """Descriptor in place of a method."""
 
     def __init__(self, method: Any) -> None:
         functools.update_wrapper(self, method)  # type: ignore[arg-type]
         self._method = method
+
+
+class NextDescriptor(_MethodDescriptor):
+    """Descriptor in place of `_BaseDataLoaderIter.__next__`."""
 
     def __get__(self, iterator: Any, kind: Any = None) -> Any:
         if iterator is None:
@@ -125,13 +129,12 @@ def install(dataloader: Any) -> None:
     loader.check_worker_number_rationality = creation_site.CreationDescriptor(loader.check_worker_number_rationality)
 
 
-class InitDescriptor:
+class InitDescriptor(_MethodDescriptor):
     """Descriptor in place of `_BaseDataLoaderIter.__init__`."""
 
     def __init__(self, method: Any, iterable: Any) -> None:
         """iterable: the kind of dataset without numbered samples."""
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
-        self._method = method
+        super().__init__(method)
         self._iterable = iterable
 
     def __get__(self, iterator: Any, kind: Any = None) -> Any:
@@ -151,12 +154,8 @@ class InitDescriptor:
         return functools.partial(self._method, iterator)
 
 
-class NextIndexDescriptor:
+class NextIndexDescriptor(_MethodDescriptor):
     """Descriptor in place of `_BaseDataLoaderIter._next_index`."""
-
-    def __init__(self, method: Any) -> None:
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
-        self._method = method
 
     def __get__(self, iterator: Any, kind: Any = None) -> Any:
         if iterator is None:
