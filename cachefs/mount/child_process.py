@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
+from cachefs.backoff import Backoff
+
 LONGEST_PAUSE: Final = 60.0
 log = logging.getLogger(__name__)
 
@@ -51,16 +53,18 @@ class RestartBackoff:
 
     def __init__(self, first: float = 1.0, longest: float = LONGEST_PAUSE) -> None:
         """first, longest: pauses, in seconds."""
-        self.due = 0.0  # earliest time of the next start (monotonic seconds)
-        self._first = first
-        self._longest = longest
+        self._backoff = Backoff(first, longest)  # in monotonic seconds
         self._began: float | None = None  # time of the start (monotonic seconds); None while it does not run
-        self._pause = 0.0  # seconds before the last start
+
+    @property
+    def due(self) -> float:
+        """Earliest time of the next start, in monotonic seconds."""
+        return self._backoff.until
 
     @property
     def is_due(self) -> bool:
         """True when the process may be started."""
-        return time.monotonic() >= self.due
+        return self._backoff.is_due(time.monotonic())
 
     def record_start(self) -> None:
         """Record a start."""
@@ -70,14 +74,13 @@ class RestartBackoff:
         """Record that the process has ended or could not be started. Logs *what* has happened, as a warning until the
         pause has reached its longest."""
         now = time.monotonic()
-        if self._began is not None and now - self._began > self._longest:
-            self._pause = 0.0
-        if self._pause == self._longest:
+        backoff = self._backoff
+        if self._began is not None and now - self._began > backoff.longest:
+            backoff.reset()
+        if backoff.failures and backoff.pause == backoff.longest:
             level = logging.DEBUG
-        self._pause = min(max(self._first, 2 * self._pause), self._longest)
-        self.due = now + self._pause
         self._began = None
-        log.log(level, "%s; the next is started in %.4g s", what, self._pause)
+        log.log(level, "%s; the next is started in %.4g s", what, backoff.note_failure(now))
 
 
 def fork(name: str, directory: Path, work: Callable[[], None], *, ends_with_parent: bool = True) -> int:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+from cachefs.backoff import Backoff
 from cachefs.messages import FetchProcessStatus
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.fetch_parts import FetchCounts
@@ -88,8 +89,7 @@ class FetchProcesses:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_flushing = self._is_starting = self._is_closing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._next_start_at = 0.0  # earliest loop time of the next start
-        self._restart_pause = _MIN_RESTART_PAUSE
+        self._restarts = Backoff(_MIN_RESTART_PAUSE, _MAX_RESTART_PAUSE)  # in loop time
         self._is_end_logged = False  # a warning about ended processes is in the log
 
     def try_fetch(self, source: BlockSource, on_result: ProcessResultCallback, on_arrival: Callable[[], None]) -> bool:
@@ -282,7 +282,7 @@ class FetchProcesses:
 
     def _start_missing_processes(self) -> None:
         missing = self._count - len(self._processes)
-        if missing > 0 and not self._is_starting and _now() >= self._next_start_at:
+        if missing > 0 and not self._is_starting and self._restarts.is_due(_now()):
             self._is_starting = True
             self._start_task(self._start_processes(missing))
 
@@ -306,8 +306,7 @@ class FetchProcesses:
         level = logging.DEBUG if self._is_end_logged else logging.WARNING
         log.log(level, "a fetch process failed: %s; the daemon fetches its blocks itself", why)
         self._is_end_logged = True
-        self._next_start_at = _now() + self._restart_pause
-        self._restart_pause = min(_MAX_RESTART_PAUSE, 2 * self._restart_pause)
+        self._restarts.note_failure(_now())
 
     def _close_channel(self, process: FetchProcess) -> None:
         """Close the channel, which ends the process, and give up its blocks."""
@@ -361,7 +360,8 @@ class FetchProcesses:
         if not process.is_retired:
             lived = _now() - process.started_at
             if lived >= _MAX_RESTART_PAUSE:
-                self._restart_pause, self._is_end_logged = _MIN_RESTART_PAUSE, False
+                self._restarts.reset()
+                self._is_end_logged = False
             self._note_process_failure(f"it ended with status {status} after {lived:.0f} s")
 
 
