@@ -15,6 +15,7 @@ import pytest
 
 from cachefs.messages import DatasetView
 from cachefs.mount import kernel
+from cachefs.mount.push import blocks
 from cachefs_bench.push_paced import resident_bytes
 from tests.daemon import Daemon
 from tests.mounting import counters, mount_pid, mounted
@@ -259,6 +260,8 @@ def test_one_that_starts_when_its_mount_has_died_harms_no_later_mount(
         device = cloned_device(mount_pid(daemon.client, directory))
         kernel.unmount(directory)
     try:
+        # A test beside may have copied the mount into a mount namespace of its own.
+        until(lambda: blocks.has_mount_ended(device, 0))
         with mounted(daemon.socket, "tree", directory, "no_push", "shield=off"):
             command = push_command(device, daemon.socket, "tree", directory, parent=1)
             assert subprocess.run(command, pass_fds=(device,), timeout=60, check=False).returncode == 1

@@ -251,7 +251,8 @@ def test_failed_reads_are_those_of_the_job_that_has_read(changed: Dataset) -> No
         broken = changed.job(SCRIPT, changed.mount, "1", "0", name="broken")
         # Where it was fetched ahead just before, that is what has failed.
         assert re.search(r"cachefs: .* of changed failed: .*has changed since", broken.finish())
-        assert re.search(r"of changed failed: .*has changed", changed.places.ctl("job", "show", "broken"))
+        # The mount reports the failed read within a moment.
+        until_found(lambda: changed.places.ctl("job", "show", "broken"), r"of changed failed: .*has changed")
         assert "of changed failed" not in changed.places.ctl("job", "show", "well")
     finally:
         well.end()
