@@ -49,7 +49,9 @@ class BearerTokens:
 
     def _shared_search(self) -> "asyncio.Future[Token]":
         """Return one search shared by all waiting requests. Since it may hang, it goes on when they no longer wait."""
-        if self._search_task is None:
+        # A search may have ended in this turn of the loop, before its callback runs. A caller that awaits such a search
+        # gives the loop no turn, so one that asks in a loop would get its outcome for ever.
+        if self._search_task is None or self._search_task.done():
             self._search_task = asyncio.create_task(asyncio.to_thread(self._find))
             self._search_task.add_done_callback(self._keep_token)
         return asyncio.shield(self._search_task)
@@ -65,7 +67,8 @@ class BearerTokens:
         return True
 
     def _keep_token(self, finding: asyncio.Task[Token]) -> None:
-        self._search_task = None
+        if self._search_task is finding:
+            self._search_task = None
         if not finding.cancelled() and finding.exception() is None:
             self._token, self._found_at = finding.result(), time.monotonic()
 

@@ -75,6 +75,29 @@ def test_a_token_that_is_still_good_is_used_while_no_other_is_found(monkeypatch:
     asyncio.run(work())  # a real thread hangs
 
 
+def test_a_search_that_ends_as_its_waiter_gives_up_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = 0
+
+    async def refuse(find: object) -> bearer.Token:
+        nonlocal searches
+        searches += 1
+        for _ in range(2):  # so it ends in the turn of the loop in which its waiter goes on
+            await asyncio.sleep(0)
+        raise OriginAccessDenied("the metadata server is being updated")
+
+    async def work() -> None:
+        tokens = bearer.BearerTokens(lambda: bearer.Token("t", time.time() + 1e5))
+        await tokens.headers()
+        monkeypatch.setattr(bearer, "_MARGIN", 1e6)
+        monkeypatch.setattr(bearer, "RENEWAL_WAIT_SECONDS", 0)
+        monkeypatch.setattr(asyncio, "to_thread", refuse)
+        for _ in range(10):
+            assert await tokens.headers() == {"Authorization": "Bearer t"}
+        assert searches > 1
+
+    asyncio.run(work())
+
+
 def test_a_token_that_has_ended_is_not_used_where_no_other_is_found() -> None:
     finds = iter([lambda: bearer.Token("t", time.time() - 1)])
 
