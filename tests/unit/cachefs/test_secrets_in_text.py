@@ -52,7 +52,8 @@ def test_the_log_has_no_secrets(form: logs.LogFormat, capfd: pytest.CaptureFixtu
     assert "hunter2" not in said
     assert said.count("X-Amz-Signature=[removed]") == 2
     if form is logs.LogFormat.JSON:
-        json.loads(said)
+        for line in said.splitlines():  # asyncio may log a task that an earlier test has left
+            json.loads(line)
 
 
 @pytest.mark.parametrize("url", [
