@@ -49,8 +49,7 @@ class BearerTokens:
 
     def _shared_search(self) -> "asyncio.Future[Token]":
         """Return one search shared by all waiting requests. Since it may hang, it goes on when they no longer wait."""
-        # A search may have ended in this turn of the loop, before its callback runs. A caller that awaits such a search
-        # gives the loop no turn, so one that asks in a loop would get its outcome for ever.
+        # An ended search is not awaited again, not even before its callback has run: that would give the loop no turn.
         if self._search_task is None or self._search_task.done():
             self._search_task = asyncio.create_task(asyncio.to_thread(self._find))
             self._search_task.add_done_callback(self._keep_token)
@@ -67,8 +66,6 @@ class BearerTokens:
         return True
 
     def _keep_token(self, finding: asyncio.Task[Token]) -> None:
-        if self._search_task is finding:
-            self._search_task = None
         if not finding.cancelled() and finding.exception() is None:
             self._token, self._found_at = finding.result(), time.monotonic()
 
