@@ -20,11 +20,13 @@ import pytest
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobName
 from cachefs.mount import kernel
+from cachefs.mount.push import blocks
 from cachefs.rpc import JOB_CANCEL
 from tests.faults.campaign_node import FILES, READERS, CampaignNode, Tiers, UnreliableProxy
 from tests.faults.campaign_samples import MOST_MORE_BYTES, MOST_MORE_DESCRIPTORS, Sampler, growth, save
 from tests.faults.test_push_torture import control_group, limit_of
 from tests.mounting import drop_pages
+from tests.pushing import cloned_device
 from tests.servers import faulty
 from tests.servers.faulty import Fault
 from tests.servers.s3 import S3Server
@@ -268,9 +270,14 @@ def test_readers_only_wait(
             assert more_bytes < MOST_MORE_BYTES, kind
             assert more_descriptors < MOST_MORE_DESCRIPTORS, kind
     supervisors = node.processes()["supervisor"]
-    kernel.unmount(node.mount, lazy=True)
-    # The nodes of a test beside may have copied the mount into their mount namespaces: it ends with them.
-    _, alive = psutil.wait_procs(supervisors, 120)
+    device = cloned_device(supervisors[0].pid)
+    try:
+        kernel.unmount(node.mount, lazy=True)
+        # The nodes of a test beside may have copied the mount into their mount namespaces: it ends with them.
+        until(lambda: blocks.has_mount_ended(device, 0))
+        _, alive = psutil.wait_procs(supervisors, 15)
+    finally:
+        os.close(device)
     assert not alive, "the processes of an unmounted mount are still there"
 
 

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -166,9 +167,11 @@ def test_a_job_is_published_shown_and_cancelled(daemon: Daemon, tmp_path: Path) 
     view = daemon.client.call(JOB_PUBLISH, JobPublication(job="train", dataset="images", spec=spec, source="test"))
     assert (view.job, view.dataset, view.source, view.state) == ("train", "images", "test", "running")
     assert [(one.consumer, one.known_epochs) for one in view.consumers] == [("0", [0, 1, 2])]
-    # Its figures may have changed since: the daemon fetches ahead meanwhile.
-    listed = [job for job in daemon.client.call(JOB_LIST, Empty()).jobs if job.state == "running"]
-    assert [(job.job, job.snapshot, job.started) for job in listed] == [(view.job, view.snapshot, view.started)]
+    [listed] = [job for job in daemon.client.call(JOB_LIST, Empty()).jobs if job.state == "running"]
+    assert [(one.consumer, one.known_epochs) for one in listed.consumers] == [("0", [0, 1, 2])]
+    # Other figures may have changed since: the daemon fetches ahead meanwhile.
+    changing = {"consumers": [], "fetched_bytes": 0}
+    assert msgspec.structs.replace(listed, **changing) == msgspec.structs.replace(view, **changing)
     daemon.client.call(JOB_CANCEL, JobName(job="train"))
     assert daemon.client.call(JOB_SHOW, JobName(job="train")).state == "cancelled"
     with pytest.raises(NotFound, match="publish first"):

@@ -1,6 +1,9 @@
-"""A training that reads files in a shuffled order, all but one: `stuck_training.py DIRECTORY EPOCHS WORKERS [BUT]`.
+"""A training that reads files in a shuffled order, all but one.
 
-EPOCHS is their number, or the path of a file that ends the training once it is there.
+    stuck_training.py DIRECTORY EPOCHS WORKERS [BUT [GO_ON]]
+
+EPOCHS is their number, or the path of a file that ends the training once it is there. GO_ON is the path of a file:
+after each batch the training waits until it is there.
 """
 
 import itertools
@@ -29,11 +32,14 @@ class Files(Dataset):  # type: ignore[type-arg]
 
 if __name__ == "__main__":
     directory, epochs, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    but, go_on = [*sys.argv[4:], "", ""][:2]
     torch.manual_seed(0)
-    loader = DataLoader(Files(directory, "".join(sys.argv[4:])), batch_size=4, shuffle=True, num_workers=workers)
+    loader = DataLoader(Files(directory, but), batch_size=4, shuffle=True, num_workers=workers)
     for epoch in itertools.count():
         if os.path.exists(epochs) if os.path.isabs(epochs) else epoch == int(epochs):
             break
         for _ in loader:
             time.sleep(0.05)
+            while go_on and not os.path.exists(go_on):
+                time.sleep(0.05)
         print(f"epoch {epoch}", flush=True)
