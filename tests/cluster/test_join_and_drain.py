@@ -171,6 +171,8 @@ def read_at_home(small: SmallCluster, nodes: Sequence[LabNode]) -> None:
     random.Random(1).shuffle(homes)
     for node in nodes:
         assert small.wrong(node, [os.fsdecode(path) for path, home in homes if home == node.name]) == []
+    # A reader gets its bytes before they are in a tier.
+    until(lambda: sum(map(blocks, nodes)) >= len(small.files), "the last blocks are in a tier")
     assert sum(map(blocks, nodes)) == len(small.files)
 
 
