@@ -42,6 +42,8 @@ CHANGED_SECONDS: Final = 12.0
 
 
 _runs: Final = itertools.count(1)
+# Most times that the tasks of a run are cancelled: as many fetches may follow each other for one permit.
+_ROUNDS: Final = 100
 
 
 class Broken(AssertionError):
@@ -446,9 +448,12 @@ def _running(loop: Machine) -> Iterator[None]:
 
 
 def _cancel_all(loop: Machine) -> None:
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
+    """Cancel tasks until none is left: a fetch that ends gives its permit to another one, which begins a task then."""
+    for _ in range(_ROUNDS):
+        tasks = asyncio.all_tasks(loop)
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
         with contextlib.suppress(Exception):
             loop.run_until_complete(asyncio.wait(tasks, timeout=5))
