@@ -21,10 +21,10 @@ def format_duration(seconds: float) -> str:
     """Return a time in its two largest units, such as `3 h 20 min`; less than a second with a decimal."""
     if 0.05 <= seconds < 1:
         return f"{seconds:.1f} s"
-    rest = max(0, int(seconds))
+    remainder = max(0, int(seconds))
     parts: list[str] = []
     for length, unit in _UNITS:
-        number, rest = divmod(rest, length)
+        number, remainder = divmod(remainder, length)
         if number or parts or unit == "s":
             parts.append(f"{number} {unit}")
     return " ".join(parts[:2])

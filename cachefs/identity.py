@@ -33,7 +33,7 @@ def identity_socket_path(daemon_socket: Path) -> Path:
 
 def request_identity(daemon_socket: Path) -> str | None:
     """Return this process's identity; "" without a second socket, None where the daemon has ended, or is too busy."""
-    answer = b""
+    response = b""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
             connection.settimeout(_TIMEOUT_SECONDS)
@@ -44,13 +44,13 @@ def request_identity(daemon_socket: Path) -> str | None:
                 connection.connect(f"/proc/self/fd/{found}")
             finally:
                 os.close(found)
-            while len(answer) < _MAX_BYTES and (piece := connection.recv(_MAX_BYTES)):
-                answer += piece
+            while len(response) < _MAX_BYTES and (piece := connection.recv(_MAX_BYTES)):
+                response += piece
     except (FileNotFoundError, PermissionError):
         return ""
     except OSError:
         return None
-    return answer.decode("ascii", "replace")
+    return response.decode("ascii", "replace")
 
 
 def _is_trusted_socket(daemon_socket: Path, socket_status: os.stat_result) -> bool:

@@ -70,9 +70,9 @@ class LoaderProgress:
     def seconds_left(self) -> float | None:
         """Seconds until the slowest consumer ends all its epochs; None where unknown."""
         one = self.slowest
-        rest, whole = epoch_seconds_left_of(one), epoch_duration_of(one)
+        left, duration = epoch_seconds_left_of(one), epoch_duration_of(one)
         epochs = planned_epochs_of(one) - current_epoch_of(one)
-        return None if rest is None or whole is None or epochs < 0 else rest + epochs * whole
+        return None if left is None or duration is None or epochs < 0 else left + epochs * duration
 
     @property
     def wait_times(self) -> WaitTimes:

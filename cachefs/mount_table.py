@@ -101,8 +101,8 @@ def daemon_sockets() -> dict[Path, str]:
         if program is None:
             continue
         options = [option for word in words[program:] for option in word.split(b",")]
-        given = next((option for option in options if option.startswith(b"socket=")), None)
-        socket = _environment_socket(process) if given is None else os.fsdecode(given.removeprefix(b"socket="))
+        option = next((option for option in options if option.startswith(b"socket=")), None)
+        socket = _environment_socket(process) if option is None else os.fsdecode(option.removeprefix(b"socket="))
         for word in words[program + 1 : program + 4]:
             if word.startswith(b"/"):
                 path = Path(os.fsdecode(word))
@@ -117,8 +117,8 @@ def _environment_socket(process: Path) -> str:
     except OSError:
         return ""
     prefix = f"{SOCKET_VARIABLE}=".encode()
-    given = next((one for one in variables if one.startswith(prefix)), b"")
-    return os.fsdecode(given.removeprefix(prefix)) or str(DEFAULT_SOCKET)
+    option = next((one for one in variables if one.startswith(prefix)), b"")
+    return os.fsdecode(option.removeprefix(prefix)) or str(DEFAULT_SOCKET)
 
 
 def mounted_paths() -> set[str]:

@@ -107,8 +107,8 @@ def _even_extents(start: int, length: int, count: int) -> RecordExtents:
 
 
 def _index_fixed(bytes_per_record: int, size: int) -> RecordExtents:
-    count, rest = divmod(size, bytes_per_record)
-    if rest:
+    count, remainder = divmod(size, bytes_per_record)
+    if remainder:
         raise ConfigError(f"{size} bytes are not a whole number of records of {bytes_per_record} bytes")
     return _even_extents(0, bytes_per_record, count)
 

@@ -284,9 +284,9 @@ class DaemonClient:
         if error.code() != grpc.StatusCode.UNAUTHENTICATED:
             return False
         if self.identity == old_identity:
-            answer = request_identity(self.socket)
-            self._has_daemon_ended = answer is None
-            self.identity = answer or ""
+            identity = request_identity(self.socket)
+            self._has_daemon_ended = identity is None
+            self.identity = identity or ""
         return self.identity != old_identity
 
     @property

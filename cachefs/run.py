@@ -35,38 +35,40 @@ MAX_NAMED_MOUNTS: Final = 3
 
 
 def command_environment(
-    given: Mapping[str, str], command: Sequence[str], job: str | None, socket: str | None
+    environment: Mapping[str, str], command: Sequence[str], job: str | None, socket: str | None
 ) -> dict[str, str]:
-    """Return the environment *given*, changed so that *command* publishes as *job* to the daemon at *socket*.
+    """Return *environment*, changed so that *command* publishes as *job* to the daemon at *socket*.
 
     Inside another `cachefs run`, the job stays the same, and the other installation's directory is removed from
     PYTHONPATH.
     """
     changed = {
-        "PYTHONPATH": _python_path(given.get("PYTHONPATH", "")),
+        "PYTHONPATH": _python_path(environment.get("PYTHONPATH", "")),
         PYTHON_VARIABLE: sys.executable,
     }
     # In Slurm each step that the command starts is a job of its own, and knows its step.
-    if job or given.get(JOB_VARIABLE) or not given.get("SLURM_JOB_ID") or slurm_step():
+    if job or environment.get(JOB_VARIABLE) or not environment.get("SLURM_JOB_ID") or slurm_step():
         changed[JOB_VARIABLE] = job or job_name(command)
     if socket:
         changed[SOCKET_VARIABLE] = absolute_path(socket)
-    return {**given, **changed}
+    return {**environment, **changed}
 
 
-def summary_variables(given: Mapping[str, str], *, quiet: bool) -> dict[str, str]:
+def summary_variables(environment: Mapping[str, str], *, quiet: bool) -> dict[str, str]:
     """Return the variables that control whether, and where, the processes of a run collect the final summary.
 
     Inside another `cachefs run` the outer one prints. Of the ranks started by a launcher, the first one prints.
     """
-    if quiet or is_quiet(given) or (find_rank()[0] or 0) > 0:
+    if quiet or is_quiet(environment) or (find_rank()[0] or 0) > 0:
         return {QUIET_VARIABLE: "1"}
-    return {} if os.path.isdir(given.get(RUN_VARIABLE, "")) else {RUN_VARIABLE: make_run_directory()}
+    return {} if os.path.isdir(environment.get(RUN_VARIABLE, "")) else {RUN_VARIABLE: make_run_directory()}
 
 
-def _python_path(given: str) -> str:
+def _python_path(inherited: str) -> str:
     """Return PYTHONPATH with our directory in front. Keeps all else: an empty entry means the current directory."""
-    others = [path for path in given.split(os.pathsep) if Path(path).parts[-len(_STARTUP_SUFFIX) :] != _STARTUP_SUFFIX]
+    others = [
+        path for path in inherited.split(os.pathsep) if Path(path).parts[-len(_STARTUP_SUFFIX) :] != _STARTUP_SUFFIX
+    ]
     return os.pathsep.join([str(STARTUP_DIRECTORY), *others]) if others != [""] else str(STARTUP_DIRECTORY)
 
 
@@ -81,8 +83,8 @@ def mounts_line(points: Sequence[MountPoint], socket: Path, refusal: str, others
         return f"no dataset is mounted {where}, so nothing is read ahead"
     named = ", ".join(f"{_printable(point.spec)} at {_printable(point.path)}" for point in points[:MAX_NAMED_MOUNTS])
     more = f" and {len(points) - MAX_NAMED_MOUNTS:,} more" if len(points) > MAX_NAMED_MOUNTS else ""
-    way = f"through the control files of the mounts, as {refusal}" if refusal else f"at {_printable(socket)}"
-    return f"mounted: {named}{more}; daemon: {way}"
+    route = f"through the control files of the mounts, as {refusal}" if refusal else f"at {_printable(socket)}"
+    return f"mounted: {named}{more}; daemon: {route}"
 
 
 def _is_program(name: str) -> bool:
@@ -121,10 +123,10 @@ def _print_mounts(changed: Mapping[str, str], command: Sequence[str]) -> None:
         sockets = daemon_sockets() if points else {}
         ours = mounts_of_daemon(points, sockets, socket)
         write_line(f"cachefs: {mounts_line(ours, socket, refusal_reason(socket), len(points) - len(ours))}")
-        place = find_python_path_override(command)
-        if place:
+        override = find_python_path_override(command)
+        if override:
             write_line(
-                f"cachefs: {_printable(place)} replaces PYTHONPATH, so the Python processes started there are "
+                f"cachefs: {_printable(override)} replaces PYTHONPATH, so the Python processes started there are "
                 "not watched: write PYTHONPATH=DIRECTORY:$PYTHONPATH"
             )
 

@@ -132,8 +132,8 @@ def _unpack_entry(number: int, payload: bytes) -> Entry:
     kind, name_length, parent, mtime_ns = _COMMON.unpack_from(payload)
     if kind == _FILE:
         size, content = _OF_FILE.unpack_from(payload, _COMMON.size)
-        rest = payload[_COMMON.size + _OF_FILE.size :]
-        return Entry(number, parent, rest[:name_length], False, size, mtime_ns, rest[name_length:], content, 0, 0)
+        texts = payload[_COMMON.size + _OF_FILE.size :]
+        return Entry(number, parent, texts[:name_length], False, size, mtime_ns, texts[name_length:], content, 0, 0)
     first_child, child_count = _OF_DIRECTORY.unpack_from(payload, _COMMON.size)
     name = payload[_COMMON.size + _OF_DIRECTORY.size :]
     return Entry(number, parent, name, True, 0, mtime_ns, b"", b"", first_child, child_count)

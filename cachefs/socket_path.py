@@ -20,9 +20,9 @@ def absolute_path(path: str) -> str:
         return path
 
 
-def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
-    """Return the path of the daemon's socket: *given*, else $CACHEFS_SOCKET, else the system-wide one."""
-    return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
+def socket_path(path: str | os.PathLike[str] | None = None) -> Path:
+    """Return the path of the daemon's socket: *path*, else $CACHEFS_SOCKET, else the system-wide one."""
+    return Path(path or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
 
 
 def refusal_reason(socket: Path) -> str:

@@ -51,8 +51,8 @@ class SpillFile:
     def write_rows(self, rows: Iterable[bytes]) -> RowRange:
         """Write a segment. Raises OSError."""
         start = self._end
-        rest = iter(rows)
-        while frame := list(islice(rest, _ROWS_PER_FRAME)):
+        remaining = iter(rows)
+        while frame := list(islice(remaining, _ROWS_PER_FRAME)):
             self.write_frame(frame)
         return RowRange(start, self._end)
 

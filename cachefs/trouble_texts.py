@@ -74,8 +74,8 @@ def describe_trouble(trouble: Trouble, now: float) -> str:
             waiting = _describe_waiting(trouble, "for it")
             return f"{trouble.subject} has not answered for {for_how_long}; {waiting}{because}"
         case Cause.ORIGIN:
-            asked = format_duration(now - trouble.last)
-            return f"{trouble.subject} did not answer the last request, {asked} ago; no read waits for it{because}"
+            elapsed = format_duration(now - trouble.last)
+            return f"{trouble.subject} did not answer the last request, {elapsed} ago; no read waits for it{because}"
         case Cause.SLOT:
             return f"{_describe_waiting(trouble, f'for a free request to {trouble.subject}')}{because}"
         case Cause.SLOW:
@@ -214,8 +214,8 @@ def sort_by_severity(troubles: Iterable[Trouble]) -> list[Trouble]:
     """Return the troubles, the worst first: those for which reads wait, then those that make reads fail."""
 
     def rank(one: Trouble) -> tuple[bool, int, float]:
-        place = DISPLAY_ORDER.index(Cause(one.cause)) if one.cause in DISPLAY_ORDER else len(DISPLAY_ORDER)
-        return (not one.waiting and not is_failing(one.cause), place, one.since)
+        position = DISPLAY_ORDER.index(Cause(one.cause)) if one.cause in DISPLAY_ORDER else len(DISPLAY_ORDER)
+        return (not one.waiting and not is_failing(one.cause), position, one.since)
 
     return sorted(troubles, key=rank)
 

@@ -210,7 +210,7 @@ class IteratorProgress:
                 self.watch.begin_epoch(iterator._sampler_iter, attributes_of(iterator).get("_dataset"))
                 # Without workers an epoch begins when the loop asks for its first batch.
                 now, length = clock.monotonic_ns(), self.watch.epoch_length
-                self.watch.stopwatch.begin_epoch(now, length, is_asked=not iterator._num_workers)
+                self.watch.stopwatch.begin_epoch(now, length, has_requested=not iterator._num_workers)
             elif not self._was_interrupted:
                 self._count_delivered(iterator._num_yielded)
                 if self._is_drawing:
@@ -347,16 +347,16 @@ def _new_watch(loader: Any, iterable: Any) -> LoaderWatch | StreamWatch | None:
 def _identifying_fields(loader: Any) -> dict[str, Any]:
     """Return the fields of the opening that identify the loader to people."""
     dataset, made = _type_name(attributes_of(loader).get("dataset")), creation_site.site_of(loader)
-    place = made[0] if made else ""
+    location = made[0] if made else ""
     # Two loaders made by one line are told apart by their callers.
     others = {other for _, other in _stopwatches if other != made}
     if len(made) > 1 and any(other[:1] == made[:1] for other in others):
         outer = next((line for line in made[1:] if all(line not in other for other in others)), "")
-        place = f"{place} from {outer}" if outer else place
+        location = f"{location} from {outer}" if outer else location
     known = _stopwatches.get((dataset, made))
     number = next(_loader_numbers) if known is None or known[0]() is not None else known[1]
     return {
-        "source": SOURCE, "dataset": dataset, "place": place, "planned": planned_epochs(sys.argv[1:]),
+        "source": SOURCE, "dataset": dataset, "place": location, "planned": planned_epochs(sys.argv[1:]),
         "number": number,
     }  # fmt: skip
 

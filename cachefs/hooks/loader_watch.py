@@ -166,21 +166,23 @@ class LoaderWatch:
         foreseen = self._sampler.foresee_orders() if not self._skipped else None
         if foreseen is not None:
             return foreseen
-        rest = self._remaining_samples(iterator)
-        return [rest] if rest is not None and len(rest) else None
+        remaining = self._remaining_samples(iterator)
+        return [remaining] if remaining is not None and len(remaining) else None
 
     def _remaining_samples(self, iterator: Any) -> SampleOrder | None:
         """Return the remaining samples that the sampler's *iterator* holds, or the beginning of them."""
         if not self._can_read_rest:
             return None
         try:
-            rest = read_iterator(iterator)
+            remaining = read_iterator(iterator)
         except UnreadableItems:
             self._can_read_rest = False
             return None
-        is_beginning = rest is not None and not rest.is_complete
-        self._read_further_at = self._drawn + len(rest.samples) // 2 if rest is not None and is_beginning else inf
-        return None if rest is None else rest.samples
+        if remaining is None:
+            self._read_further_at = inf
+            return None
+        self._read_further_at = inf if remaining.is_complete else self._drawn + len(remaining.samples) // 2
+        return remaining.samples
 
     def _publish_spec(self) -> bool:
         """Publish the epoch that begins as one of a spec, if it is one, and return whether it is."""
@@ -235,10 +237,10 @@ class LoaderWatch:
 
     def _publish_further(self, iterator: Any) -> None:
         """Publish more of the list whose beginning is published, after half of that was drawn."""
-        rest = self._remaining_samples(iterator)
+        remaining = self._remaining_samples(iterator)
         known = int(self._published_end) - self._drawn
-        if rest is not None and 0 <= known < len(rest) and not self._unpublished:
-            self._publish_part(rest[known:])
+        if remaining is not None and 0 <= known < len(remaining) and not self._unpublished:
+            self._publish_part(remaining[known:])
 
     def _begin_pass(self, begun: int) -> None:
         """Begin another epoch of the job within the sampler's iterator, which had given *begun* samples before."""
@@ -274,7 +276,7 @@ class LoaderWatch:
         """Publish the orders of the epoch that begins, and of those after it."""
         guesses, self._expected_next = self._expected_next, following
         was_right = bool(guesses) and numpy.array_equal(guesses[0], current)
-        said = guesses if self._has_reliable_orders else []  # the published orders of these epochs
+        published = guesses if self._has_reliable_orders else []  # the published orders of these epochs
         if guesses:
             self._has_reliable_orders = was_right
         self._part_number += 1
@@ -282,8 +284,8 @@ class LoaderWatch:
         self._expected = current
         orders = [current, *following]
         # Where the last guesses were wrong, new ones are published only in place of them.
-        for ahead, samples in enumerate(orders if self._has_reliable_orders else orders[: max(1, len(said))]):
-            if ahead >= len(said) or not numpy.array_equal(said[ahead], samples):
+        for ahead, samples in enumerate(orders if self._has_reliable_orders else orders[: max(1, len(published))]):
+            if ahead >= len(published) or not numpy.array_equal(published[ahead], samples):
                 before = 0 if ahead else self._skipped
                 self._publish_order(self._part_number + ahead, samples, (self._epochs_begun - 1 + ahead, before))
         self.record_delivered(0)
@@ -297,16 +299,16 @@ class LoaderWatch:
             self._parts.clear()
 
     def _publish_drawn(self, fresh: list[int], iterator: Any, delivered: int) -> None:
-        held = self._remaining_samples(iterator)
-        guessed = self._prediction.predict_order(iterator, self._length or 0) if held is None else None
-        if held is not None or self._prediction.is_predicting:
+        remaining = self._remaining_samples(iterator)
+        guessed = self._prediction.predict_order(iterator, self._length or 0) if remaining is None else None
+        if remaining is not None or self._prediction.is_predicting:
             self._batches_without_order = 0
         elif self._drawn - self._epoch_start > self._batches_ahead * self._sampler.batch_size:
             self._batches_without_order += 1
         if self._batches_without_order >= BATCHES_BEFORE_UNKNOWN:
             self._publish_note(UnknownProperty.ORDER)
-        if held is not None and len(held):
-            self._publish_part(_concatenate(fresh, held))
+        if remaining is not None and len(remaining):
+            self._publish_part(_concatenate(fresh, remaining))
         elif guessed is not None:
             self._publish_part(_concatenate(fresh, guessed), predicted=True)
         elif self._is_worth_a_part(len(fresh), delivered + self._skipped):
@@ -364,8 +366,8 @@ class LoaderWatch:
         if iterator is None or dataset is None:
             return
         known = self._foreseen[0] if self._foreseen else self._remaining_samples(iterator)
-        is_whole = self._read_further_at == inf
-        if known is None or not len(known) or not is_whole:
+        is_complete = self._read_further_at == inf
+        if known is None or not len(known) or not is_complete:
             return
         self._length = max(self._largest, 1 + int(known.max()))
         listed = find_listed_files(dataset, read_listing(dataset), self._length, MountResolver())
@@ -394,10 +396,10 @@ class LoaderWatch:
             self._publish_expected(foreseen[0], foreseen[1:])
             self._expected = None
             return
-        held = self._remaining_samples(iterator)
-        if held is not None and len(held):
+        remaining = self._remaining_samples(iterator)
+        if remaining is not None and len(remaining):
             self._part_number -= 1
-            self._publish_part(held)
+            self._publish_part(remaining)
 
     def _publish_without_files(self, length: int, dataset_listing: DatasetListing) -> None:
         """Have the helper learn the samples' files. length: number of samples; dataset_listing: the dataset's

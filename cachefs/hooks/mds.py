@@ -171,8 +171,8 @@ def _path_of_shard(shard: Any, stream: Any) -> str:
     """Return the path from which a shard is read, or copied; where it is stored it may be compressed. "" where it is no
     file of this machine, or several."""
     found, stored = attributes_of(shard), attributes_of(stream)
-    remote, packed, whole = stored.get("remote"), found.get("zip_data"), found.get("raw_data")
-    info = packed if remote and packed is not None else whole
+    remote, packed, raw = stored.get("remote"), found.get("zip_data"), found.get("raw_data")
+    info = packed if remote and packed is not None else raw
     directory = remote or found.get("dirname")
     if info is None or type(directory) is not str:
         return ""

@@ -322,8 +322,8 @@ class OpenRecorder:
         if not 0 <= min(samples) <= max(samples) < MAX_SAMPLES or len(self._observed) >= MAX_WAITING:
             return
         if sum(map(len, paths)) > MAX_CHARACTERS:
-            each, rest = divmod(len(paths), len(samples))
-            if each and not rest and len(samples) > 1:
+            each, remainder = divmod(len(paths), len(samples))
+            if each and not remainder and len(samples) > 1:
                 for number, sample in enumerate(samples):
                     self._add_observation([sample], paths[number * each : (number + 1) * each])
             return
@@ -418,18 +418,18 @@ def _user_directory() -> Path:
     """Return the user's directory, which contains those of helpers."""
     name = f"cachefs-{os.geteuid()}"
     for shared in ("/dev/shm", None):  # as in cachefs.publishing.channel
-        place = Path(shared or tempfile.gettempdir(), name)
+        directory = Path(shared or tempfile.gettempdir(), name)
         try:
-            found = place.lstat()
+            found = directory.lstat()
         except OSError as error:
             if is_from_job(error):
                 raise
-            if os.access(place.parent, os.W_OK | os.X_OK):
-                return place
+            if os.access(directory.parent, os.W_OK | os.X_OK):
+                return directory
         else:
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
-                return place
-    return place
+                return directory
+    return directory
 
 
 def _make_open_mark(number: int, owner: int, path: str) -> None:

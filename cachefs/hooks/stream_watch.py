@@ -156,8 +156,8 @@ class BatchLength:
         if self._is_default_collate and lengths and (type(end) in (str, bytes) or _shape_of(end)):
             return min(lengths[-1], requested)
         if not self._length_indices:
-            self._length_indices = [place for place, length in enumerate(lengths) if length == requested]
-        return min((lengths[place] for place in self._length_indices if place < len(lengths)), default=None)
+            self._length_indices = [index for index, length in enumerate(lengths) if length == requested]
+        return min((lengths[index] for index in self._length_indices if index < len(lengths)), default=None)
 
 
 def lengths_in(batch: Any) -> tuple[list[int], Any]:

@@ -73,10 +73,10 @@ class WebDatasetShards:
         for number, stage in enumerate(self.stages):
             if stage is sys.modules["webdataset.shardlists"].split_by_worker:
                 shared = _collect_until(deadline, shards)
-                rest = self.stages[number + 1 :]
+                later_stages = self.stages[number + 1 :]
                 parts = [shared[worker::workers] for worker in range(workers)]
                 return [
-                    _collect_until(deadline, _apply_stages(rest, part, ahead, (worker, workers)))
+                    _collect_until(deadline, _apply_stages(later_stages, part, ahead, (worker, workers)))
                     for worker, part in enumerate(parts)
                 ]
             shards = _apply_stage(stage, iter(shards), ahead, (0, 1))

@@ -97,13 +97,13 @@ def leads_through_magic_link(path: Path) -> bool:
 def resolve_mount_point(directory: Path) -> Path:
     """Return the path of a mount on *directory*, without links, and without access to a mount there. Raises
     CachefsError."""
-    place = _without_links_above(directory)
+    mount_point = _without_links_above(directory)
     for _ in range(_MAX_LINKS):
         try:
-            target = os.readlink(place)  # does not access the mount, unlike lstat(2)
+            target = os.readlink(mount_point)  # does not access the mount, unlike lstat(2)
         except OSError:
-            return place
-        place = _without_links_above(place.parent / target)
+            return mount_point
+        mount_point = _without_links_above(mount_point.parent / target)
     raise CachefsError(f"mount point {directory} is a symbolic link to itself")
 
 
@@ -121,28 +121,30 @@ def _without_links_above(path: Path) -> Path:
 def check_mount_point(directory: Path) -> Path:
     """Return the place to mount on for the absolute path *directory*. Raises CachefsError where a mount would not
     last."""
-    given = Path(os.path.normpath(directory))
+    normalized = Path(os.path.normpath(directory))
     # The given path counts too: /proc/self is another process for each program that resolves it.
-    _check_not_in_kernel_directory(given, directory)
-    place = resolve_mount_point(directory)
-    _check_not_in_kernel_directory(place, directory)
+    _check_not_in_kernel_directory(normalized, directory)
+    mount_point = resolve_mount_point(directory)
+    _check_not_in_kernel_directory(mount_point, directory)
     if leads_through_magic_link(directory):
         raise CachefsError(
-            f"{directory} leads through a link of /proc, which each process sees differently; name {place}"
+            f"{directory} leads through a link of /proc, which each process sees differently; name {mount_point}"
         )
-    return place
+    return mount_point
 
 
-def _check_not_in_kernel_directory(place: Path, directory: Path) -> None:
+def _check_not_in_kernel_directory(mount_point: Path, directory: Path) -> None:
     for top in _KERNEL_DIRECTORIES:
-        if place.is_relative_to(top) and not (place.is_relative_to(_SHARED_MEMORY) and place != _SHARED_MEMORY):
+        if mount_point.is_relative_to(top) and not (
+            mount_point.is_relative_to(_SHARED_MEMORY) and mount_point != _SHARED_MEMORY
+        ):
             raise CachefsError(f"{directory} is below {top}, where the kernel keeps its own; choose another directory")
 
 
-def check_mounted(place: Path) -> None:
-    """Raise CachefsError where no cachefs is mounted at *place*, a path of `resolve_mount_point`."""
-    if not any(point.path == place for point in mount_points()):
-        raise CachefsError(f"{place} was unmounted, moved or removed while it was being mounted; mount it again")
+def check_mounted(mount_point: Path) -> None:
+    """Raise CachefsError where no cachefs is mounted at *mount_point*, a path of `resolve_mount_point`."""
+    if not any(point.path == mount_point for point in mount_points()):
+        raise CachefsError(f"{mount_point} was unmounted, moved or removed while it was being mounted; mount it again")
 
 
 def is_dead(directory: Path) -> bool:
@@ -185,7 +187,7 @@ def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None
         raise CachefsError(f"cannot unmount {directory}: {error}") from None
     assert child.stderr is not None
     try:
-        _, heard = child.communicate(timeout=UNMOUNT_SECONDS)
+        _, stderr = child.communicate(timeout=UNMOUNT_SECONDS)
     except subprocess.TimeoutExpired:
         child.kill()  # not waited for, since it may hang in the kernel at the mount
         child.stderr.close()
@@ -193,24 +195,24 @@ def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None
             f"cannot unmount {directory}: `{' '.join(command)}` has not ended within {UNMOUNT_SECONDS} s"
         ) from None
     if child.returncode:
-        said = " ".join(heard.split()).rstrip(".") or f"{command[0]} failed"
-        if any(reason in said for reason in _NOT_ALLOWED):
+        message = " ".join(stderr.split()).rstrip(".") or f"{command[0]} failed"
+        if any(reason in message for reason in _NOT_ALLOWED):
             raise AccessDenied(f"you may not unmount {directory}: it takes root, or the user who mounted it")
-        kind = Busy if " busy" in said else CachefsError
-        raise kind(f"cannot unmount {directory}: {said}")
+        kind = Busy if " busy" in message else CachefsError
+        raise kind(f"cannot unmount {directory}: {message}")
 
 
 def abort_connection(directory: Path) -> None:
     """End the FUSE connection mounted on *directory* as a forced unmount does, without access to the mount. The mount
     point stays. Needs CAP_SYS_ADMIN. Raises OSError."""
-    place = directory.parent.resolve() / directory.name
+    mount_point = directory.parent.resolve() / directory.name
     # An open descriptor keeps the mount busy, so that only its connection ends.
-    held = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    descriptor = os.open(mount_point, os.O_PATH | os.O_CLOEXEC)
     try:
-        if _libc.umount2(os.fsencode(place), _MNT_FORCE) and (code := ctypes.get_errno()) != errno.EBUSY:
+        if _libc.umount2(os.fsencode(mount_point), _MNT_FORCE) and (code := ctypes.get_errno()) != errno.EBUSY:
             raise OSError(code, os.strerror(code))
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def connection_number(directory: Path) -> int | None:
@@ -229,8 +231,8 @@ def prepare_mount_point(directory: Path) -> int:
     Returns a descriptor that keeps other mounts off the directory until `release_claim`. Raises CachefsError.
     """
     # Must precede any access to the directory itself, which would access a mount there.
-    place = directory.parent.resolve() / directory.name
-    if any(point.path == place for point in mount_points()) and is_stuck(directory):
+    mount_point = directory.parent.resolve() / directory.name
+    if any(point.path == mount_point for point in mount_points()) and is_stuck(directory):
         raise Busy(f"{directory} is a cachefs mount that does not answer; free it with `cachectl umount {directory}`")
     if is_dead(directory):
         log.warning("%s is the mount point of a process that is gone; unmounting it", directory)

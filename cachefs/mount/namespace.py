@@ -36,10 +36,10 @@ def named_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[Dat
         dataset = by_name.get(part.name)
         if dataset is None:
             known = ", ".join(sorted(by_name)) or "none yet"
-            way_out = f"add it with `cachectl dataset add {part.name} URL`"
+            remedy = f"add it with `cachectl dataset add {part.name} URL`"
             if part.name.startswith("/"):  # mount(8) turns a name that exists in the current directory into a path
-                way_out = "in /etc/fstab write cachefs:NAME"
-            raise NotFound(f"no dataset named {part.name!r} (known: {known}); {way_out}")
+                remedy = "in /etc/fstab write cachefs:NAME"
+            raise NotFound(f"no dataset named {part.name!r} (known: {known}); {remedy}")
         found.append(at_snapshot(dataset, part.digits) if part.digits else dataset)
     return found
 

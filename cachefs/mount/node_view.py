@@ -137,18 +137,18 @@ class ViewLog:
 
     def read_new(self) -> list[LoggedView]:
         """Return the views added since the last call, oldest first; at the first call, all."""
-        heard = []
+        views = []
         while self._position < self._read_head()[0]:
-            place, (length, when) = self._position, _HEADER.unpack(os.pread(self._fd, _HEADER.size, self._position))
-            packed = os.pread(self._fd, length, place + _HEADER.size)
+            position, (length, when) = self._position, _HEADER.unpack(os.pread(self._fd, _HEADER.size, self._position))
+            packed = os.pread(self._fd, length, position + _HEADER.size)
             self._summary_begin = self._read_head()[1]
-            if _HEAD.size < place < self._summary_begin:
+            if _HEAD.size < position < self._summary_begin:
                 self._position = self._summary_begin  # the bytes just read may have been punched out meanwhile
                 continue
             record = self._decode(packed)
-            self._position, self._last_view = place + _HEADER.size + length, record.view
-            heard.append(LoggedView(when, record.view, record.slots, record.changed_ns))
-        return heard
+            self._position, self._last_view = position + _HEADER.size + length, record.view
+            views.append(LoggedView(when, record.view, record.slots, record.changed_ns))
+        return views
 
     def append_view(self, view: NodeView) -> list[LoggedView]:
         """Append *view*, unless it has nothing new, or another process has held the lock for LOCK_SECONDS: the daemon
@@ -157,10 +157,10 @@ class ViewLog:
         if view == self._last_view and self._position == self._read_head()[0]:
             return []
         with self._hold_lock() as is_locked:
-            heard = self.read_new()
+            views = self.read_new()
             if is_locked and view != self._last_view:
                 self._append_record(self._position, _ViewRecord(view))
-            return heard + self.read_new()
+            return views + self.read_new()
 
     @property
     def is_long(self) -> bool:
@@ -179,9 +179,9 @@ class ViewLog:
             if begin != self._read_head()[0]:
                 return
             self._append_record(begin, _ViewRecord(self._last_view, slots, changed_ns), begin=begin)
-            rest = _HEAD.size + _HEADER.size + first
-            sizes = ctypes.c_int64(rest), ctypes.c_int64(begin - rest)
-            if begin > rest and _libc.fallocate(self._fd, _PUNCH, *sizes):
+            punch_start = _HEAD.size + _HEADER.size + first
+            sizes = ctypes.c_int64(punch_start), ctypes.c_int64(begin - punch_start)
+            if begin > punch_start and _libc.fallocate(self._fd, _PUNCH, *sizes):
                 log.warning("the mount's log of views cannot be cut: %s", os.strerror(ctypes.get_errno()))
 
     def _read_head(self) -> tuple[int, int]:
@@ -190,11 +190,11 @@ class ViewLog:
         end, begin = _HEAD.unpack(head) if head else (_HEAD.size, _HEAD.size)
         return end, begin
 
-    def _append_record(self, place: int, record: _ViewRecord, begin: int | None = None) -> None:
+    def _append_record(self, position: int, record: _ViewRecord, begin: int | None = None) -> None:
         packed = msgspec.msgpack.encode(record)
         begin = self._read_head()[1] if begin is None else begin
-        os.pwrite(self._fd, _HEADER.pack(len(packed), time.time_ns()) + packed, place)
-        os.pwrite(self._fd, _HEAD.pack(place + _HEADER.size + len(packed), begin), 0)
+        os.pwrite(self._fd, _HEADER.pack(len(packed), time.time_ns()) + packed, position)
+        os.pwrite(self._fd, _HEAD.pack(position + _HEADER.size + len(packed), begin), 0)
 
     @contextmanager
     def _hold_lock(self) -> Iterator[bool]:

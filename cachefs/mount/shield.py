@@ -112,8 +112,8 @@ def _put_up_in_child(spec: MountSpec, directory: Path, number: int, flags: tuple
             child_process.kill_child(pid)
             return f"it was not there within {SHIELD_SECONDS:.0f} s"
         status = os.waitpid(pid, 0)[1]
-        said = os.read(reader, select.PIPE_BUF).decode(errors="replace")
-        return (said or "the process that puts it up has died") if status else None
+        message = os.read(reader, select.PIPE_BUF).decode(errors="replace")
+        return (message or "the process that puts it up has died") if status else None
     finally:
         os.close(pidfd)
         os.close(reader)
@@ -121,21 +121,21 @@ def _put_up_in_child(spec: MountSpec, directory: Path, number: int, flags: tuple
 
 def _replace_mount(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ...]) -> None:
     """Put an overlay in the place of the FUSE mount *number*. Raises OSError."""
-    place = os.fsencode(directory.parent.resolve() / directory.name)
-    os.chdir(place)  # "." works as a layer also where the path is longer than a layer's name may be
+    mount_point = os.fsencode(directory.parent.resolve() / directory.name)
+    os.chdir(mount_point)  # "." works as a layer also where the path is longer than a layer's name may be
     overlay = _new_overlay(mount_source(str(spec)), number, sum(_ATTRIBUTES.get(flag, 0) for flag in flags))
     os.chdir("/")
     if kernel.connection_number(directory) != number:
         raise OSError(errno.EBUSY, "something else is mounted there by now")
     try:
         # Attached beneath before the old mount is detached, so that the directory is never seen without the mount.
-        attach_mount(overlay, place, beneath=True)
+        attach_mount(overlay, mount_point, beneath=True)
     except OSError as error:
         log.debug("the shield cannot be attached beneath the mount: %s", error.strerror)
-        _detach_topmost(place)
-        attach_mount(overlay, place)
+        _detach_topmost(mount_point)
+        attach_mount(overlay, mount_point)
     else:
-        _detach_topmost(place)
+        _detach_topmost(mount_point)
     os.close(overlay)
 
 
@@ -149,7 +149,7 @@ def _new_overlay(source: str, number: int, attributes: int) -> int:
         return new_mount("overlay", {**options, "metacopy": "on"}, _READ_ONLY | _NO_TIMES | attributes)
 
 
-def _detach_topmost(place: bytes) -> None:
-    if _libc.umount2(place, _DETACH):
+def _detach_topmost(mount_point: bytes) -> None:
+    if _libc.umount2(mount_point, _DETACH):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

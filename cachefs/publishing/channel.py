@@ -218,11 +218,11 @@ class HelperChannel:
 
     def print_helper_lines(self) -> None:
         """Print the helper's log lines that were added since the last call."""
-        said = self.page.log_length
-        if said == self._printed_bytes or not self._lock.acquire(blocking=False):
+        log_length = self.page.log_length
+        if log_length == self._printed_bytes or not self._lock.acquire(blocking=False):
             return
         try:
-            text, self._printed_bytes = self.page.log_text(self._printed_bytes, said), said
+            text, self._printed_bytes = self.page.log_text(self._printed_bytes, log_length), log_length
         finally:
             self._lock.release()
         for line in text.splitlines():
@@ -528,13 +528,13 @@ def _launch_helper(directory: Path, arguments: Sequence[str], fds: tuple[int, in
         environment[SOCKET_VARIABLE] = absolute_path(environment[SOCKET_VARIABLE])
     command = launch_command("helper", *arguments)
     try:
-        said = run_detached(command, environment, fds, START_SECONDS)
+        output = run_detached(command, environment, fds, START_SECONDS)
     except (ImportError, OSError) as error:  # a filter of system calls may refuse `run_detached`
         if is_from_job(error):
             raise
         _launch_child([*command, "child"], fds, environment)
         return
-    if said is None:
+    if output is None:
         raise OSError(f"{command[0]} does not start within {START_SECONDS:.0f} s")
     if not mode_of(directory / PAGE_NAME, follow=False):
         raise OSError(f"{command[0]} cannot run {_LAUNCH}")

@@ -57,15 +57,15 @@ _TEXTS: Final = {
 }
 
 
-def unknown_text(unknown: UnknownProperty, dataset: str, sampler: str, place: str = "") -> str:
-    """Return one line about *unknown*. dataset, sampler: class names; place: the line that made the loader."""
+def unknown_text(unknown: UnknownProperty, dataset: str, sampler: str, location: str = "") -> str:
+    """Return one line about *unknown*. dataset, sampler: class names; location: the line that made the loader."""
     text = _TEXTS[unknown].format(sampler=_printable_name(sampler, "its sampler"))
-    return f"loader {loader_name(dataset, place)}: {text}"
+    return f"loader {loader_name(dataset, location)}: {text}"
 
 
-def loader_name(dataset: str, place: str = "") -> str:
+def loader_name(dataset: str, location: str = "") -> str:
     """Return the name of a loader: the class of its dataset, and the line that made it, where that is known."""
-    where = f" ({_printable_name(place, 'somewhere')})" if place else ""
+    where = f" ({_printable_name(location, 'somewhere')})" if location else ""
     return f"{_printable_name(dataset, 'of a dataset')}{where}"
 
 
@@ -92,8 +92,8 @@ def learned_text(name: str, epoch: int) -> str:
     return f"loader {name}: its files were learned, and it is read ahead from epoch {epoch} on"
 
 
-def _printable_name(given: str, otherwise: str) -> str:
-    return given[:MAX_NAME] if given.isprintable() and given else otherwise
+def _printable_name(name: str, otherwise: str) -> str:
+    return name[:MAX_NAME] if name.isprintable() and name else otherwise
 
 
 @dataclass(slots=True)

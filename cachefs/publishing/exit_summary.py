@@ -57,9 +57,9 @@ def summary_lines(records: Sequence[ProcessRecord], printed_keys: Collection[str
     """Return the summary of a run from its training processes' records; empty where no loader has delivered anything.
     printed_keys: keys of troubles to leave out, as the user was told of them just now."""
     loaders, troubles = loaders_by_name(records), worst_troubles(records)
-    told = [one.line for one in troubles if one.key not in printed_keys][:MAX_TROUBLES]
+    trouble_lines = [one.line for one in troubles if one.key not in printed_keys][:MAX_TROUBLES]
     if not loaders:
-        return told
+        return trouble_lines
     busy, waited = sum(one.busy for one in loaders), sum(one.waited for one in loaders)
     longest = max(sum(one.busy for one in record.loaders) for record in records)
     many = f" in {len(records)} processes" if len(records) > 1 else ""
@@ -82,7 +82,7 @@ def summary_lines(records: Sequence[ProcessRecord], printed_keys: Collection[str
     longest_wait = max(one.waited for one in loaders)
     is_why = any(one.failed or one.waited >= PART_OF_WAIT * longest_wait for one in troubles)
     why = "" if is_why else advice(loaders, records, came.missed / max(1, bytes_read(loaders, came)))
-    return [*found, *told, *([why] if why else [])]
+    return [*found, *trouble_lines, *([why] if why else [])]
 
 
 def loaders_by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
@@ -177,9 +177,9 @@ def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], fe
     return f"to wait less: {why}" if why else ""
 
 
-def percent(part: float, whole: float) -> str:
+def percent(part: float, total: float) -> str:
     """Return a share in percent, such as `12 %`; `<1 %` for a smaller share that is not 0."""
-    share = 100 * part / whole if whole > 0 else 0.0
+    share = 100 * part / total if total > 0 else 0.0
     return "<1 %" if 0 < share < 1 else f"{min(share, 100):.0f} %"
 
 
@@ -203,8 +203,8 @@ def find_failed_read(error: BaseException) -> tuple[int, str]:
         if isinstance(one, OSError):
             text = one.args[0] if one.args and isinstance(one.args[0], str) else ""
             # torch raises a worker's exception anew, with its text alone.
-            said = next((number for number in _READ_ERRNOS if f"[Errno {number}]" in text), 0)
-            if (number := one.errno or said) in _READ_ERRNOS:
+            text_errno = next((number for number in _READ_ERRNOS if f"[Errno {number}]" in text), 0)
+            if (number := one.errno or text_errno) in _READ_ERRNOS:
                 return number, one.filename if isinstance(one.filename, str) else _path_in(text)
         one = one.__cause__ or one.__context__
     return 0, ""
@@ -228,10 +228,10 @@ def _ask_cause(number: int, path: str) -> str:
         return ""
     command = channel.launch_command("why", str(number), channel.job_name())
     try:
-        said = channel.run_detached(command, os.environ, (), EXIT_SECONDS)
+        output = channel.run_detached(command, os.environ, (), EXIT_SECONDS)
     except ImportError:  # a child would have the job's handler of SIGCHLD run
         return ""
-    return (said or b"").decode(errors="replace").strip()
+    return (output or b"").decode(errors="replace").strip()
 
 
 def print_summary(top: str) -> None:

@@ -148,9 +148,9 @@ class HelperProcess:
         has_ended = False
         while True:
             wait = 0.0 if has_ended else max(0.0, due - clock.monotonic())
-            asked, ready = clock.monotonic_ns(), self._wait_for_sources(wait)
+            polled_at, ready = clock.monotonic_ns(), self._wait_for_sources(wait)
             if wait and not ready:
-                asked, ready = clock.monotonic_ns(), self._wait_for_sources(0.0)
+                polled_at, ready = clock.monotonic_ns(), self._wait_for_sources(0.0)
             for source in ready:
                 if source is self._listener:
                     self._accept()
@@ -158,7 +158,7 @@ class HelperProcess:
                     due = min(due, clock.monotonic())
             is_quiet = not any(isinstance(source, socket.socket) for source in ready)
             if is_quiet:
-                self._received_until = asked
+                self._received_until = polled_at
             # Receive all messages before reporting, unless that takes too long.
             patience = 0.0 if is_quiet else LISTENING_SECONDS
             if clock.monotonic() >= due + patience or (has_ended and is_quiet):

@@ -71,12 +71,12 @@ class Stopwatch:
             self._unmeasured,
         )  # fmt: skip
 
-    def begin_epoch(self, now: int, length: int = 0, *, is_asked: bool = False) -> None:
-        """Begin an epoch of *length* samples; 0 if unknown. is_asked: the loop has asked for its first batch
+    def begin_epoch(self, now: int, length: int = 0, *, has_requested: bool = False) -> None:
+        """Begin an epoch of *length* samples; 0 if unknown. has_requested: the loop has asked for its first batch
         already."""
         self._epochs += 1
         self._length, self._epoch_samples, self._epoch_busy = length, 0, 0
-        if not is_asked:
+        if not has_requested:
             self._requested_at = 0  # the last request was answered by the end of the epoch before
         self._busy_since = self._requested_at or now
 

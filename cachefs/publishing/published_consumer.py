@@ -178,8 +178,8 @@ class PublishedConsumer:
         self._unexplained.add_opened(observed.samples, observed.paths)
         if self._opened_file is None and observed.paths:
             self._opened_file = find_file(observed.paths[0], resolver)
-        each, rest = divmod(len(observed.paths), max(1, len(observed.samples)))
-        if observed.is_in_order and each and not rest:
+        each, remainder = divmod(len(observed.paths), max(1, len(observed.samples)))
+        if observed.is_in_order and each and not remainder:
             # Files can be matched with the samples of a batch only where all have equally many.
             for number, sample in enumerate(observed.samples):
                 paths = dict.fromkeys(observed.paths[number * each : (number + 1) * each])

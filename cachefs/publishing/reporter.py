@@ -35,14 +35,20 @@ class ConsumerReporter:
     """Reports new facts about the consumers of one training process to the daemon."""
 
     def __init__(
-        self, transport: DaemonTransport, job: str, pid: int, say: Callable[[str], None], troubles: TroublePrinter
+        self,
+        transport: DaemonTransport,
+        job: str,
+        pid: int,
+        print_line: Callable[[str], None],
+        troubles: TroublePrinter,
     ) -> None:
-        """job: its name; pid: of the training process; say: shows a line to its user; troubles: from the daemon."""
+        """job: its name; pid: of the training process; print_line: shows a line to its user; troubles: from the
+        daemon."""
         self._troubles = troubles
         self._transport = transport
         self._job = job
         self._pid = pid
-        self._print_line = say
+        self._print_line = print_line
         self._printed_problems: set[str] = set()  # problems that were printed
         self._full_name = job  # name of the job in the daemon, see cachefs_daemon.jobs.owners
         self._failures = 0  # successive failures to reach the daemon
@@ -80,14 +86,14 @@ class ConsumerReporter:
                 self._publish_consumer(consumer)
             self._report_orders(consumer)
             is_due = now - consumer.reported_at >= min(consumer.pause, self._transport.lease / RENEWALS)
-            told = (consumer.note, consumer.parts.get(consumer.epoch), consumer.counts, consumer.is_shown_learning)
-            if moved or told != consumer.last_report or is_due:
+            report = (consumer.note, consumer.parts.get(consumer.epoch), consumer.counts, consumer.is_shown_learning)
+            if moved or report != consumer.last_report or is_due:
                 self._report_progress(consumer)
                 # A consumer that stands still may wait for a read. The pause between calls doubles while nothing is
                 # wrong.
                 is_well = not (moved or self._troubles.has_lasting_trouble)
                 consumer.pause = 2 * consumer.pause if is_well else FIRST_CHECK_SECONDS
-                consumer.reported_at, consumer.last_report = now, told
+                consumer.reported_at, consumer.last_report = now, report
             self._failures, self._has_answered, self._away_since = 0, True, None
         except DaemonUnavailable as error:
             self._handle_unavailable(error, now)

@@ -156,11 +156,11 @@ def remove_dead_runs(ours: Path) -> None:
 
 def _is_dead_socket(address: Path) -> bool:
     """Return whether the socket has no listener, and is not so new that its maker may still start to listen."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         if clock.since_1970() - address.lstat().st_ctime < _NEW_SECONDS:
             return False
-        asking.setblocking(False)
-        return asking.connect_ex(str(address)) == errno.ECONNREFUSED
+        connection.setblocking(False)
+        return connection.connect_ex(str(address)) == errno.ECONNREFUSED
     return False
 
 

@@ -51,14 +51,14 @@ class SiblingHelpers:
             return
         self._search_at = now + SEARCH_SECONDS
         there = {path.parent for path in self._directory.parent.glob(f"*/{SOCKET_NAME}")} - {self._directory}
-        for (directory, slot), told in list(self._sent.items()):
-            if directory not in there or slot not in learning or learning[slot].learned is not told.learned:
+        for (directory, slot), sent in list(self._sent.items()):
+            if directory not in there or slot not in learning or learning[slot].learned is not sent.learned:
                 self._disconnect(self._sent.pop((directory, slot)))
         for directory in there:
             for slot, consumer in learning.items():
-                told = self._sent.setdefault((directory, slot), _SentRows(consumer.learned))
-                if told.backoff.is_due(now):
-                    self._send_rows(directory, consumer.opening, told, now)
+                sent = self._sent.setdefault((directory, slot), _SentRows(consumer.learned))
+                if sent.backoff.is_due(now):
+                    self._send_rows(directory, consumer.opening, sent, now)
 
     def _send_rows(self, directory: Path, opening: ConsumerOpening, sent: _SentRows, now: float) -> None:
         if sent.connection is not None and sent.connection.is_disconnected:
@@ -84,10 +84,10 @@ class SiblingHelpers:
             # The sibling is behind, and gets the same rows later; or it is gone, which the next call notices.
             self._postpone(sent, now)
 
-    def _postpone(self, told: _SentRows, now: float) -> None:
-        told.backoff.note_failure(now)
+    def _postpone(self, sent: _SentRows, now: float) -> None:
+        sent.backoff.note_failure(now)
 
-    def _disconnect(self, told: _SentRows) -> None:
-        if told.connection is not None:
-            told.connection.close()
-        told.connection, told.rows = None, 0
+    def _disconnect(self, sent: _SentRows) -> None:
+        if sent.connection is not None:
+            sent.connection.close()
+        sent.connection, sent.rows = None, 0

@@ -92,14 +92,14 @@ class ControlClient:
         directory = self._directory(request)
         with _open_fifo(
             directory / ".cachefs" / response_fifo_name(self._token), _READ, clock.monotonic() + timeout
-        ) as answers:
-            answer = _ControlCall(directory, answers, timeout).run(
+        ) as response_fifo:
+            response = _ControlCall(directory, response_fifo, timeout).run(
                 list(call_lines(self._token, self._calls, method.name, encoded)), self._calls
             )
-        if answer.error:
-            kind: Any = getattr(errors, answer.error, None)
-            raise (kind if isinstance(kind, type) and issubclass(kind, CachefsError) else CachefsError)(answer.text)
-        reply: Reply = response_decoder(method.response)(answer.reply)
+        if response.error:
+            kind: Any = getattr(errors, response.error, None)
+            raise (kind if isinstance(kind, type) and issubclass(kind, CachefsError) else CachefsError)(response.text)
+        reply: Reply = response_decoder(method.response)(response.reply)
         return reply
 
     def _directory(self, request: Any) -> Path:
@@ -115,10 +115,10 @@ class ControlClient:
 class _ControlCall:
     """One call: writes its lines, and waits for its response."""
 
-    def __init__(self, directory: Path, answers: int, timeout: float) -> None:
-        """directory: of the mount; answers: descriptor of the FIFO; timeout: seconds without progress."""
+    def __init__(self, directory: Path, response_fifo: int, timeout: float) -> None:
+        """directory: of the mount; response_fifo: descriptor of the FIFO; timeout: seconds without progress."""
         self._file = directory / CONTROL_FILE
-        self._answers = answers
+        self._answers = response_fifo
         self._timeout = timeout
         self._deadline = clock.monotonic() + timeout
         self._received = bytearray()
@@ -151,12 +151,12 @@ class _ControlCall:
         """Raises BrokenPipeError where no process reads the control file any more, DaemonUnavailable."""
         while True:
             while b"\n" in self._received:
-                line, _, rest = bytes(self._received).partition(b"\n")
-                self._received[:] = rest
+                line, _, remainder = bytes(self._received).partition(b"\n")
+                self._received[:] = remainder
                 with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-                    answer = msgspec.json.decode(line, type=CallResponse)
-                    if answer.id == number:  # not a late response to a call that timed out
-                        return answer
+                    response = msgspec.json.decode(line, type=CallResponse)
+                    if response.id == number:  # not a late response to a call that timed out
+                        return response
             if self._wait_for_event(fd, 0, self._answers):
                 with contextlib.suppress(BlockingIOError):
                     self._received += os.read(self._answers, _PIPE)

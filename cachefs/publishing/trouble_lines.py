@@ -103,9 +103,9 @@ class _TroubleState:
 class TroublePrinter:
     """Prints the troubles of one training process, which begins now. Times are unix times in seconds."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = clock.since_1970) -> None:
-        """say: shows a line to the user, also while the training process waits."""
-        self._print_line = say
+    def __init__(self, print_line: Callable[[str], None], clock: Callable[[], float] = clock.since_1970) -> None:
+        """print_line: shows a line to the user, also while the training process waits."""
+        self._print_line = print_line
         self._clock = clock
         self._began = clock()
         self._known: dict[tuple[str, str], _TroubleState] = {}

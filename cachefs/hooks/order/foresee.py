@@ -255,11 +255,11 @@ class _DrawingState:
 
     def copy_of(self, generator: Any) -> Any:
         """Return the copy of one of the job's generators; None stands for torch's default one."""
-        given = self.torch.default_generator if generator is None else generator
-        copy = self._copies.get(id(given))
+        original = self.torch.default_generator if generator is None else generator
+        copy = self._copies.get(id(original))
         if copy is None:
-            copy = self._copies[id(given)] = self.torch.Generator()
-            copy.set_state(given.get_state())
+            copy = self._copies[id(original)] = self.torch.Generator()
+            copy.set_state(original.get_state())
         return copy
 
     def draw_permutation(self, size: int, generator: Any) -> SampleOrder:

@@ -64,8 +64,8 @@ def count_skipped(iterator: Any) -> int:
     """Return the number of samples that a new iterator skips, as a checkpoint says that they were given before."""
     if qualified_name(type(iterator)) != _TORCHDATA_BATCHES or not is_installed(TORCHDATA):
         return 0
-    given = attributes_of(iterator).get("samples_yielded")
-    return given if type(given) is int and given > 0 else 0
+    yielded = attributes_of(iterator).get("samples_yielded")
+    return yielded if type(yielded) is int and yielded > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ def _read_torch_batches(iterator: Any, inner: InnerReader) -> RemainingSamples |
 
 def _read_batches(samples: Any, sampler: dict[str, Any], inner: InnerReader) -> RemainingSamples | None:
     size, drop_last = sampler.get("batch_size"), sampler.get("drop_last")
-    rest = inner(samples) if samples is not None else None
-    if rest is None or type(size) is not int or size < 1 or rest.sizes is not None:
+    remaining = inner(samples) if samples is not None else None
+    if remaining is None or type(size) is not int or size < 1 or remaining.sizes is not None:
         return None
-    return rest.in_batches(size, drop_last=bool(drop_last))
+    return remaining.in_batches(size, drop_last=bool(drop_last))
 
 
 # --- torchdata --------------------------------------------------------------------------------------------------------
@@ -116,14 +116,14 @@ def _read_torchdata_batches(iterator: Any, inner: InnerReader) -> RemainingSampl
 def _read_torchdata_random(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
     """Read a random iterator, which goes through one permutation after the other; later ones are not drawn yet."""
     own = attributes_of(iterator)
-    order, place = own.get("perm"), own.get("perm_index")
-    number, given = own.get("num_samples"), own.get("yielded")
-    if type(order) is not list or not isinstance(place, int) or not isinstance(number, int):
+    order, position = own.get("perm"), own.get("perm_index")
+    number, yielded = own.get("num_samples"), own.get("yielded")
+    if type(order) is not list or not isinstance(position, int) or not isinstance(number, int):
         return None
-    if not 0 <= place < len(order) or not isinstance(given, int):
+    if not 0 <= position < len(order) or not isinstance(yielded, int):
         return None
-    rest = read_numbers(order, place)
-    return None if rest.sizes is not None else rest.first_samples(number - given)
+    remaining = read_numbers(order, position)
+    return None if remaining.sizes is not None else remaining.first_samples(number - yielded)
 
 
 def _read_torchdata_distributed(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
@@ -152,31 +152,31 @@ def _read_accelerate_shard(iterator: Any, inner: InnerReader) -> RemainingSample
     """Read an iterator that gives, of each group of batches, the one for this process. Leaves out the replacements for
     batches missing from the last group."""
     found, shard = _enumerated_and_position(iterator), _batch_sampler_shard(iterator)
-    rest = inner(found[0]) if found is not None else None
-    if found is None or rest is None or rest.sizes is None or shard is None:
+    remaining = inner(found[0]) if found is not None else None
+    if found is None or remaining is None or remaining.sizes is None or shard is None:
         return None
     processes, index = shard["num_processes"], shard["process_index"]
     first = -found[1] % processes  # batches until the next group begins
     if first:
         return None
-    ends = numpy.cumsum(rest.sizes)
+    ends = numpy.cumsum(remaining.sizes)
     chosen = [
         number for number in range(index, len(ends) // processes * processes, processes)
-        if shard["batch_size"] is None or rest.sizes[number - index + processes - 1] == shard["batch_size"]
+        if shard["batch_size"] is None or remaining.sizes[number - index + processes - 1] == shard["batch_size"]
     ]  # fmt: skip
-    return _select_batches(rest, [(int(ends[one] - rest.sizes[one]), int(ends[one])) for one in chosen])
+    return _select_batches(remaining, [(int(ends[one] - remaining.sizes[one]), int(ends[one])) for one in chosen])
 
 
 def _read_accelerate_split(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
     """Read an iterator that gives, of each batch, the part for this process."""
     found, shard = _enumerated_and_position(iterator), _batch_sampler_shard(iterator)
-    rest = inner(found[0]) if found is not None else None
-    if rest is None or rest.sizes is None or shard is None or type(shard["batch_size"]) is not int:
+    remaining = inner(found[0]) if found is not None else None
+    if remaining is None or remaining.sizes is None or shard is None or type(shard["batch_size"]) is not int:
         return None
     part = shard["batch_size"] // shard["num_processes"]
-    starts = numpy.cumsum(rest.sizes) - rest.sizes
-    whole = [int(one) for one in starts[rest.sizes == shard["batch_size"]] + part * shard["process_index"]]
-    return _select_batches(rest, [(start, start + part) for start in whole])
+    starts = numpy.cumsum(remaining.sizes) - remaining.sizes
+    chosen = [int(one) for one in starts[remaining.sizes == shard["batch_size"]] + part * shard["process_index"]]
+    return _select_batches(remaining, [(start, start + part) for start in chosen])
 
 
 def _batch_sampler_shard(iterator: Any) -> dict[str, Any] | None:
@@ -185,10 +185,12 @@ def _batch_sampler_shard(iterator: Any) -> dict[str, Any] | None:
     return shard if all(type(one) is int for one in numbers) and "batch_size" in shard else None
 
 
-def _select_batches(rest: RemainingSamples, ranges: list[tuple[int, int]]) -> RemainingSamples:
-    samples = [rest.samples[start:end] for start, end in ranges]
+def _select_batches(remaining: RemainingSamples, ranges: list[tuple[int, int]]) -> RemainingSamples:
+    samples = [remaining.samples[start:end] for start, end in ranges]
     sizes = numpy.array([len(one) for one in samples], dtype=numpy.int64)
-    return RemainingSamples(numpy.concatenate(samples) if samples else rest.samples[:0], sizes, rest.is_complete)
+    return RemainingSamples(
+        numpy.concatenate(samples) if samples else remaining.samples[:0], sizes, remaining.is_complete
+    )
 
 
 # --- Lightning --------------------------------------------------------------------------------------------------------
@@ -196,17 +198,21 @@ def _select_batches(rest: RemainingSamples, ranges: list[tuple[int, int]]) -> Re
 
 def _read_lightning_wrapper(iterator: Any, inner: InnerReader) -> RemainingSamples | None:
     """Read an iterator that goes through indices, and gives the items of a list at these."""
-    places = inner(_single(referents_of_kinds(iterator, SEQUENCE_ITERATORS)))
+    indices = inner(_single(referents_of_kinds(iterator, SEQUENCE_ITERATORS)))
     wrappers = [cell.cell_contents for cell in referents_of_kinds(iterator, (_Cell,)) if _is_filled(cell)]
     dataset = attributes_of(attributes_of(_single(wrappers)).get("dataset"))
     samples = dataset.get("_sampler_list")
-    if places is None or places.sizes is not None or type(samples) is not list:
+    if indices is None or indices.sizes is not None or type(samples) is not list:
         return None
-    chosen = places.samples.tolist()
+    chosen = indices.samples.tolist()
     if not chosen or not 0 <= min(chosen) <= max(chosen) < len(samples):
         return None
-    rest = read_numbers([samples[place] for place in chosen])
-    return RemainingSamples(rest.samples, None, rest.is_complete and places.is_complete) if rest.sizes is None else None
+    remaining = read_numbers([samples[index] for index in chosen])
+    return (
+        RemainingSamples(remaining.samples, None, remaining.is_complete and indices.is_complete)
+        if remaining.sizes is None
+        else None
+    )
 
 
 def _read_lightning_batches(iterator: Any, inner: InnerReader) -> RemainingSamples | None:

@@ -272,7 +272,7 @@ class OrderPrediction:
         self._since_ends = 0
         self._search_seconds += clock.monotonic() - begun
         fitting = [one for one in found if one is not None and len(one.samples)]
-        return max(fitting, key=lambda rest: len(rest.samples), default=None)
+        return max(fitting, key=lambda remaining: len(remaining.samples), default=None)
 
     def _search_list(self, items: Any) -> RemainingSamples | None:
         """Return what comes after the run in a list. Searches only the part of the list where the run should be."""
@@ -294,9 +294,9 @@ class OrderPrediction:
         now = _ends_of(items)
         for then in self._ends:
             for forwards, (before, after_it) in ((True, (then.first, now.first)), (False, (then.last, now.last))):
-                rest = before[drawn : drawn + SHORTEST_RUN]
-                taken = numpy.array_equal(before[:drawn], run) and len(rest)
-                if taken and numpy.array_equal(after_it[: len(rest)], rest):
+                following = before[drawn : drawn + SHORTEST_RUN]
+                taken = numpy.array_equal(before[:drawn], run) and len(following)
+                if taken and numpy.array_equal(after_it[: len(following)], following):
                     return _read_or_none(items if forwards else _reversed(items))
         return None
 
@@ -311,20 +311,20 @@ def samples_after(items: Any, run: Sequence[int], begin: int = 0) -> RemainingSa
     run = list(run)
     if type(items) in (list, tuple) and items and set(map(type, items)) == {int}:
         items = list(items)
-        place, back = _find_in_list(run, items), None
-        if place is None:
+        position, back = _find_in_list(run, items), None
+        if position is None:
             back = _find_in_list(run[::-1], items)
-        if place is not None:
-            return _read_or_none(items, place + len(run))
+        if position is not None:
+            return _read_or_none(items, position + len(run))
         return None if back is None else _read_or_none(items[max(0, back - MAX_NUMBERS) : back][::-1])
-    rest = _read_or_none(items, begin)
-    if rest is None:
+    remaining = _read_or_none(items, begin)
+    if remaining is None:
         return None
-    place = _find_in_array(run, rest.samples)
-    if place is not None:
-        return RemainingSamples(rest.samples[place + len(run) :], rest.sizes, rest.is_complete)
-    back = _find_in_array(run[::-1], rest.samples)
-    return None if back is None else RemainingSamples(rest.samples[:back][::-1], None, not begin)
+    position = _find_in_array(run, remaining.samples)
+    if position is not None:
+        return RemainingSamples(remaining.samples[position + len(run) :], remaining.sizes, remaining.is_complete)
+    back = _find_in_array(run[::-1], remaining.samples)
+    return None if back is None else RemainingSamples(remaining.samples[:back][::-1], None, not begin)
 
 
 def _read_or_none(items: Any, begin: int = 0) -> RemainingSamples | None:
@@ -337,14 +337,14 @@ def _read_or_none(items: Any, begin: int = 0) -> RemainingSamples | None:
 def _find_in_list(run: list[int], items: list[int]) -> int | None:
     """Return the run's place in a list, if there is only one. Avoids an array, which takes 0.1 us per integer."""
     found: list[int] = []
-    place = -1
+    position = -1
     for _ in range(_MAX_PLACES):
         try:
-            place = items.index(run[0], place + 1)
+            position = items.index(run[0], position + 1)
         except ValueError:
             return found[0] if len(found) == 1 else None
-        if items[place : place + len(run)] == run:
-            found.append(place)
+        if items[position : position + len(run)] == run:
+            found.append(position)
     return None
 
 
@@ -353,10 +353,10 @@ def _find_in_array(run: Sequence[int], numbers: SampleOrder) -> int | None:
     wanted = numpy.array(run, dtype=numpy.int64)
     if len(numbers) < len(wanted):
         return None
-    places = numpy.flatnonzero(numbers[: len(numbers) - len(wanted) + 1] == wanted[0])
-    if len(places) > _MAX_PLACES:
+    positions = numpy.flatnonzero(numbers[: len(numbers) - len(wanted) + 1] == wanted[0])
+    if len(positions) > _MAX_PLACES:
         return None
-    found = [int(one) for one in places if numpy.array_equal(numbers[one : one + len(wanted)], wanted)]
+    found = [int(one) for one in positions if numpy.array_equal(numbers[one : one + len(wanted)], wanted)]
     return found[0] if len(found) == 1 else None
 
 

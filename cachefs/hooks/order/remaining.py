@@ -46,26 +46,26 @@ class RemainingSamples:
 
     def in_batches(self, size: int, *, drop_last: bool) -> "RemainingSamples":
         """Return the same samples in batches of *size*."""
-        whole, last = divmod(len(self.samples), size)
-        sizes = numpy.full(whole + (last > 0 and self.is_complete and not drop_last), size, dtype=numpy.int64)
-        if len(sizes) > whole:
+        full_batches, last = divmod(len(self.samples), size)
+        sizes = numpy.full(full_batches + (last > 0 and self.is_complete and not drop_last), size, dtype=numpy.int64)
+        if len(sizes) > full_batches:
             sizes[-1] = last
         return RemainingSamples(self.samples[: int(sizes.sum())], sizes, self.is_complete)
 
     def first_samples(self, samples: int) -> "RemainingSamples":
         """Return the first *samples* of them, where they come one by one."""
-        is_whole = self.is_complete or samples <= len(self.samples)
-        return RemainingSamples(self.samples[: max(0, samples)], self.sizes, is_whole)
+        is_complete = self.is_complete or samples <= len(self.samples)
+        return RemainingSamples(self.samples[: max(0, samples)], self.sizes, is_complete)
 
 
 def sequence_and_position(iterator: Any) -> tuple[Any, int] | None:
     """Return (sequence, items given) of one of SEQUENCE_ITERATORS; None where the iterator has ended."""
-    _, (items, *_), *place = iterator.__reduce__()
+    _, (items, *_), *position = iterator.__reduce__()
     if type(items) not in (list, tuple, range):
         items = array_in(items)
     if items is None:
         return None
-    return items, int(place[0]) if place and place[0] is not None else 0
+    return items, int(position[0]) if position and position[0] is not None else 0
 
 
 def referents_of_kinds(iterator: Any, kinds: tuple[type, ...] = (GeneratorType, *SEQUENCE_ITERATORS)) -> list[Any]:
@@ -118,22 +118,22 @@ def _read_array(array: Any, begin: int, most: int) -> RemainingSamples:
 def _read_pieces(items: Sequence[Any], begin: int, most: int, *, is_batched: bool) -> RemainingSamples:
     samples: list[SampleOrder] = []
     sizes: list[SampleOrder] = []
-    count, place, length = 0, begin, 1
+    count, position, length = 0, begin, 1
     deadline = clock.monotonic() + READ_SECONDS
-    while place < len(items) and count < most and (not samples or clock.monotonic() < deadline):
-        taken = items[place : place + length]
+    while position < len(items) and count < most and (not samples or clock.monotonic() < deadline):
+        taken = items[position : position + length]
         found = _numbers_in_piece(taken)
         if found is None or (not is_batched and set(map(type, taken)) != {int} and any(map(_is_batch, taken))):
             break
         samples.append(found[0])
         sizes.append(found[1])
         count += len(found[0])
-        place += len(taken)
+        position += len(taken)
         # As many items as have about as many numbers as a piece of single numbers.
         each = max(1, len(found[0]) // len(taken))
         length = max(1, min(_GROWTH * length, _PIECE // each, (most - count) // each))
     return RemainingSamples(
-        numpy.concatenate(samples), numpy.concatenate(sizes) if is_batched else None, is_complete=place >= len(items)
+        numpy.concatenate(samples), numpy.concatenate(sizes) if is_batched else None, is_complete=position >= len(items)
     )
 
 

@@ -101,10 +101,10 @@ class ControlCall:
 def decode_line(line: bytes) -> ControlLine:
     """Decode a line. Raises ConfigError with the reason where that fails."""
     try:
-        said: ControlLine = _decode(line)
+        decoded: ControlLine = _decode(line)
     except _DECODE_ERRORS as error:
         raise ConfigError(str(error)) from None
-    return said
+    return decoded
 
 
 def translate_line(line: PublishLine | EpochLine | ProgressLine, datasets: Mapping[str, str]) -> ControlCall:

@@ -57,8 +57,8 @@ class ResponseFifos:
         """directory: the control directory."""
         self._directory = directory
 
-    async def write_response(self, token: str, answer: CallResponse) -> None:
-        line = msgspec.json.encode(answer) + b"\n"
+    async def write_response(self, token: str, response: CallResponse) -> None:
+        line = msgspec.json.encode(response) + b"\n"
         if len(line) <= MAX_LINE_BYTES:
             await trio.to_thread.run_sync(self._write, token, line, abandon_on_cancel=True)
 
@@ -100,13 +100,13 @@ class _QueuedLine:
 class LineQueue:
     """The queue of lines for the daemon."""
 
-    def __init__(self, link: DaemonLink, nursery: trio.Nursery, answers: ResponseFifos) -> None:
+    def __init__(self, link: DaemonLink, nursery: trio.Nursery, response_fifos: ResponseFifos) -> None:
         """nursery: runs the tasks that send."""
         self.empty = trio.Event()  # replaced when a line is queued
         self.empty.set()
         self._link = link
         self._nursery = nursery
-        self._response_fifos = answers
+        self._response_fifos = response_fifos
         # Job name -> its lines, oldest first. A job stays here as long as a task sends its lines.
         self._jobs: dict[str, OrderedDict[object, _QueuedLine]] = {}
         self._lines = 0
@@ -138,13 +138,13 @@ class LineQueue:
     def _queued_lines(self) -> Iterator[_QueuedLine]:
         return chain.from_iterable(job.values() for job in self._jobs.values())
 
-    def _drop_line_of(self, user: int | None, asking: int | None) -> None:
-        """Drop a line of *user* to make room for the user *asking*. Raises DaemonUnavailable where both are the
+    def _drop_line_of(self, user: int | None, caller: int | None) -> None:
+        """Drop a line of *user* to make room for the user *caller*. Raises DaemonUnavailable where both are the
         same."""
         full = DaemonUnavailable("too many lines wait for the daemon; is it running?")
         found = ((job, key) for job in self._jobs.values() for key, one in job.items() if one.user == user)
         job, key = next(found, (None, None))
-        if job is None or user == asking:
+        if job is None or user == caller:
             raise full
         dropped = job.pop(key)
         self._count_line(dropped, -1)
@@ -180,10 +180,10 @@ class LineQueue:
         if not self._jobs:
             self.empty.set()
 
-    async def _call_daemon(self, said: ControlCall, seconds: float) -> Message:
+    async def _call_daemon(self, call: ControlCall, seconds: float) -> Message:
         if seconds <= 0:
             raise DaemonUnavailable(f"the daemon has not answered for {CALL_SECONDS:.0f} s; the line is dropped")
-        reply: Message = await self._link.call(said.method, said.request, seconds)
+        reply: Message = await self._link.call(call.method, call.request, seconds)
         return reply
 
 
@@ -259,7 +259,7 @@ class ControlReader:
                 piece = os.read(fd, _PIPE)
             except BlockingIOError:
                 continue  # a writer is there, and silent
-            begun, ends, rest = piece.partition(b"\n")
+            begun, ends, remainder = piece.partition(b"\n")
             line += begun
             if len(line) > MAX_LINE and not too_long:
                 log.warning("%s: a line longer than %d bytes is ignored", self._path, MAX_LINE)
@@ -268,7 +268,7 @@ class ControlReader:
                 line.clear()
             if ends or not piece:
                 await self._process_line(bytes(line), outbox)
-                *lines, begun = rest.split(b"\n")
+                *lines, begun = remainder.split(b"\n")
                 for one in lines:
                     await self._process_line(one, outbox)
                 line, too_long = bytearray(begun), False
@@ -293,16 +293,16 @@ class ControlReader:
             return
         call: RequestEnd | None = None
         try:
-            said = decode_line(line)
-            if isinstance(said, RequestPart):
-                self._requests.add_part(said, trio.current_time(), await self._user_of_token(said.answers))
-            elif isinstance(said, RequestEnd):
-                call = said
+            decoded = decode_line(line)
+            if isinstance(decoded, RequestPart):
+                self._requests.add_part(decoded, trio.current_time(), await self._user_of_token(decoded.answers))
+            elif isinstance(decoded, RequestEnd):
+                call = decoded
                 request = self._requests.complete_request(call, trio.current_time())
                 user = await self._user_of_token(call.answers)
                 outbox.queue_line(translate_call(call, request, self._datasets(), user), len(request), user)
             else:
-                outbox.queue_line(translate_line(said, self._datasets()), len(line))
+                outbox.queue_line(translate_line(decoded, self._datasets()), len(line))
         except CachefsError as error:
             log.warning("%s: %s; the line was %r", self._path, _loggable_text(error), line[:_MAX_TEXT])
             if call is not None:

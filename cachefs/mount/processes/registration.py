@@ -80,8 +80,8 @@ def _origin_directory(url: str) -> Path | None:
 
 def _locations_of(path: Path) -> _DirectoryLocations:
     """Return the places of *path*. Reads the table of mounts."""
-    device, place = file_system_location(path)
-    return ("/", PurePosixPath(path)), (device, PurePosixPath(place))
+    device, path_on_device = file_system_location(path)
+    return ("/", PurePosixPath(path)), (device, PurePosixPath(path_on_device))
 
 
 def _is_in(inner: _DirectoryLocations, outer: _DirectoryLocations) -> bool:
@@ -97,20 +97,20 @@ def register_mount(options: MountOptions, report: MountReport) -> NodeView:
 
     def ask() -> None:
         try:
-            answer = _OK + encode(_call_daemon(options, report))
+            response = _OK + encode(_call_daemon(options, report))
         except CachefsError as error:
-            answer = _ERROR + str(error).encode()
+            response = _ERROR + str(error).encode()
         with os.fdopen(writer, "wb") as pipe:
-            pipe.write(answer)
+            pipe.write(response)
 
     pid = fork("attach", Path(report.mountpoint), ask)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        answer = pipe.read()
+        response = pipe.read()
     os.waitpid(pid, 0)
-    if answer.startswith(_OK):
-        return response_decoder(NodeView)(answer[1:])
-    raise CachefsError(answer[1:].decode() or "the process that asked the daemon has died; see the log")
+    if response.startswith(_OK):
+        return response_decoder(NodeView)(response[1:])
+    raise CachefsError(response[1:].decode() or "the process that asked the daemon has died; see the log")
 
 
 def _call_daemon(options: MountOptions, report: MountReport) -> NodeView:

@@ -112,12 +112,12 @@ def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
     """
     # libfuse would take text after a bare comma for another option.
     source = mount_source(source_text(spec, options)).replace(",", "\\,")
-    given = {"ro", f"fsname={source}", "subtype=cachefs", *options.kernel}
+    libfuse_options = {"ro", f"fsname={source}", "subtype=cachefs", *options.kernel}
     if options.allow_other:
-        given.add("allow_other")
+        libfuse_options.add("allow_other")
     if options.umask & 0o555:
-        given.add("default_permissions")
-    return given
+        libfuse_options.add("default_permissions")
+    return libfuse_options
 
 
 def explain_failure() -> str:

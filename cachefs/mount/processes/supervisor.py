@@ -189,7 +189,7 @@ class Supervisor:
         self._shown_datasets = named_datasets(spec, view.datasets)
         _check_hides_nothing(directory, view, self._shown_datasets)
         check_apart_from_origins(directory, self._shown_datasets, view.datasets)
-        wanted, told_to_end = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+        wanted, end_requested = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         marks, failures = read_records.create_read_marks(), read_records.create_read_marks()
         self._is_serving = False  # True once reads were answered: programs may rely on the mount
         readers = read_records.create_reader_table()
@@ -204,7 +204,7 @@ class Supervisor:
             marks,
             failures,
             readers,
-            told_to_end,
+            end_requested,
         )
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
@@ -248,8 +248,8 @@ class Supervisor:
         while not workers.has_ended and workers.failure is None:
             workers.handle_events(TICK_SECONDS, [ending.signals, *control.wakeup_descriptors])
             control.keep_running()
-            is_told = ending.check_signals()
-            if is_told and not self._is_serving:
+            is_ending = ending.check_signals()
+            if is_ending and not self._is_serving:
                 return
             if workers.is_ready and not self._is_serving:
                 ready()
@@ -261,7 +261,7 @@ class Supervisor:
                 control.kill_if_silent()
                 guard.keep_running()
                 child_process.reap_killed()
-                if is_told and ending.advance_shutdown(workers.latest_requests()):
+                if is_ending and ending.advance_shutdown(workers.latest_requests()):
                     return
 
     def _start_serving(self, session: FuseSession, ready: Callable[[], None]) -> None:

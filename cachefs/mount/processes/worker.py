@@ -226,12 +226,12 @@ class Worker:
                 if not reader.has_waiting:
                     await self._operations.await_request(HEARTBEAT_SECONDS)
                 continue
-            news = self._make_report()
+            report = self._make_report()
             try:
-                view = await link.call(REPORT, news, REPORT_TIMEOUT)
+                view = await link.call(REPORT, report, REPORT_TIMEOUT)
             except CachefsError as error:
                 log.debug("no report: %s", error)
-                reader.snapshots.update(news.snapshots_read or ())
+                reader.snapshots.update(report.snapshots_read or ())
                 continue
             reported, reported_end, reported_at = now, is_ending, trio.current_time()
             self._daemon_instance = view.instance
@@ -281,14 +281,14 @@ class Worker:
             self._logged_trouble = str(error)
             log.log(level, "cannot adopt the daemon's view: %s", error)
 
-    def _adopt_views(self, news: Sequence[LoggedView]) -> None:
-        for heard in news:
-            self._last_view = heard
-            self._operations.reading_processes.users = heard.view.asking
-            if heard.slots is None:
-                self._namespace.update_datasets(heard.view.datasets)
+    def _adopt_views(self, views: Sequence[LoggedView]) -> None:
+        for logged in views:
+            self._last_view = logged
+            self._operations.reading_processes.users = logged.view.asking
+            if logged.slots is None:
+                self._namespace.update_datasets(logged.view.datasets)
             else:
-                self._namespace.adopt_slots(heard.slots, heard.view.datasets, heard.changed_ns)
+                self._namespace.adopt_slots(logged.slots, logged.view.datasets, logged.changed_ns)
 
     def _report_closing(self) -> None:
         try:

@@ -108,10 +108,10 @@ class CommandTracker:
         self._finished: list[PushResult] = []  # not reported yet
         self._pushed_blocks = PushedBlocks()
 
-    def begin_command(self, whole: PushTask, parts: int) -> None:
-        """Record that work on the order *whole* begins, in *parts* parts."""
+    def begin_command(self, task: PushTask, parts: int) -> None:
+        """Record that work on the order *task* begins, in *parts* parts."""
         with self._changed:
-            self._in_progress[whole.serial] = _CommandInProgress(whole, parts, [])
+            self._in_progress[task.serial] = _CommandInProgress(task, parts, [])
 
     def finish_part(self, part: PushTask, failed: list[int]) -> None:
         """Record that a part of an order is done. failed: indices, in the order, of the blocks that failed."""
@@ -162,11 +162,11 @@ class CommandTracker:
     def _complete_command(self, order: _CommandInProgress) -> None:
         import numpy as np
 
-        whole = order.whole
-        worked = np.ones(len(whole.entries), np.bool_)
+        task = order.whole
+        worked = np.ones(len(task.entries), np.bool_)
         worked[order.failed] = False
         self._pushed_blocks.record_blocks(
-            whole.mounted.snapshot.id, whole.entries[worked], whole.numbers[worked], dropped=whole.drop
+            task.mounted.snapshot.id, task.entries[worked], task.numbers[worked], dropped=task.drop
         )
         failed = np.array(sorted(order.failed), "<u4").tobytes()
-        self._finished.append(PushResult(serial=whole.serial, failed=failed))
+        self._finished.append(PushResult(serial=task.serial, failed=failed))

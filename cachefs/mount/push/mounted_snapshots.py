@@ -57,15 +57,15 @@ class MountedSnapshots:
 
         Where two datasets have this snapshot, returns the place of the first one by name.
         """
-        place = self._found.pop(snapshot_id, None)
-        if place is None or place.snapshot.is_replaced():
-            place = self._search_snapshot(snapshot_id)
-        if place is not None:
-            self._found[snapshot_id] = place
+        mounted = self._found.pop(snapshot_id, None)
+        if mounted is None or mounted.snapshot.is_replaced():
+            mounted = self._search_snapshot(snapshot_id)
+        if mounted is not None:
+            self._found[snapshot_id] = mounted
             if len(self._found) > MAX_OPEN_SNAPSHOTS:
                 # Not closed here, since an order may still use it. It closes with its last reference.
                 self._found.popitem(last=False)
-        return place
+        return mounted
 
     def _search_snapshot(self, snapshot_id: str) -> MountedSnapshot | None:
         try:

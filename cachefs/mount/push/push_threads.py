@@ -41,18 +41,18 @@ class PushTask:
     check: bool = False
 
 
-def split_task(whole: PushTask, threads: int) -> dict[int, PushTask]:
+def split_task(task: PushTask, threads: int) -> dict[int, PushTask]:
     """Return thread number -> its part of the order, without threads that have none."""
     import numpy as np
 
-    thread_of = (whole.entries + whole.numbers) % np.uint64(threads)
+    thread_of = (task.entries + task.numbers) % np.uint64(threads)
     parts = {}
     for thread in range(threads):
         mine = np.flatnonzero(thread_of == thread)
         if len(mine):
-            entries, numbers = whole.entries[mine], whole.numbers[mine]
+            entries, numbers = task.entries[mine], task.numbers[mine]
             parts[thread] = PushTask(
-                whole.serial, whole.mounted, whole.drop, whole.indices[mine], entries, numbers, whole.check
+                task.serial, task.mounted, task.drop, task.indices[mine], entries, numbers, task.check
             )
     return parts
 

@@ -65,7 +65,7 @@ def read_memory(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) 
     """Return the memory of this machine, and of each of its control groups with a limit. Raises OSError, ValueError."""
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    groups = [MemoryState(limit, limit - held) for limit, held in memory_limits(proc, sys) if limit < total]
+    groups = [MemoryState(limit, limit - used) for limit, used in memory_limits(proc, sys) if limit < total]
     return [MemoryState(total, available), *groups]
 
 
@@ -156,9 +156,9 @@ class Pusher:
         pause = _FIRST_PAUSE
         while True:
             try:
-                held = self._commands.begin_subscription()
+                stored = self._commands.begin_subscription()
                 self._use_current_tiers()
-                request = self._subscription(held)
+                request = self._subscription(stored)
                 for order in self._client.stream_responses(PUSH, request):
                     pause = _FIRST_PAUSE
                     self._execute_command(order)
@@ -186,9 +186,9 @@ class Pusher:
             self._tiers.adopt_view(view)
         self._workers.use_source(TierSource(self._tiers.index, self._tiers.directories))
 
-    def _subscription(self, held: list[StoredPages]) -> PushSubscription:
+    def _subscription(self, stored: list[StoredPages]) -> PushSubscription:
         return PushSubscription(
-            mount=self._settings.mount, budget=self._storable_bytes, held=held, counters=self._counters(),
+            mount=self._settings.mount, budget=self._storable_bytes, held=stored, counters=self._counters(),
             pushes=self._can_push, directory=str(self._settings.directory),
         )  # fmt: skip
 
@@ -203,14 +203,14 @@ class Pusher:
 
         entries = np.frombuffer(order.entries, "<u8")
         numbers = np.frombuffer(order.numbers, "<u4")
-        place = self._mounted_snapshots.find_snapshot(order.snapshot)
-        if place is None:
+        mounted = self._mounted_snapshots.find_snapshot(order.snapshot)
+        if mounted is None:
             log.debug("snapshot %s is not shown by %s", order.snapshot, self._settings.directory)
             self._commands.refuse_command(order.serial, len(entries))
             return
-        whole = PushTask(order.serial, place, order.drop, np.arange(len(entries)), entries, numbers, order.check)
-        parts = split_task(whole, len(self._movers))
-        self._commands.begin_command(whole, len(parts))
+        task = PushTask(order.serial, mounted, order.drop, np.arange(len(entries)), entries, numbers, order.check)
+        parts = split_task(task, len(self._movers))
+        self._commands.begin_command(task, len(parts))
         self._workers.submit_tasks(parts)
 
     # --- reports: another -----------------------------------------------------------------------------------------

@@ -147,8 +147,8 @@ class ColdReads:
             self._unresponsive[tier] = now + RETEST_SECONDS
         give_up = now + (deadline - now) / 2
         while True:
-            asked = trio.current_time()
-            patience = min(MAX_WAIT_SECONDS, give_up - asked)
+            began = trio.current_time()
+            patience = min(MAX_WAIT_SECONDS, give_up - began)
             with trio.move_on_after(patience):
                 data = await self._read_in_thread(key, location, start, size)
                 self._answered_at[tier] = trio.current_time()
@@ -156,8 +156,8 @@ class ColdReads:
                     log.info("the %s tier answers again", TIER_NAMES[tier])
                 return data
             # A disk that answered other reads meanwhile is busy. After a stop of this process its state is unknown.
-            stood_still = trio.current_time() - asked > patience + _MAX_LOOP_DELAY
-            is_alive = stood_still or self._answered_at.get(tier, -math.inf) >= asked
+            stood_still = trio.current_time() - began > patience + _MAX_LOOP_DELAY
+            is_alive = stood_still or self._answered_at.get(tier, -math.inf) >= began
             if not is_alive or trio.current_time() >= give_up:
                 break
         if tier not in self._unresponsive:
@@ -336,13 +336,13 @@ class BlockReader:
         self.counters.misses += 1
         self.counters.miss_bytes += size
         while True:
-            answer = await self._fetches.fetch_block(key, ref, deadline)
+            fetched = await self._fetches.fetch_block(key, ref, deadline)
             slow = False
             try:
-                if answer.location:
-                    data = await self._read_copy(key, BlockLocation.unpack(answer.location), start, size, deadline)
+                if fetched.location:
+                    data = await self._read_copy(key, BlockLocation.unpack(fetched.location), start, size, deadline)
                 else:
-                    data = _bypass_bytes(key, answer, start, size)
+                    data = _bypass_bytes(key, fetched, start, size)
             except TierUnresponsive:
                 data, slow = None, True
             if data is not None:
@@ -350,7 +350,7 @@ class BlockReader:
                 return data
             # The block was evicted before this read, or written badly (the daemon finds out which), or this read shared
             # the call of a read of other bytes of a block that no tier can hold.
-            ref = msgspec.structs.replace(ref, failed_location=answer.location, is_tier_slow=slow)
+            ref = msgspec.structs.replace(ref, failed_location=fetched.location, is_tier_slow=slow)
             await trio.sleep(UNREADABLE_PAUSE)
             if trio.current_time() > deadline:
                 name = snapshot.path(ref.entry).decode(errors="backslashreplace")
@@ -417,11 +417,11 @@ class BlockReader:
             self._fetches.fetch_ahead(missing, self._read_deadline)
 
 
-def _bypass_bytes(key: bytes, answer: FetchedBlock, start: int, size: int) -> memoryview | None:
+def _bypass_bytes(key: bytes, fetched: FetchedBlock, start: int, size: int) -> memoryview | None:
     """Return verified bytes of a bypass block from the daemon's answer; None where the answer has other bytes."""
-    pieces = memoryview(answer.data)
+    pieces = memoryview(fetched.data)
     first = start // PIECE_SIZE
     begin = first * PIECE_SIZE
-    if len(pieces) < start + size - begin or not pieces_match(key, answer.checksums, first, pieces):
+    if len(pieces) < start + size - begin or not pieces_match(key, fetched.checksums, first, pieces):
         return None
     return pieces[start - begin : start + size - begin]

@@ -101,12 +101,12 @@ class FetchChannelClient:
         Raises DaemonUnavailable, also where the daemon ends in the meantime, and the daemon's error where it refuses.
         """
         with trio.move_on_after(max(0.0, seconds)):
-            answer = await (self._connection or await self._wait_for_connection()).request_blocks(fetch)
-            if answer.kind:
-                raise _refusal_error(answer.kind, answer.message)
-            if len(answer.blocks) != len(fetch.blocks):
-                raise CachefsError(f"the daemon has answered {len(answer.blocks)} blocks for {len(fetch.blocks)}")
-            return answer.blocks
+            response = await (self._connection or await self._wait_for_connection()).request_blocks(fetch)
+            if response.kind:
+                raise _refusal_error(response.kind, response.message)
+            if len(response.blocks) != len(fetch.blocks):
+                raise CachefsError(f"the daemon has answered {len(response.blocks)} blocks for {len(fetch.blocks)}")
+            return response.blocks
         trouble = f": {self._last_error}" if self._connection is None and self._last_error else ""
         raise DaemonUnavailable(
             f"the daemon at {self._path} did not answer in time; is it running? See its log{trouble}"
@@ -170,8 +170,8 @@ class _ClientConnection:
             self._waiting_tasks.pop(number, None)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        answer: FetchResponseFrame = await trio.lowlevel.wait_task_rescheduled(give_up)
-        return answer
+        response: FetchResponseFrame = await trio.lowlevel.wait_task_rescheduled(give_up)
+        return response
 
     def send_announcement(self, fetch: FetchRequest) -> None:
         """Send a request whose answer is ignored, unless the daemon does not read."""
@@ -209,10 +209,10 @@ class _ClientConnection:
             if not data:
                 return
             for body in self._frames.split_frames(data):
-                answer = _decode_response(body)
-                task = self._waiting_tasks.pop(answer.number, None)
+                response = _decode_response(body)
+                task = self._waiting_tasks.pop(response.number, None)
                 if task is not None:
-                    trio.lowlevel.reschedule(task, outcome.Value(answer))
+                    trio.lowlevel.reschedule(task, outcome.Value(response))
 
     def _send_or_queue(self, data: bytes | bytearray) -> None:
         """Send as much as the socket takes now; `_send_unsent` sends the rest."""
@@ -401,7 +401,7 @@ class SharedFetches:
             left = flight.deadline - trio.current_time()
             flight.was_daemon_away = flight.was_daemon_away or self._channel.is_disconnected
             try:
-                [answer] = await self._channel.call(FetchRequest(blocks=[ref], deadline=max(0.0, left)), left)
+                [fetched] = await self._channel.call(FetchRequest(blocks=[ref], deadline=max(0.0, left)), left)
             except DaemonUnavailable:
                 # The daemon may be restarting, and has until the deadline to return.
                 flight.was_daemon_away = True
@@ -409,8 +409,8 @@ class SharedFetches:
                     raise
                 await trio.sleep(DAEMON_RETRY_SECONDS)
                 continue
-            if answer.errno:
-                error = CachefsError(answer.message)
-                error.errno = answer.errno
+            if fetched.errno:
+                error = CachefsError(fetched.message)
+                error.errno = fetched.errno
                 raise error
-            return answer
+            return fetched

@@ -92,10 +92,10 @@ class ReadingProcesses:
 def find_process(thread: int) -> ReadingProcess | None:
     """Return the process of a thread of this namespace; None where it is not visible, and for a process with several
     user ids, whose reads none of these users may see."""
-    place = _PROC / str(thread)
+    directory = _PROC / str(thread)
     try:
-        status = (place / "status").read_bytes()
-        namespace = os.stat(place / "ns" / "pid").st_ino
+        status = (directory / "status").read_bytes()
+        namespace = os.stat(directory / "ns" / "pid").st_ino
     except OSError:
         return None
     fields = {name: value.split() for name, _, value in (line.partition(b":") for line in status.splitlines())}

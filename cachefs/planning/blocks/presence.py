@@ -125,13 +125,13 @@ class ShardBytes:
         """Return the parts for the blocks in *state* (see cachefs.planning.blocks.presence)."""
         return self._parts(self._states == state, self.bytes[state])
 
-    def _parts(self, there: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """there: which blocks count, shape (blocks,); held: their bytes by shard, shape (SHARDS,)."""
+    def _parts(self, there: npt.NDArray[np.bool_], shard_bytes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """there: which blocks count, shape (blocks,); shard_bytes: their bytes by shard, shape (SHARDS,)."""
         count = self.space.count
         if 0 < count < SHARDS:
             few: npt.NDArray[np.uint8] = np.where(there[np.arange(SHARDS) * count // SHARDS], WHOLE, 0).astype(np.uint8)
             return few
-        part = np.divide(held * WHOLE, self._total, out=np.full(SHARDS, float(WHOLE)), where=self._total > 0)
+        part = np.divide(shard_bytes * WHOLE, self._total, out=np.full(SHARDS, float(WHOLE)), where=self._total > 0)
         found: npt.NDArray[np.uint8] = np.floor(part).astype(np.uint8)
         return found
 

@@ -120,18 +120,18 @@ class BlockSpace:
         parts = np.frombuffer(b"".join(keys), _KEY)
         high, low = parts["high"], parts["low"]
         found = np.full(len(parts), NO_BLOCK, np.int32)
-        place = np.searchsorted(self._sorted_high, high)
+        index = np.searchsorted(self._sorted_high, high)
         open_ones = np.arange(len(parts))
         # Repeats only where content ids agree in their first 8 bytes.
-        while len(open_ones := open_ones[place[open_ones] < len(self._order)]):
-            open_ones = open_ones[self._sorted_high[place[open_ones]] == high[open_ones]]
-            entries = self._order[place[open_ones]]
+        while len(open_ones := open_ones[index[open_ones] < len(self._order)]):
+            open_ones = open_ones[self._sorted_high[index[open_ones]] == high[open_ones]]
+            entries = self._order[index[open_ones]]
             same = self._low[entries] == low[open_ones]
             block = self.first_block[entries] + parts["number"][open_ones].astype(np.int64)
             within = same & (block < self.first_block[entries.astype(np.int64) + 1])
             found[open_ones[within]] = block[within]
             open_ones = open_ones[~same]
-            place[open_ones] += 1
+            index[open_ones] += 1
         return found
 
     def find(self, key: bytes) -> int:
@@ -147,13 +147,13 @@ class BlockSpace:
     def _search(self, key: bytes) -> int:
         high, low = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:16], "little")
         sorted_high = self._sorted_view
-        place = bisect_left(sorted_high, high)
-        while place < len(sorted_high) and sorted_high[place] == high:
-            entry = self._order_view[place]
+        index = bisect_left(sorted_high, high)
+        while index < len(sorted_high) and sorted_high[index] == high:
+            entry = self._order_view[index]
             if self._low_view[entry] == low:
                 block = self._first_view[entry] + block_number(key)
                 return block if block < self._first_view[entry + 1] else NO_BLOCK
-            place += 1
+            index += 1
         return NO_BLOCK
 
     def counterparts(self, other: "BlockSpace") -> Ids | None:
@@ -163,9 +163,9 @@ class BlockSpace:
         Of contents that agree in the first 8 bytes of their ids only one is found. A missed block costs no more than a
         worse estimate of its next read.
         """
-        place = np.searchsorted(self._sorted_high, other._sorted_high)
-        place[place == len(self._order)] = 0
-        ours, theirs = self._order[place].astype(np.int64), other._order.astype(np.int64)
+        index = np.searchsorted(self._sorted_high, other._sorted_high)
+        index[index == len(self._order)] = 0
+        ours, theirs = self._order[index].astype(np.int64), other._order.astype(np.int64)
         same = (self._high[ours] == other._high[theirs]) & (self._low[ours] == other._low[theirs])
         ours, theirs = ours[same], theirs[same]
         starts, blocks = self.blocks_of(ours)

@@ -82,10 +82,10 @@ class FirstReads:
             if not 0 <= node < NO_NODE or (len(order) and not 0 <= int(order.min()) <= int(order.max()) < blocks):
                 raise ValueError(f"node {node} reads blocks beyond the {blocks:,} of the snapshot")
             backwards = order[::-1].astype(np.intp)
-            places = (np.arange(len(order), dtype=np.float32) / np.float32(max(1, len(order))))[::-1]
-            sooner = places < when[backwards]
+            positions = (np.arange(len(order), dtype=np.float32) / np.float32(max(1, len(order))))[::-1]
+            sooner = positions < when[backwards]
             # Of several reads of one block, numpy keeps the last assignment, which is the first read.
-            when[backwards[sooner]] = places[sooner]
+            when[backwards[sooner]] = positions[sooner]
             reader[backwards[sooner]] = node
         return cls(reader, when)
 
@@ -130,9 +130,9 @@ class RemoteEpochReads:
             blocks.append(order[reads])
             when.append(reads.astype(np.float32) / np.float32(max(1, len(order))))
             readers.append(np.full(len(reads), node, np.uint16))
-        places = np.concatenate(when)
-        sorted_by = np.argsort(places, kind="stable")
-        return cls(np.concatenate(blocks)[sorted_by], places[sorted_by], np.concatenate(readers)[sorted_by])
+        positions = np.concatenate(when)
+        sorted_by = np.argsort(positions, kind="stable")
+        return cls(np.concatenate(blocks)[sorted_by], positions[sorted_by], np.concatenate(readers)[sorted_by])
 
     def reads_before(self, position: float) -> int:
         """Return how many of the reads come before *position*."""
@@ -198,11 +198,11 @@ def capacity_by_node(capacities: NodeBytes, sizes: npt.NDArray[np.uint32], slack
     total, blocks, pooled = int(sizes.sum(dtype=np.int64)), len(sizes), int(capacities.sum())
     if not total or not pooled:
         return capacities
-    on_its_way = RESERVED_DEVIATIONS * math.sqrt(blocks / np.count_nonzero(capacities)) * total / blocks
+    reserved = RESERVED_DEVIATIONS * math.sqrt(blocks / np.count_nonzero(capacities)) * total / blocks
     if pooled >= total:
         slack = min(slack, (pooled / total - 1) / 2)
     parts = (capacities * ((1 + slack) * total / pooled)).astype(np.int64)
-    found: NodeBytes = np.maximum(parts, capacities - np.int64(on_its_way))
+    found: NodeBytes = np.maximum(parts, capacities - np.int64(reserved))
     return found
 
 
@@ -292,8 +292,8 @@ def _desired_moves(
         following = epoch.reader[blocks]
         wins = following == theirs
         found.append(blocks[wins])
-        places = np.zeros(len(found[-1]), np.float32) if epoch.positions is None else epoch.positions[found[-1]]
-        soon.append(places + np.float32(ahead))
+        positions = np.zeros(len(found[-1]), np.float32) if epoch.positions is None else epoch.positions[found[-1]]
+        soon.append(positions + np.float32(ahead))
         open_ones = ~wins & (following != ours)
         blocks, ours, theirs = blocks[open_ones], ours[open_ones], theirs[open_ones]
     return np.concatenate(found), np.concatenate(soon)
@@ -310,10 +310,10 @@ def _fitting_moves(moves: _CopyMoves, sources: npt.NDArray[np.intp], free: NodeB
     taken = np.ones(len(sources), np.bool_)
     while True:
         # Sums of whole numbers below 2 ** 53 are exact in whatever order.
-        given = np.bincount(sources[taken], moves.sizes[taken], len(free)).astype(np.int64)
-        fits = moves.needed <= (free + given)[moves.targets]
+        freed = np.bincount(sources[taken], moves.sizes[taken], len(free)).astype(np.int64)
+        fits = moves.needed <= (free + freed)[moves.targets]
         if (fits == taken).all():
-            free += given - np.bincount(moves.targets[taken], moves.sizes[taken], len(free)).astype(np.int64)
+            free += freed - np.bincount(moves.targets[taken], moves.sizes[taken], len(free)).astype(np.int64)
             return taken
         taken = fits
 

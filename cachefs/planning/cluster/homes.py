@@ -171,10 +171,10 @@ def reindex_nodes(nodes: NodeNumbers, before: Sequence[str], after: Sequence[str
 
     Shape (n,), uint16.
     """
-    places = {name: number for number, name in enumerate(after)}
+    indices = {name: number for number, name in enumerate(after)}
     renumbered = np.full(len(before) + 1, NO_NODE, np.uint16)
     for number, name in enumerate(before):
-        renumbered[number] = places.get(name, NO_NODE)
+        renumbered[number] = indices.get(name, NO_NODE)
     moved: NodeNumbers = renumbered.take(nodes, mode="clip")
     return moved
 

@@ -170,9 +170,9 @@ class Quotas:
     def note_removed(self, key: bytes) -> None:
         """Record that the block has left its tier; it may still move to another one."""
         one = self._owners.get(key)
-        place = one.kept.pop(key, None) if one is not None else None
-        if one is not None and place is not None:
-            tier, size = place
+        location = one.kept.pop(key, None) if one is not None else None
+        if one is not None and location is not None:
+            tier, size = location
             one.used[tier] -= size
             one.policies[tier].note_removed(key)
 
@@ -271,10 +271,10 @@ def _overdue(one: _LimitedDataset, now: float) -> list[bytes]:
 def _longest_unread(one: _LimitedDataset, tier: int, size: int, pinned: Collection[bytes]) -> list[bytes]:
     found: list[bytes] = []
     for key in one.last_read:
-        place = one.kept.get(key)
+        location = one.kept.get(key)
         if size <= 0:
             break
-        if place is not None and place[0] == tier and key not in pinned:
+        if location is not None and location[0] == tier and key not in pinned:
             found.append(key)
-            size -= place[1]
+            size -= location[1]
     return found

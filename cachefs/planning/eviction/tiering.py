@@ -154,14 +154,14 @@ class Tiering:
             self._recovered += size
         policy.note_added(key, size)
 
-    def note_entered(self, key: bytes, place: TierLocation, *, transient: bool) -> None:
+    def note_entered(self, key: bytes, location: TierLocation, *, transient: bool) -> None:
         """Record that a block is in a tier now that was in none before."""
         if transient:
-            self._transient.note_added(key, place.size)
+            self._transient.note_added(key, location.size)
         else:
-            self._hand_to_policy(key, place)
-        self.counts[place.tier].blocks += 1
-        self._presence.set_state(key, state_in_tier(place.tier))
+            self._hand_to_policy(key, location)
+        self.counts[location.tier].blocks += 1
+        self._presence.set_state(key, state_in_tier(location.tier))
 
     def note_left(self, key: bytes, tier: int) -> None:
         """Record that a block has left its tier, and the node."""
@@ -174,10 +174,10 @@ class Tiering:
         """Hand transient blocks among these to the policy, as they are this node's to keep from now on: the node that
         had them drops them."""
         for key in keys:
-            place = self._locate(key) if key in self._transient else None
-            if place is not None:
+            location = self._locate(key) if key in self._transient else None
+            if location is not None:
                 self._transient.note_removed(key)
-                self._hand_to_policy(key, place)
+                self._hand_to_policy(key, location)
 
     def note_moved(self, key: bytes, old: int, new: TierLocation) -> None:
         """Record that a block has moved from tier *old* to another one."""
@@ -199,9 +199,9 @@ class Tiering:
     def claim_blocks(self, keys: Iterable[bytes], snapshot: str, now: float) -> None:
         """Count blocks that are here, and count for no dataset, for the dataset that has *snapshot*."""
         for key in keys:
-            place = self._locate(key)
-            if place is not None and self.quotas.claim_block(key, snapshot, now) and key not in self._transient:
-                self._count_for_dataset(key, place)
+            location = self._locate(key)
+            if location is not None and self.quotas.claim_block(key, snapshot, now) and key not in self._transient:
+                self._count_for_dataset(key, location)
 
     def pin_blocks(self, keys: Iterable[bytes]) -> None:
         """Keep these blocks, once a policy has admitted them, until they are unpinned or evicted by name."""
@@ -265,7 +265,7 @@ class Tiering:
             # Transient blocks give way to all blocks that the policy admits. Beyond their own room they are copies of
             # other nodes' blocks, which count as free room to a policy that never evicts.
             spare = 0 if policy.can_evict else max(0, self._transient.bytes - self._transient_share)
-            return [place for place, block in enumerate(blocks) if policy.can_admit(block.key, block.size, spare)]
+            return [index for index, block in enumerate(blocks) if policy.can_admit(block.key, block.size, spare)]
         return policy.rank_incoming([block.key for block in blocks], self._pinned)
 
     def _held_back(self, tier: TierRoom) -> int:
@@ -405,17 +405,17 @@ class Tiering:
             self.quotas.note_removed(key)
         return list(keys)
 
-    def _hand_to_policy(self, key: bytes, place: TierLocation) -> None:
-        self._policies[place.tier].note_added(key, place.size)
-        self.quotas.note_added(place.tier, key, place.size)
+    def _hand_to_policy(self, key: bytes, location: TierLocation) -> None:
+        self._policies[location.tier].note_added(key, location.size)
+        self.quotas.note_added(location.tier, key, location.size)
 
-    def _count_for_dataset(self, key: bytes, place: TierLocation) -> None:
+    def _count_for_dataset(self, key: bytes, location: TierLocation) -> None:
         """Count a block for its dataset, with the last use known to its tier. A new use would be later than all in the
         memory tier, and the SSD tier would then take nothing from there."""
-        used = self._policies[place.tier].last_use(key)
+        used = self._policies[location.tier].last_use(key)
         if used is not None:
             self._uses.moving_uses[key] = used
-        self.quotas.note_added(place.tier, key, place.size)
+        self.quotas.note_added(location.tier, key, location.size)
         if used is not None:
             self._uses.forget_use(key)
 
@@ -449,8 +449,8 @@ class Tiering:
         for key in keys:
             source.note_removed(key)
             self.quotas.note_removed(key)
-            place = self._locate(key)
-            if place is not None and place.tier == MEMORY:
-                target.note_added(key, place.size)
+            location = self._locate(key)
+            if location is not None and location.tier == MEMORY:
+                target.note_added(key, location.size)
                 if self._was_evicting:
-                    self.quotas.note_added(MEMORY, key, place.size)
+                    self.quotas.note_added(MEMORY, key, location.size)

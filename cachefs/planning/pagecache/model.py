@@ -311,11 +311,11 @@ class PageCacheModel:
         # Blocks that were read or dropped meanwhile have newer information. Of a part, only the check is recorded.
         current = DROPPABLE[pages.states[ids]] & (pages.last_seen[ids] < ordered_at)
         pages.last_seen[ids[current]] = ordered_at
-        whole = current & ~np.isin(ids, failed)
-        held = current & pages.absent[ids] & (pages.states[ids] == HELD)
-        self._count_checked_copies(int(np.count_nonzero(held)), int(np.count_nonzero(held & ~whole)))
-        pages.states[ids[whole]] = HELD
-        self._note_refused(pages, ids[current & ~whole & (pages.states[ids] == HELD)])
+        complete = current & ~np.isin(ids, failed)
+        were_held = current & pages.absent[ids] & (pages.states[ids] == HELD)
+        self._count_checked_copies(int(np.count_nonzero(were_held)), int(np.count_nonzero(were_held & ~complete)))
+        pages.states[ids[complete]] = HELD
+        self._note_refused(pages, ids[current & ~complete & (pages.states[ids] == HELD)])
 
     def allow_retries(self) -> None:
         """Allow new tries of blocks that could not be stored."""
@@ -375,11 +375,11 @@ class PageCacheModel:
         pages.requested[ids] = True
         self._candidates.consider(Blocks(blocks.snapshot, ids))
         self._count_bytes(pages, ids)
-        whole = pages.space.sizes[ids] <= MAX_READ
-        pages.states[ids[whole & (pages.states[ids] != GOING)]] = HELD
-        pages.last_seen[ids[whole]] = now
+        complete = pages.space.sizes[ids] <= MAX_READ
+        pages.states[ids[complete & (pages.states[ids] != GOING)]] = HELD
+        pages.last_seen[ids[complete]] = now
         self._leave_to_kernel(pages, ids)
-        pages.states[ids[~whole & UNCOUNTED[pages.states[ids]]]] = PART
+        pages.states[ids[~complete & UNCOUNTED[pages.states[ids]]]] = PART
 
     def note_read_keys(self, keys: Sequence[bytes], tripwires: Mapping[str, Ids], now: float) -> None:
         """Call `note_read` for the blocks with these keys, in all snapshots that have them. Reads of unplanned blocks
@@ -392,7 +392,7 @@ class PageCacheModel:
             if len(ids):
                 self.note_read(Blocks(snapshot, ids), tripwires.get(snapshot, ids[:0]), now)
         if unknown.any():
-            self._unplanned.append((now, [keys[place] for place in np.flatnonzero(unknown).tolist()]))
+            self._unplanned.append((now, [keys[index] for index in np.flatnonzero(unknown).tolist()]))
             self._unplanned_keys += len(self._unplanned[-1][1])
             while self._unplanned_keys > MAX_UNPLANNED_READS and len(self._unplanned) > 1:
                 self._unplanned_keys -= len(self._unplanned.popleft()[1])

@@ -124,9 +124,9 @@ class PushLookahead:
         seen = 0
         for first, window in self._windows(reader, 0, _FIRST_WINDOW):
             count = min(len(window.blocks), max(0, math.ceil((seconds - window.seconds) / window.period)))
-            places = np.flatnonzero(~are_tripwires(np.arange(first, first + count), tripwire_interval))
-            ids.append(window.blocks[places])
-            due.append(np.asarray(window.seconds + window.period * places, np.float64))
+            indices = np.flatnonzero(~are_tripwires(np.arange(first, first + count), tripwire_interval))
+            ids.append(window.blocks[indices])
+            due.append(np.asarray(window.seconds + window.period * indices, np.float64))
             seen += count
             if count < len(window.blocks) or seen >= _MAX_EXAMINED:
                 break
@@ -184,21 +184,21 @@ class PushLookahead:
         found = seen = 0
         for first, window in self._windows(reader, start, _FIRST_WINDOW):
             blocks = window.blocks
-            places = np.flatnonzero(WANTED[states[blocks]] & (here[blocks] != ABSENT))
-            if len(places):
-                places = places[~are_tripwires(first + places, reader.tripwire_interval)]
-            if barred is not None and len(barred) and len(places):
+            indices = np.flatnonzero(WANTED[states[blocks]] & (here[blocks] != ABSENT))
+            if len(indices):
+                indices = indices[~are_tripwires(first + indices, reader.tripwire_interval)]
+            if barred is not None and len(barred) and len(indices):
                 # Four times as fast as np.isin, which took an eighth of the daemon's time.
-                nearest = np.searchsorted(barred[:-1], blocks[places])
-                places = places[barred[nearest] != blocks[places]]
-            ended = found + len(places) >= count
-            if len(places):
-                places = places[: count - found]
-                ids.append(blocks[places])
-                seconds.append(np.asarray(window.seconds + window.period * places, np.float64))
-            found += len(places)
+                nearest = np.searchsorted(barred[:-1], blocks[indices])
+                indices = indices[barred[nearest] != blocks[indices]]
+            ended = found + len(indices) >= count
+            if len(indices):
+                indices = indices[: count - found]
+                ids.append(blocks[indices])
+                seconds.append(np.asarray(window.seconds + window.period * indices, np.float64))
+            found += len(indices)
             seen += len(blocks)
-            start = window.start + (int(places[-1]) + 1 if ended and len(places) else len(blocks))
+            start = window.start + (int(indices[-1]) + 1 if ended and len(indices) else len(blocks))
             if ended or seen >= _MAX_EXAMINED:
                 break
         self._examined[reader.key] = (generation, start)

@@ -114,9 +114,9 @@ class UnplannedPages:
     def __bool__(self) -> bool:
         return bool(self._files)
 
-    def replace_pages(self, held: Iterable[FileBlocks], until: float) -> None:
+    def replace_pages(self, reported: Iterable[FileBlocks], until: float) -> None:
         """Replace the leftovers by the pages that a pusher reports. until: seconds, after which they are dropped."""
-        self._files = {files.snapshot: files for files in held}
+        self._files = {files.snapshot: files for files in reported}
         self._until = until
 
     def claim_planned(self, spaces: Mapping[str, BlockSpace]) -> Iterator[Blocks]:
@@ -130,9 +130,9 @@ class UnplannedPages:
         if not self._files or now <= self._until:
             return None
         snapshot, files = self._files.popitem()
-        first, rest = files.split(count)
-        if len(rest):
-            self._files[snapshot] = rest
+        first, remaining = files.split(count)
+        if len(remaining):
+            self._files[snapshot] = remaining
         return first
 
 
@@ -216,18 +216,18 @@ class PushPlan:
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
-    def start_pusher(self, budget: int, held: Iterable[FileBlocks], now: float, *, pushes: bool = True) -> None:
+    def start_pusher(self, budget: int, reported: Iterable[FileBlocks], now: float, *, pushes: bool = True) -> None:
         """Start a pusher. Its page cache stays. Which of the last orders were executed is unknown, so all their pages
         count as present.
 
-        budget: bytes of pages; held: blocks that the pusher knows to be present; now: seconds, as elsewhere; pushes:
-        whether it stores and drops pages, and does not only check them.
+        budget: bytes of pages; reported: blocks that the pusher knows to be present; now: seconds, as elsewhere;
+        pushes: whether it stores and drops pages, and does not only check them.
         """
         self._pushes = pushes
         self._open_commands.clear()
         self.pages.abandon_orders()
         self.pages.set_budget(budget)
-        self._unplanned_pages.replace_pages(held, now + UNPLANNED_SECONDS)
+        self._unplanned_pages.replace_pages(reported, now + UNPLANNED_SECONDS)
         self._lookahead.rewind()
 
     def note_done(self, serial: int, failed: npt.NDArray[np.integer], now: float) -> None:
@@ -292,8 +292,8 @@ class PushPlan:
 
         while self._readahead and not self.is_busy:
             files, size = self._readahead.popleft()
-            on_the_way = sum(order.size for order in self._open_commands.values() if order.ids is None)
-            if size <= self.pages.free - (self.pages.budget >> _FREE_SHIFT) - on_the_way:
+            open_bytes = sum(order.size for order in self._open_commands.values() if order.ids is None)
+            if size <= self.pages.free - (self.pages.budget >> _FREE_SHIFT) - open_bytes:
                 yield self._add_open(PageCommand(next(self._serials), PageAction.STORE, files, None, size, now))
 
     def _follow_changes(self, now: float) -> None:
@@ -380,12 +380,12 @@ class PushPlan:
             return
         self._checked_at = now
         for reader in readers:
-            under_way = [
+            open_checks = [
                 one.ids
                 for one in self._open_commands.values()
                 if one.action is PageAction.CHECK and one.ids is not None
             ]
-            if len(under_way) >= MAX_OPEN_CHECKS:
+            if len(open_checks) >= MAX_OPEN_CHECKS:
                 return
             found = [np.zeros(0, np.int32)]
             if self._pushes:
@@ -400,8 +400,8 @@ class PushPlan:
                 found.append(self.pages.unsure_blocks(reader.snapshot, soon.ids, soon.seconds - lead, now))
             ids = np.concatenate(found)
             ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
-            if under_way and len(ids):
-                ids = ids[~np.isin(ids, np.concatenate(under_way))]
+            if open_checks and len(ids):
+                ids = ids[~np.isin(ids, np.concatenate(open_checks))]
             if len(ids):
                 yield self._make_command(PageAction.CHECK, Blocks(reader.snapshot, ids[:MAX_CHECKED_BLOCKS]), now)
 

@@ -110,14 +110,14 @@ class Coverage:
         Mounts without a pusher do not count.
         """
         states = [of_all[snapshot] for mount in self._mounts if snapshot in (of_all := mount.states)]
-        held = np.full(len(ids), bool(states))
+        covered = np.full(len(ids), bool(states))
         ids = ids.astype(np.intp, copy=False)
         for one in states:
-            held &= one[ids] == HELD
+            covered &= one[ids] == HELD
         leaving = self._leaving.get(snapshot)
         if leaving is not None:
-            held &= ~leaving[ids]
-        return held
+            covered &= ~leaving[ids]
+        return covered
 
     def is_covered(self, key: bytes) -> bool:
         """Return `are_covered` of one block, by its key, in any snapshot."""
@@ -148,7 +148,7 @@ class MemoryCoverage:
     def raise_scores(self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Raise the scores of blocks (float64, shape (n,); the highest is evicted first) in page caches that the tier
         below keeps, so that they are evicted before all others that are read again. Returns *scores*."""
-        held = self._coverage.are_covered(snapshot, ids)
-        if held.any():
-            scores[held & (scores < self._kept_below())] += COVERED_PENALTY
+        covered = self._coverage.are_covered(snapshot, ids)
+        if covered.any():
+            scores[covered & (scores < self._kept_below())] += COVERED_PENALTY
         return scores

@@ -174,11 +174,11 @@ class AreaReadahead:
         """Record the areas of blocks that readers waited for."""
         for read in reads:
             has_begun = False
-            for place in read.positions:
-                if place.area.rule is ReadaheadRule.REST:
-                    has_begun = self._note_area_read(place, read.size, now)
-                elif self._is_evidence(read, place.area, has_begun=has_begun):
-                    self._note_area_read(place, read.file_size, now)
+            for position in read.positions:
+                if position.area.rule is ReadaheadRule.REST:
+                    has_begun = self._note_area_read(position, read.size, now)
+                elif self._is_evidence(read, position.area, has_begun=has_begun):
+                    self._note_area_read(position, read.file_size, now)
 
     def _is_evidence(self, read: LocatedMiss, area: Area, *, has_begun: bool) -> bool:
         """Return whether a block that a reader waited for is evidence that files of the area are wanted."""
@@ -186,27 +186,27 @@ class AreaReadahead:
             return read.name[2] == 0
         return has_begun
 
-    def _note_area_read(self, place: AreaPosition, size: int, now: float) -> bool:
+    def _note_area_read(self, position: AreaPosition, size: int, now: float) -> bool:
         """Record a read in an area. Returns whether it shows that a reader begins a large file."""
-        sweep = self._active.get(place.area)
+        sweep = self._active.get(position.area)
         if sweep is not None:
-            sweep.note_repeated_wait(place.index)
-            sweep.note_read(place.index, size, now)
-            self._active.move_to_end(place.area)
+            sweep.note_repeated_wait(position.index)
+            sweep.note_read(position.index, size, now)
+            self._active.move_to_end(position.area)
             return False
-        if place.area.count > MAX_PLACES:
+        if position.area.count > MAX_PLACES:
             return False
-        candidate = self._candidates.get(place.area)
+        candidate = self._candidates.get(position.area)
         if candidate is None:
-            candidate = self._candidates[place.area] = CandidateArea(place.area, reads_at_start=self._reads)
+            candidate = self._candidates[position.area] = CandidateArea(position.area, reads_at_start=self._reads)
             if len(self._candidates) > MAX_CANDIDATES:
                 self._candidates.popitem(last=False)
-        self._candidates.move_to_end(place.area)
-        if candidate.note_read(place.index, size, place.directory):
-            del self._candidates[place.area]
+        self._candidates.move_to_end(position.area)
+        if candidate.note_read(position.index, size, position.directory):
+            del self._candidates[position.area]
             if (
-                self._reads - candidate.reads_at_start > _MIN_READ_RATIO * place.area.reads_to_begin
-                and self._smallest_covering(place.area)
+                self._reads - candidate.reads_at_start > _MIN_READ_RATIO * position.area.reads_to_begin
+                and self._smallest_covering(position.area)
             ):
                 return False
             self._activate(candidate, now)
@@ -221,8 +221,8 @@ class AreaReadahead:
     def _activate(self, candidate: CandidateArea, now: float) -> None:
         sweep = self._active[candidate.area] = ActiveArea(candidate.area, now, is_in_order=candidate.is_in_order)
         self._places += candidate.area.count
-        for place, size in candidate.reads.items():
-            sweep.note_read(place, size, now)
+        for position, size in candidate.reads.items():
+            sweep.note_read(position, size, now)
         while len(self._active) > MAX_ACTIVE_AREAS or (self._places > MAX_PLACES_OF_ALL and len(self._active) > 1):
             self._end_area(next(iter(self._active.values())))
 
@@ -243,10 +243,10 @@ class AreaReadahead:
             )
             if allowed <= 0 or sweep.remaining_bytes > free_bytes:
                 continue
-            places = sweep.next_places(PLACES_PER_SEARCH)
-            if places:
+            positions = sweep.next_places(PLACES_PER_SEARCH)
+            if positions:
                 sweep.is_searching = True
-                return [AreaSearch(sweep, places, int(min(allowed, max_bytes)) or 1)]
+                return [AreaSearch(sweep, positions, int(min(allowed, max_bytes)) or 1)]
         return []
 
     def _allowance(self, sweep: ActiveArea) -> float:
@@ -261,8 +261,8 @@ class AreaReadahead:
         if self._active.get(sweep.area) is not sweep:
             return []
         lacking = {one.place for one in found.missing}
-        for place in search.places[: found.examined]:
-            sweep.note_examined(place, is_missing=place in lacking)
+        for position in search.places[: found.examined]:
+            sweep.note_examined(position, is_missing=position in lacking)
         snapshot, credit = sweep.area.snapshot, self._budget(sweep.area.snapshot)
         brought = []
         for one in found.missing:

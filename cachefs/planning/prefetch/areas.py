@@ -89,10 +89,10 @@ class CandidateArea:
     # Directories below the area that were read (in a SET, files directly in the area count as directories).
     directories: set[int] = field(default_factory=set)
 
-    def note_read(self, place: int, size: int, directory: int) -> bool:
-        """Record a read at *place* that waited. Returns whether the reads suffice to begin."""
+    def note_read(self, position: int, size: int, directory: int) -> bool:
+        """Record a read at *position* that waited. Returns whether the reads suffice to begin."""
         if len(self.reads) < MAX_READS:
-            self.reads[place] = size
+            self.reads[position] = size
         if len(self.directories) < MIN_DIRECTORIES:
             self.directories.add(directory)
         if self.is_from_beginning:
@@ -153,21 +153,21 @@ class ActiveArea:
         self._evicted_blocks = 0  # blocks that were fetched, and evicted unread
         self._right_blocks = 0  # blocks that were fetched and read
 
-    def note_read(self, place: int, size: int, now: float) -> None:
+    def note_read(self, position: int, size: int, now: float) -> None:
         """Record a read of a place for which *size* bytes had to be fetched."""
         self.last_read_at = now
-        self._move_head(place)
-        before = self._states[place]
+        self._move_head(position)
+        before = self._states[position]
         if before == _READ:
             return
-        self._states[place] = _READ
+        self._states[position] = _READ
         self._unexamined -= before == _UNKNOWN
         self._read_places += 1
         self.read_bytes += size
 
-    def note_repeated_wait(self, place: int) -> None:
+    def note_repeated_wait(self, position: int) -> None:
         """Record that a reader waits at a place; counts only where the place was read before, and so was evicted."""
-        self._repeated_waits += self._states[place] == _READ
+        self._repeated_waits += self._states[position] == _READ
 
     def note_failed(self) -> None:
         """Record that a block could not be fetched."""
@@ -232,30 +232,30 @@ class ActiveArea:
         """Return up to *most* unexamined places after *head*, and then from the beginning."""
         found: list[int] = []
         for first, end in ((head, self.area.count), (0, head)):
-            place = first
-            while len(found) < most and (place := self._states.find(_UNKNOWN, place, end)) >= 0:
-                found.append(place)
-                place += 1
+            position = first
+            while len(found) < most and (position := self._states.find(_UNKNOWN, position, end)) >= 0:
+                found.append(position)
+                position += 1
         return found
 
-    def _move_head(self, place: int) -> None:
+    def _move_head(self, position: int) -> None:
         for number, head in enumerate(self._heads):
-            if 0 <= place - head <= _NEAR_PLACES:
+            if 0 <= position - head <= _NEAR_PLACES:
                 del self._heads[number]
                 break
-        self._heads.append(place)
+        self._heads.append(position)
         del self._heads[:-_MAX_HEADS]
 
-    def note_examined(self, place: int, *, is_missing: bool) -> None:
+    def note_examined(self, position: int, *, is_missing: bool) -> None:
         """Record that a place was examined; its missing blocks are being fetched."""
         self._examined_places += 1
         self._missing_places += is_missing
-        if self._states[place] == _UNKNOWN:
-            self._states[place] = _EXAMINED
+        if self._states[position] == _UNKNOWN:
+            self._states[position] = _EXAMINED
             self._unexamined -= 1
 
-    def forget_place(self, place: int) -> None:
+    def forget_place(self, position: int) -> None:
         """Mark a place as unexamined again, since its blocks could not be fetched."""
-        if self._states[place] == _EXAMINED:
-            self._states[place] = _UNKNOWN
+        if self._states[position] == _EXAMINED:
+            self._states[position] = _UNKNOWN
             self._unexamined += 1

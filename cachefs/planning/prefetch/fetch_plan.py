@@ -337,12 +337,12 @@ class FetchPlan:
 
     def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[UpcomingBlock]:
         """Return blocks that are read within *seconds*, soonest first, at most *room* bytes."""
-        slots = self._limits.max_blocks - len(self._in_flight)
+        max_blocks = self._limits.max_blocks - len(self._in_flight)
         room = min(room, self._limits.max_bytes - self._bytes_in_flight)
-        if slots <= 0 or room <= 0:
+        if max_blocks <= 0 or room <= 0:
             return []
         known = self._in_flight.keys() | self._backoff.paused
-        found = lookahead.take_blocks(self._presence.states, seconds, slots, room, known)
+        found = lookahead.take_blocks(self._presence.states, seconds, max_blocks, room, known)
         if found and found[0].size > room:
             lookahead.rewind()  # the block must be found again later
             return []
@@ -404,10 +404,10 @@ def fit_into_quotas(blocks: Sequence[UpcomingBlock], left: Mapping[str, float]) 
 
     left: by limited snapshot, bytes that its dataset may still fetch. Other snapshots have no limit.
     """
-    rest = dict(left)
+    remaining = dict(left)
     kept = []
     for one in blocks:
-        rest[one.snapshot] = rest.get(one.snapshot, math.inf) - one.size
-        if rest[one.snapshot] >= 0:
+        remaining[one.snapshot] = remaining.get(one.snapshot, math.inf) - one.size
+        if remaining[one.snapshot] >= 0:
             kept.append(one)
     return kept

@@ -166,19 +166,19 @@ class Lookahead:
             (float(one.seconds[-1]) for one in found if len(one.reads) >= blocks + len(excluded)), default=inf
         )
         chosen: list[UpcomingBlock] = []
-        given: set[BlockName] = set()
+        names: set[BlockName] = set()
         left_out: dict[str, int] = {}
         total = 0
         for rank, index in enumerate(order.tolist()):
-            one, place = found[whose[index]], int(which[index])
-            name = (one.snapshot, int(one.blocks[place]))
-            if name in given or name in excluded:
+            one, position = found[whose[index]], int(which[index])
+            name = (one.snapshot, int(one.blocks[position]))
+            if name in names or name in excluded:
                 continue
             bytes_of = int(self._plan.spaces[one.snapshot].sizes[name[1]])
             if len(chosen) >= blocks or due[index] > horizon or (chosen and total + bytes_of > size):
                 left_out = self._first_of_each(found, whose, which, order[rank:])
                 break
-            given.add(name)
+            names.add(name)
             total += bytes_of
             chosen.append(UpcomingBlock(one.snapshot, name[1], bytes_of, float(due[index]), one.consumer))
         for consumer, read in left_out.items():
@@ -190,13 +190,13 @@ class Lookahead:
         found: list[_WantedReads],
         whose: npt.NDArray[np.int64],
         which: npt.NDArray[np.int64],
-        rest: npt.NDArray[np.int64],
+        remaining: npt.NDArray[np.int64],
     ) -> dict[str, int]:
-        """Return by consumer its first read among *rest*: indices in the arrays *whose* (index in *found*) and *which*
-        (index in that one's reads)."""
+        """Return by consumer its first read among *remaining*: indices in the arrays *whose* (index in *found*) and
+        *which* (index in that one's reads)."""
         firsts = {}
         for number, one in enumerate(found):
-            reads = one.reads[which[rest[whose[rest] == number]]]
+            reads = one.reads[which[remaining[whose[remaining] == number]]]
             if len(reads):
                 firsts[one.consumer] = int(reads.min())
         return firsts

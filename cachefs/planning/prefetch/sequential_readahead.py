@@ -161,12 +161,12 @@ class SequentialReadahead:
         credit.note_miss(size)
         log = self._repeated_order(snapshot)
         before = log.last_position(entry, number)
-        places: list[tuple[StreamOrder, int]] = [] if before is None else [(StreamOrder.PASS, before)]
+        positions: list[tuple[StreamOrder, int]] = [] if before is None else [(StreamOrder.PASS, before)]
         if number == 0:
-            places.insert(0, (StreamOrder.LISTING, entry))
-        if self._continue_stream(snapshot, places, now) or self._follow_in_file(snapshot, entry, number, now):
+            positions.insert(0, (StreamOrder.LISTING, entry))
+        if self._continue_stream(snapshot, positions, now) or self._follow_in_file(snapshot, entry, number, now):
             return True
-        begun = [way for way, at in places if self._try_begin_stream(way, snapshot, at, now)]
+        begun = [order for order, at in positions if self._try_begin_stream(order, snapshot, at, now)]
         if StreamOrder.PASS not in begun:
             log.append_read(entry, number)
         return bool(begun)
@@ -174,10 +174,12 @@ class SequentialReadahead:
     def note_file_begun(self, snapshot: str, entry: int, now: float) -> bool:
         """Record that a reader has waited for the first of several blocks of a file, and has got it. Returns whether to
         search for the next block: most readers that begin a large file go through it."""
-        place = (StreamOrder.FILE, snapshot, entry)
-        if isinstance(self._positions.get(place), ReadStream) or self._begun_files_of(snapshot).is_enough:
+        position = (StreamOrder.FILE, snapshot, entry)
+        if isinstance(self._positions.get(position), ReadStream) or self._begun_files_of(snapshot).is_enough:
             return False
-        self._begin_stream(place, ReadStream(StreamOrder.FILE, snapshot, 0, now, entry=entry, window=1, is_entry=True))
+        self._begin_stream(
+            position, ReadStream(StreamOrder.FILE, snapshot, 0, now, entry=entry, window=1, is_entry=True)
+        )
         return True
 
     def take_continued(self) -> list[StreamBlock]:
@@ -206,10 +208,10 @@ class SequentialReadahead:
 
     def _follow_in_file(self, snapshot: str, entry: int, number: int, now: float) -> bool:
         """Continue or begin a stream within the file of a block that was read. Returns whether there is one."""
-        place = (StreamOrder.FILE, snapshot, entry)
-        head = self._positions.pop(place, None)
+        position = (StreamOrder.FILE, snapshot, entry)
+        head = self._positions.pop(position, None)
         if isinstance(head, ReadStream):
-            self._positions[place] = head
+            self._positions[position] = head
             if number > head.position and (number - head.position) % head.step == 0:
                 is_near = number - head.position <= _MAX_GAP * head.step
                 self._note_caught_up(head, number, now)
@@ -217,63 +219,64 @@ class SequentialReadahead:
             return False
         if head is None or number <= head.number:
             if number > 0:  # most files have one block
-                self._remember_run(place, _ReadRun(number=number))
+                self._remember_run(position, _ReadRun(number=number))
             return False
         step = number - head.number
         reads = head.reads + 1 if step == head.step or head.reads == 1 else 2
         if reads >= (_MIN_READS_IN_FILE if step == 1 else _MIN_READS_IN_STEPS):
-            self._begin_stream(place, ReadStream(StreamOrder.FILE, snapshot, number, now, entry=entry, step=step))
+            self._begin_stream(position, ReadStream(StreamOrder.FILE, snapshot, number, now, entry=entry, step=step))
             return True
-        self._remember_run(place, _ReadRun(reads, number=number, step=step))
+        self._remember_run(position, _ReadRun(reads, number=number, step=step))
         return False
 
-    def _continue_stream(self, snapshot: str, places: Iterable[tuple[StreamOrder, int]], now: float) -> bool:
-        """Continue a stream at a block that was read. places: its positions in orders. Returns whether there is one."""
-        for way, at in places:
+    def _continue_stream(self, snapshot: str, positions: Iterable[tuple[StreamOrder, int]], now: float) -> bool:
+        """Continue a stream at a block that was read. positions: its positions in orders. Returns whether there is
+        one."""
+        for order, at in positions:
             for behind in range(1, _MAX_GAP + 1):
-                head = self._positions.get((way, snapshot, at - behind))
+                head = self._positions.get((order, snapshot, at - behind))
                 if isinstance(head, ReadStream):
-                    del self._positions[way, snapshot, at - behind]
-                    self._positions[way, snapshot, at] = head
+                    del self._positions[order, snapshot, at - behind]
+                    self._positions[order, snapshot, at] = head
                     self._note_caught_up(head, at, now)
                     return True
         return False
 
-    def _try_begin_stream(self, way: StreamOrder, snapshot: str, at: int, now: float) -> bool:
+    def _try_begin_stream(self, order: StreamOrder, snapshot: str, at: int, now: float) -> bool:
         """Begin a stream at a block that was read, if enough reads precede it. Returns whether a stream begins."""
         credit = self._budget(snapshot)
         recent = min(MAX_RUNS, max(_MIN_RECENT_MISSES, credit.files // MAX_RUNS))
         reads = 1
         for behind in range(1, _MAX_FIRST_GAP + 1):
-            head = self._positions.get((way, snapshot, at - behind))
+            head = self._positions.get((order, snapshot, at - behind))
             if isinstance(head, _ReadRun) and credit.misses - head.misses <= recent:
-                del self._positions[way, snapshot, at - behind]
+                del self._positions[order, snapshot, at - behind]
                 reads = head.reads + 1
                 break
         if reads >= _MIN_READS:
-            self._begin_stream((way, snapshot, at), ReadStream(way, snapshot, at, now))
+            self._begin_stream((order, snapshot, at), ReadStream(order, snapshot, at, now))
             return True
-        self._remember_run((way, snapshot, at), _ReadRun(reads, credit.misses))
+        self._remember_run((order, snapshot, at), _ReadRun(reads, credit.misses))
         return False
 
     # --- streams --------------------------------------------------------------------------------------------------
 
-    def _remember_run(self, place: _StreamPosition, run: _ReadRun) -> None:
-        if isinstance(self._positions.get(place), ReadStream):
+    def _remember_run(self, position: _StreamPosition, run: _ReadRun) -> None:
+        if isinstance(self._positions.get(position), ReadStream):
             return
-        self._positions[place] = run
+        self._positions[position] = run
         if len(self._positions) > MAX_RUNS + len(self._streams):
-            del self._positions[next(place for place, head in self._positions.items() if isinstance(head, _ReadRun))]
+            del self._positions[next(key for key, head in self._positions.items() if isinstance(head, _ReadRun))]
 
-    def _begin_stream(self, place: _StreamPosition, stream: ReadStream) -> None:
+    def _begin_stream(self, position: _StreamPosition, stream: ReadStream) -> None:
         if len(self._streams) >= MAX_STREAMS:
             self._end_stream(min(self._streams, key=lambda one: (not one.is_idle_entry, one.last_read_at)))
         self._streams[stream] = None
         self._note_seen(stream, stream.last_read_at)
-        former = self._positions.get(place)
+        former = self._positions.get(position)
         if isinstance(former, ReadStream):
             self._end_stream(former)
-        self._positions[place] = stream
+        self._positions[position] = stream
 
     def _note_caught_up(self, stream: ReadStream, at: int, now: float) -> None:
         """Widen the window of a stream whose reader has reached the end of the guesses, or passed it."""
@@ -290,9 +293,9 @@ class SequentialReadahead:
         for guess in list(stream.ahead.values()):
             self._count_wrong(guess)
         self._streams.pop(stream, None)
-        place = self._position_of(stream)
-        if self._positions.get(place) is stream:
-            del self._positions[place]
+        position = self._position_of(stream)
+        if self._positions.get(position) is stream:
+            del self._positions[position]
 
     @staticmethod
     def _position_of(stream: ReadStream) -> _StreamPosition:
@@ -364,12 +367,12 @@ class SequentialReadahead:
 
     def _advance_stream(self, stream: ReadStream, reached: int, found: StreamSearchResult) -> None:
         """Advance a stream to the end of its search. The reader may already be further."""
-        place = self._position_of(stream)
+        position = self._position_of(stream)
         stream.position = max(stream.position, reached)
         stream.has_ended = found.has_ended
         stream.is_blocked = found.has_ended or not found.missing  # all blocks nearby are here: nothing to gain
-        if self._positions.get(place) is stream:
-            del self._positions[place]
+        if self._positions.get(position) is stream:
+            del self._positions[position]
         self._positions[self._position_of(stream)] = stream
         if stream.is_over:
             self._end_stream(stream)

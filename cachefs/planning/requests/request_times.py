@@ -119,9 +119,9 @@ class HedgeBudget:
         return True
 
 
-def are_few_late(late: int, under_way: int) -> bool:
+def are_few_late(late: int, in_flight: int) -> bool:
     """Return whether so few of the requests under way are late that the server as a whole is not slow."""
-    return late <= max(1.0, _FEW_SHARE * under_way)
+    return late <= max(1.0, _FEW_SHARE * in_flight)
 
 
 class RecentTimes:

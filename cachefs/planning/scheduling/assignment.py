@@ -50,21 +50,21 @@ def assign_ranks(
     cluster: ClusterFacts,
     *,
     placed_ranks: Mapping[int, str] | None = None,
-    slots: Mapping[str, int] | None = None,
+    free_slots: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
     """Return the node of each rank of the job; "" where no slot is left.
 
-    placed_ranks: by rank, where it runs already; these ranks stay, and need no slot. slots: how many more ranks each
-    candidate can take, 0 where missing; None: all candidates take equal numbers, enough for all ranks. Takes 20 ms for
-    8 ranks and 5,000 candidates.
+    placed_ranks: by rank, where it runs already; these ranks stay, and need no slot. free_slots: how many more ranks
+    each candidate can take, 0 where missing; None: all candidates take equal numbers, enough for all ranks. Takes 20 ms
+    for 8 ranks and 5,000 candidates.
     """
     placed = {rank: node for rank, node in (placed_ranks or {}).items() if 0 <= rank < job.ranks}
-    names = [name for name in dict.fromkeys(candidates) if slots is None or slots.get(name, 0) > 0]
+    names = [name for name in dict.fromkeys(candidates) if free_slots is None or free_slots.get(name, 0) > 0]
     open_ranks = [rank for rank in range(job.ranks) if rank not in placed]
     ranks: dict[int, str] = {}
     if names and open_ranks:
         alike = -(-len(open_ranks) // len(names))
-        limits = np.array([alike if slots is None else slots[name] for name in names], np.int64)
+        limits = np.array([alike if free_slots is None else free_slots[name] for name in names], np.int64)
         choice = best_choices(job, names, limits, cluster, frozenset(placed.values()))
         ranks = _match_ranks(job, open_ranks, choice.choose_nodes(len(open_ranks)), cluster)
     return tuple(placed.get(rank, ranks.get(rank, "")) for rank in range(job.ranks))
@@ -111,10 +111,10 @@ class NodeChoices:
         for _ in range(min(ranks, int(left.sum()))):
             gain, node = self._next_best(heap, together, seated)
             if gain - self.own_savings[node] <= _NEGLIGIBLE_SHARE * self.worth:
-                # The chosen nodes have all data; the rest is chosen by what each saves alone.
+                # The chosen nodes have all data; the others are chosen by what each saves alone.
                 order = np.argsort(-self.own_savings, kind="stable")
-                rest: list[int] = np.repeat(order, left[order])[: ranks - len(chosen)].tolist()
-                return chosen + rest
+                remaining: list[int] = np.repeat(order, left[order])[: ranks - len(chosen)].tolist()
+                return chosen + remaining
             if node not in seated:
                 together = together + self.held[node]
                 seated.add(node)
@@ -143,13 +143,13 @@ class NodeChoices:
         """Return *chosen*, with nodes replaced by others while that saves more."""
         for _ in range(_ROUNDS):
             before = list(chosen)
-            for place in range(len(chosen)):
-                others = chosen[:place] + chosen[place + 1 :]
+            for position in range(len(chosen)):
+                others = chosen[:position] + chosen[position + 1 :]
                 gains = self._gains(self._combined_shards(others), others)
                 gains[np.bincount(others, minlength=len(self.names)) >= self.limits] = -np.inf
                 node = int(gains.argmax())
-                if gains[node] > gains[chosen[place]] + _NEGLIGIBLE_SHARE * self.worth:
-                    chosen[place] = node
+                if gains[node] > gains[chosen[position]] + _NEGLIGIBLE_SHARE * self.worth:
+                    chosen[position] = node
             if chosen == before:
                 break
         return chosen
@@ -186,14 +186,14 @@ def best_choices(
     order = np.argsort(-(own + worth * part), kind="stable")
     enough = int(np.searchsorted(np.cumsum(limits[order]), job.ranks)) + 1
     order = order[: max(_MAX_DETAILED_CANDIDATES, enough)]
-    held = spread.matrix_of(rows[order]) * cluster.trust(rows[order]).astype(np.float32)[:, None]
-    held[[place for place, node in enumerate(order.tolist()) if names[node] in begun]] = 0.0
+    cached = spread.matrix_of(rows[order]) * cluster.trust(rows[order]).astype(np.float32)[:, None]
+    cached[[position for position, node in enumerate(order.tolist()) if names[node] in begun]] = 0.0
     here = spread.matrix_of(cluster.rows(sorted(begun))).sum(axis=0)
     weights = np.full(SHARDS, 1 / SHARDS) if job.distribution is None else job.distribution.mean(axis=0)
     return NodeChoices(
         [names[node] for node in order.tolist()],
         limits[order],
-        held,
+        cached,
         here,
         worth,
         weights.astype(np.float32),
@@ -205,21 +205,21 @@ def _match_ranks(job: JobRequest, ranks: Sequence[int], nodes: Sequence[str], cl
     """Assign ranks to the chosen nodes. Ranks with orders of their own go where their shards are: two ranks exchange
     nodes while more is read locally then."""
     ranks = ranks[: len(nodes)]
-    places = np.arange(len(ranks))
+    positions = np.arange(len(ranks))
     if job.distribution is not None and len(ranks) <= _MAX_MATCHED_RANKS:
-        held = cluster.expected_spread(job.snapshot).matrix_of(cluster.rows(nodes))
+        cached = cluster.expected_spread(job.snapshot).matrix_of(cluster.rows(nodes))
         # For each rank and node, the part of the rank's reads that would be local.
-        local = job.distribution[list(ranks)] @ held.T
+        local = job.distribution[list(ranks)] @ cached.T
         for rank in range(len(ranks)):
-            free = places[rank:]
+            free = positions[rank:]
             best = rank + int(local[rank, free].argmax())
-            places[[rank, best]] = places[[best, rank]]
+            positions[[rank, best]] = positions[[best, rank]]
         for _ in range(len(ranks)):
-            there = local[:, places]
+            there = local[:, positions]
             stay = there.diagonal()
             more = there + there.T - stay[:, None] - stay[None, :]
             one, other = divmod(int(more.argmax()), len(ranks))
             if more[one, other] <= _NEGLIGIBLE_SHARE:
                 break
-            places[[one, other]] = places[[other, one]]
-    return {rank: nodes[place] for rank, place in zip(ranks, places.tolist(), strict=True)}
+            positions[[one, other]] = positions[[other, one]]
+    return {rank: nodes[position] for rank, position in zip(ranks, positions.tolist(), strict=True)}

@@ -175,12 +175,12 @@ class ClusterFacts:
             rows = self.readers(snapshot)
             rows = rows[self._trust_level[rows] > 0]
             jobs: dict[str, list[int]] = {}
-            for place, row in enumerate(rows.tolist()):
+            for position, row in enumerate(rows.tolist()):
                 for name in self._readers[snapshot][row].names:
-                    jobs.setdefault(name, []).append(place)
+                    jobs.setdefault(name, []).append(position)
             readers = SnapshotReaders(
                 rows,
-                [np.array(places, np.int64) for places in jobs.values()],
+                [np.array(positions, np.int64) for positions in jobs.values()],
                 self.room(rows),
                 1.0 - self.values_of("memory", rows) / np.maximum(self.values_of("capacity", rows), 1.0),
                 self._zone[rows],
@@ -263,8 +263,9 @@ class ClusterFacts:
     def _fill_row(self, row: int, facts: NodeFacts, now: float, before: NodeFacts | None) -> None:
         if before is not None:
             self._withdraw_node(row, before, facts.copies)
-        heard = now - facts.age
-        level = LEVELS if self._now - heard <= GRACE_SECONDS else int(self._levels(np.array([self._now - heard]))[0])
+        reported_at = now - facts.age
+        silence = self._now - reported_at
+        level = LEVELS if silence <= GRACE_SECONDS else int(self._levels(np.array([silence]))[0])
         level = 0 if facts.state == "away" else level
         zone, old_level = self._zone_number(facts), int(self._trust_level[row])
         for snapshot, copy in facts.copies.items():
@@ -279,7 +280,7 @@ class ClusterFacts:
             self._values[name][row] = getattr(facts, name)
         self._values["needed"][row] = max(facts.needed, needed_of(facts))
         self._values["jobs"][row] = sum(facts.jobs.values())
-        self._values["heard"][row] = heard
+        self._values["heard"][row] = reported_at
         self._zone[row], self._trust_level[row] = zone, level
         for snapshot, jobs in facts.jobs.items():
             self._expected.pop(snapshot, None)

@@ -215,9 +215,9 @@ def plan_clone(job: JobRequest, candidates: Sequence[str], cluster: ClusterFacts
     spread = cluster.spread(job.snapshot)
     names = list(dict.fromkeys(candidates))
     rows = cluster.rows(names)
-    held = spread.held_share(rows) * spread.size * cluster.trust(rows)
-    room = np.where(cluster.are_up(rows), np.maximum(cluster.room(rows), held), 0.0)
-    lacking = np.maximum(spread.size - held, 0.0)
+    cached = spread.held_share(rows) * spread.size * cluster.trust(rows)
+    room = np.where(cluster.are_up(rows), np.maximum(cluster.room(rows), cached), 0.0)
+    lacking = np.maximum(spread.size - cached, 0.0)
     alone = JobRequest(job.id, job.snapshot)
     # Seconds to fetch everything missing, for each node alone.
     seconds = estimates(alone, names, cluster).first_load if names else np.zeros(0)
@@ -232,22 +232,22 @@ def plan_clone(job: JobRequest, candidates: Sequence[str], cluster: ClusterFacts
         group = group[np.argsort(-room[group], kind="stable")][:MAX_NODES_OF_COPY]
         enough = int(np.searchsorted(np.cumsum(room[group]), spread.size)) + 1
         if enough <= len(group):
-            made = _clone_over_nodes(names, group[:enough].tolist(), room, held, seconds, spread.size)
+            made = _clone_over_nodes(names, group[:enough].tolist(), room, cached, seconds, spread.size)
             if best_group is None or made.seconds < best_group.seconds:
                 best_group = made
     return best_group
 
 
 def _clone_over_nodes(
-    names: Sequence[str], group: list[int], room: NodeValues, held: NodeValues, seconds: NodeValues, size: int
+    names: Sequence[str], group: list[int], room: NodeValues, cached: NodeValues, seconds: NodeValues, size: int
 ) -> Clone:
     """Return a copy over several nodes, each with a part in proportion to its room."""
     parts = room[group] * size / room[group].sum()
-    lacking = np.maximum(parts - held[group], 0.0)
+    lacking = np.maximum(parts - cached[group], 0.0)
     # All nodes fetch their parts at the same time.
-    each = seconds[group] * lacking / np.maximum(size - held[group], 1.0)
+    each = seconds[group] * lacking / np.maximum(size - cached[group], 1.0)
     return Clone(
-        tuple(names[place] for place in group),
+        tuple(names[position] for position in group),
         tuple(np.floor(parts).astype(np.int64).tolist()),
         round(float(lacking.sum())),
         float(each.max()),
@@ -296,35 +296,38 @@ def cached_copies(
     if not holders:
         return ()
     spread, rows = cluster.spread(snapshot), cluster.rows(holders)
-    held = spread.held_share(rows) * cluster.trust(rows)
-    order = np.argsort(-held, kind="stable")
-    rows, held = rows[order], held[order]
-    names = [holders[place] for place in order.tolist()]
+    cached = spread.held_share(rows) * cluster.trust(rows)
+    order = np.argsort(-cached, kind="stable")
+    rows, cached = rows[order], cached[order]
+    names = [holders[position] for position in order.tolist()]
 
-    alone = held >= enough
-    groups = [[place] for place in np.flatnonzero(alone).tolist()]
-    rest = np.flatnonzero(~alone & (held > 0))
+    alone = cached >= enough
+    groups = [[position] for position in np.flatnonzero(alone).tolist()]
+    remaining = np.flatnonzero(~alone & (cached > 0))
     zones = cluster.zones_of(rows)
     together: dict[int, float] = {}  # parts of groups of several nodes, by the group's first node
-    for zone in dict.fromkeys(zones[rest].tolist()):
-        of_zone = rest[zones[rest] == zone]
+    for zone in dict.fromkeys(zones[remaining].tolist()):
+        of_zone = remaining[zones[remaining] == zone]
         # Shards are examined only where the parts sum up to enough: with 5,000 nodes they take 100 ms.
         if (
-            held[of_zone].sum() >= enough - _TOLERANCE
+            cached[of_zone].sum() >= enough - _TOLERANCE
             and (part := _combined_share(snapshot, rows[of_zone], cluster)) >= enough
         ):
             groups.append(of_zone.tolist())
             together[int(of_zone[0])] = part
-            rest = rest[zones[rest] != zone]
-    if held[rest].sum() >= enough - _TOLERANCE and (part := _combined_share(snapshot, rows[rest], cluster)) >= enough:
-        groups.append(rest.tolist())
-        together[int(rest[0])] = part
-    jobs = _jobs_by_copy([{names[place] for place in group} for group in groups], running)
+            remaining = remaining[zones[remaining] != zone]
+    if (
+        cached[remaining].sum() >= enough - _TOLERANCE
+        and (part := _combined_share(snapshot, rows[remaining], cluster)) >= enough
+    ):
+        groups.append(remaining.tolist())
+        together[int(remaining[0])] = part
+    jobs = _jobs_by_copy([{names[position] for position in group} for group in groups], running)
     return tuple(
         CachedCopy(
-            tuple(names[place] for place in group),
+            tuple(names[position] for position in group),
             _zone_of(names[group[0]], cluster) if len(set(zones[group].tolist())) == 1 else "",
-            min(1.0, together.get(group[0], float(held[group[0]]))),
+            min(1.0, together.get(group[0], float(cached[group[0]]))),
             reading,
         )
         for group, reading in zip(groups, jobs, strict=True)

@@ -193,9 +193,9 @@ def _later_epochs(view: _EstimateInput) -> tuple[Sources, NodeValues]:
     cluster, ranks, size = view.cluster, view.job.ranks, max(view.size, 1)
     spread = cluster.spread(view.job.snapshot)
     # Data that other jobs read here anyway need no additional room.
-    held = spread.held_share(view.rows) * size
+    cached = spread.held_share(view.rows) * size
     read_already = np.isin(view.rows, cluster.readers(view.job.snapshot)) & cluster.are_up(view.rows)
-    keeps = cluster.room(view.rows) + np.where(read_already, held * cluster.trust(view.rows), 0.0)
+    keeps = cluster.room(view.rows) + np.where(read_already, cached * cluster.trust(view.rows), 0.0)
     of_one = np.minimum(keeps / size, 1.0)
     of_job = np.minimum(ranks * of_one, 1.0)
     local = np.maximum(local_share(ranks) * of_job, of_one)
@@ -250,17 +250,17 @@ def _holder_seconds(view: _EstimateInput, sources: Sources) -> NodeValues:
     candidate's zone, and all. The slowest counts, since a shuffled order needs all holders equally."""
     cluster, spread = view.cluster, view.spread
     rows = spread.rows()
-    held = spread.held_share(rows) * cluster.trust(rows)
-    rows, held = rows[held > 0], held[held > 0]
+    cached = spread.held_share(rows) * cluster.trust(rows)
+    rows, cached = rows[cached > 0], cached[cached > 0]
     if not len(rows):
         return np.zeros(len(view.rows))
-    each = held / _rate_left(cluster, rows, "peer_rate", "given")
+    each = cached / _rate_left(cluster, rows, "peer_rate", "given")
     zones = cluster.zones_of(rows)
-    slowest, total = np.zeros(len(cluster.region_of)), np.bincount(zones, held, len(cluster.region_of))
+    slowest, total = np.zeros(len(cluster.region_of)), np.bincount(zones, cached, len(cluster.region_of))
     np.maximum.at(slowest, zones, each)
     of_zone = np.divide(slowest, total, out=np.zeros(len(total)), where=total > 0)
     _, zone, region, elsewhere, _ = sources
-    far = (region + elsewhere) * float(each.max() / held.sum())
+    far = (region + elsewhere) * float(each.max() / cached.sum())
     return view.job.ranks * np.maximum(zone * of_zone[view.zones], far)
 
 

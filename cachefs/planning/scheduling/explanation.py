@@ -48,18 +48,18 @@ def explain_ranking(
     if not names or snapshot is None:
         nothing = "No node is known." if snapshot else f"No node has reported snapshot {job.snapshot} yet."
         return Explanation((f"{nothing} The scheduler decides as it would without hints.",), ())
-    given, found = score_nodes(job, names, cluster), estimates(job, names, cluster)
-    order = np.argsort(-given, kind="stable").tolist()
+    scores, found = score_nodes(job, names, cluster), estimates(job, names, cluster)
+    order = np.argsort(-scores, kind="stable").tolist()
     shown, is_placed = order[: min(max_nodes, MAX_ROWS)], set(placed)
-    shown += [place for place in order[len(shown) :] if names[place] in is_placed][:MAX_ROWS]
+    shown += [position for position in order[len(shown) :] if names[position] in is_placed][:MAX_ROWS]
     rows = []
-    for place in shown:
-        facts = cluster.current_facts(names[place])
+    for position in shown:
+        facts = cluster.current_facts(names[position])
         state, age = (facts.state, facts.age) if facts else ("unknown", np.inf)
-        rows.append(NodeRow(names[place], float(given[place]), found.estimate_of(place), state, age))
+        rows.append(NodeRow(names[position], float(scores[position]), found.estimate_of(position), state, age))
     text = [
         _holders_sentence(job, snapshot.bytes, cluster),
-        _best_node_sentence(rows[0], found.epoch, given, len(names)),
+        _best_node_sentence(rows[0], found.epoch, scores, len(names)),
     ]
     text += [_placed_sentence(row, rows[0]) for row in rows if row.node in is_placed]
     text += [_silence_sentence(row) for row in rows if row.estimate.trust < 1]
@@ -78,9 +78,9 @@ def _holders_sentence(job: JobRequest, size: int, cluster: ClusterFacts) -> str:
 
 
 def _best_node_sentence(
-    row: NodeRow, epoch: float, given: "np.ndarray[tuple[int], np.dtype[np.float64]]", count: int
+    row: NodeRow, epoch: float, scores: "np.ndarray[tuple[int], np.dtype[np.float64]]", count: int
 ) -> str:
-    alike = int(np.count_nonzero(given >= given.max() - _EQUAL_SCORES))
+    alike = int(np.count_nonzero(scores >= scores.max() - _EQUAL_SCORES))
     if alike == count > 1:
         return f"All {count:,} candidates are about as good: {_wait_sentence(row.estimate, epoch)}"
     others = f" (as {alike - 1:,} more {'is' if alike == 2 else 'are'}, nearly)" if alike > 1 else ""

@@ -91,15 +91,15 @@ class Spread:
     def matrix_of(self, rows: Rows) -> npt.NDArray[np.float32]:
         """Return the part of each shard that each node reported to have: 0 to 1, shape (rows, SHARDS)."""
         evenly, exact, parts = np.zeros(len(rows), np.float32), [], []
-        for place, row in enumerate(rows.tolist()):
+        for position, row in enumerate(rows.tolist()):
             copy = self.copies.get(row)
             if copy is None:
                 continue
             share = self._share(copy)
             if copy.shards is None or share < _SMALL_SHARE:
-                evenly[place] = round(share * _UNIT) / _UNIT
+                evenly[position] = round(share * _UNIT) / _UNIT
             else:
-                exact.append(place)
+                exact.append(position)
                 parts.append(copy.shards)
         found = np.repeat(evenly[:, None], SHARDS, axis=1)
         if parts:
@@ -209,9 +209,9 @@ class ExpectedSpread:
     def matrix_of(self, rows: Rows) -> npt.NDArray[np.float32]:
         """As `Spread.matrix_of`."""
         found = self._spread.matrix_of(rows)
-        places = self._places_of(rows)
-        bring = places >= 0
-        found[bring] += self._more[places[bring]]
+        positions = self._places_of(rows)
+        bring = positions >= 0
+        found[bring] += self._more[positions[bring]]
         return np.minimum(found, np.float32(1.0))
 
     def zones(self) -> Iterable[int]:
@@ -236,13 +236,13 @@ class ExpectedSpread:
 
 def _expected_parts(spread: Spread, readers: SnapshotReaders) -> npt.NDArray[np.float32]:
     """Return the part of each shard that each reader will still fetch: shape (readers, SHARDS)."""
-    held = spread.matrix_of(readers.rows)
-    more = np.zeros_like(held)
-    for places in readers.jobs:
-        lack = np.maximum(1.0 - held[places].sum(axis=0), 0.0)
-        more[places] += lack / np.float32(len(places))
+    cached = spread.matrix_of(readers.rows)
+    more = np.zeros_like(cached)
+    for positions in readers.jobs:
+        lack = np.maximum(1.0 - cached[positions].sum(axis=0), 0.0)
+        more[positions] += lack / np.float32(len(positions))
     # Two jobs of a node may fetch the same data.
-    np.minimum(more, 1.0 - held, out=more)
+    np.minimum(more, 1.0 - cached, out=more)
     size = more.mean(axis=1, dtype=np.float64) * spread.size
     fits = np.divide(readers.rooms, size, out=np.ones(len(size)), where=size > readers.rooms)
     more *= fits.astype(np.float32)[:, None]

@@ -240,9 +240,9 @@ class SequenceFollower:
         doubts = gaps.copy() if contested else gaps
         front, step = max(position, self._front.high), self._max_step(here)
         reach = self.reorder_window + _explained_distance(1 + len(ids), step, here)
-        places = np.flatnonzero((reads >= position) & (reads < front + reach[-1]))
-        if len(places):
-            ahead = reads[places]
+        indices = np.flatnonzero((reads >= position) & (reads < front + reach[-1]))
+        if len(indices):
+            ahead = reads[indices]
             done = np.concatenate(([position - 1], self._front.early))
             known = np.sort(np.concatenate((done, ahead)))
             gap = (ahead - known[np.searchsorted(known, ahead) - 1]).astype(np.float64)
@@ -252,12 +252,12 @@ class SequenceFollower:
             gap[(gap > step) & ~begins] = np.inf
             if contested:
                 doubt = np.where(begins, np.minimum(gap, BATCH_BEGIN_DOUBT + offsets), gap) if self.batch > 1 else gap
-                doubts[places] = np.where(_are_supported(done, ahead, begins, step), doubt, VAGUE_DOUBT)
+                doubts[indices] = np.where(_are_supported(done, ahead, begins, step), doubt, VAGUE_DOUBT)
             # Reads may lie beyond the front by as much as their number explains.
             beyond = np.sort(ahead[np.isfinite(gap) & (ahead >= front)])
             within = np.flatnonzero(beyond < front + reach[: len(beyond)])
             gap[ahead > (beyond[within[-1]] if len(within) else front)] = np.inf
-            gaps[places] = gap
+            gaps[indices] = gap
         # The rest may include late reads, where an early read of the next epoch would have been within reach.
         if here is not None and np.isinf(gaps).any():
             first = here.first[ids]
@@ -470,8 +470,8 @@ class SequenceFollower:
         if here is None or not len(here.blocks):
             return 0.0
         step = self._max_step(here)
-        places = _max_behind(step, here) + step * (1 + len(self._front.early) + self.reorder_window / self.batch)
-        return min(0.5, max(0.1, 3 * places / len(here.blocks)))
+        fitting_reads = _max_behind(step, here) + step * (1 + len(self._front.early) + self.reorder_window / self.batch)
+        return min(0.5, max(0.1, 3 * fitting_reads / len(here.blocks)))
 
     def _confirming_share(self) -> float:
         """Return the share of fitting reads that confirms the followed position."""
@@ -534,11 +534,11 @@ def observe_reads(followers: Sequence[SequenceFollower], ids: Ids) -> None:
 
 
 def _guarded(
-    follower: SequenceFollower, step: Callable[Arguments, Result], *given: Arguments.args, **named: Arguments.kwargs
+    follower: SequenceFollower, step: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
 ) -> Result:
     """Call a step of one follower. Raises FollowerFailed."""
     try:
-        return step(*given, **named)
+        return step(*arguments, **named)
     except Exception as error:
         raise FollowerFailed(follower) from error
 

@@ -56,8 +56,8 @@ class PositionEstimate:
         if not follower.is_following or demand <= 0:
             return REPORT_SECONDS
         rested = min(self.unseen_reads(now), follower.reorder_window)
-        soonest, on_the_way = MIN_REPORT_SECONDS * demand, REPORT_TRAVEL_SECONDS * demand
-        unreported = min(REPORT_SECONDS * demand, max(soonest, report_reads + on_the_way), REPORT_READS)
+        soonest, travelling = MIN_REPORT_SECONDS * demand, REPORT_TRAVEL_SECONDS * demand
+        unreported = min(REPORT_SECONDS * demand, max(soonest, report_reads + travelling), REPORT_READS)
         return (unreported + follower.reach(unreported) + max(self._batch_size, rested)) / demand
 
     def tripwire_interval(self, now: float) -> int:

@@ -74,8 +74,8 @@ class ReadRate:
         self._marks.append(_RateSample(now, self._done, self._waited))
         while len(self._marks) > 2 and now - self._marks[1].when >= PACE_SECONDS:
             del self._marks[0]
-        place = bisect_right(self._marks, now - RATE_SECONDS, key=lambda mark: mark.when) - 1
-        since = self._marks[min(max(0, place), len(self._marks) - 2)] if len(self._marks) > 1 else self._marks[0]
+        index = bisect_right(self._marks, now - RATE_SECONDS, key=lambda mark: mark.when) - 1
+        since = self._marks[min(max(0, index), len(self._marks) - 2)] if len(self._marks) > 1 else self._marks[0]
         span = now - since.when
         if span < MIN_SPAN_SECONDS or self._done == since.done:
             return
@@ -101,12 +101,12 @@ class ReadRate:
     def _is_at_rest(self, now: float) -> bool:
         """Return whether its loader is full and its accelerator at rest. Time at rest is excluded once reads go on."""
         longest = self._depth / self.demand + REST_SECONDS if self._depth and self.demand else math.inf
-        rest = max(0.0, now - self._read - longest)
+        idle_seconds = max(0.0, now - self._read - longest)
         if self._done > self._seen:
-            self._rested += rest
+            self._rested += idle_seconds
             self._seen, self._read = self._done, now
             return False
-        return rest > 0
+        return idle_seconds > 0
 
     def _waiting_share(self, since: _RateSample, now: float, readers: int) -> float:
         """Return the part of the time since *since* for which the readers have waited."""

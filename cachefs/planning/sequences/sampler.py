@@ -249,10 +249,10 @@ def _torch_permutation(generator: numpy.random.RandomState, size: int) -> EpochO
 
 def _shuffle_in_python(order: EpochOrder, draws: EpochOrder) -> None:
     chosen = order.tolist()
-    places = numpy.arange(len(draws), dtype=numpy.int64)
-    others = places + draws % (len(order) - places)
-    for place, other in enumerate(others.tolist()):
-        chosen[place], chosen[other] = chosen[other], chosen[place]
+    positions = numpy.arange(len(draws), dtype=numpy.int64)
+    others = positions + draws % (len(order) - positions)
+    for position, other in enumerate(others.tolist()):
+        chosen[position], chosen[other] = chosen[other], chosen[position]
     order[:] = chosen
 
 

@@ -112,17 +112,17 @@ class ReadCorrelation:
         own = dict.fromkeys(read.path for read in reads if read.thread == number)
         others = dict.fromkeys(read.path for read in reads if read.thread not in self._threads)
         paths = list(own or (others if len(self._threads) == 1 else {}))
-        told, count = self._threads[number].returned_files, len(batch.samples)
+        returned, count = self._threads[number].returned_files, len(batch.samples)
         if not paths or not count or batch.slot is None:
             return None
         if is_over:
             evenness = self._files_per_sample.setdefault(batch.slot, _FilesPerSample())
             if evenness.has_equal_files(len(paths), count) and batch.is_one_by_one and not others:
                 return OpenedFiles(batch.samples, tuple(paths), is_complete=False)
-        fresh = tuple(path for path in paths if path not in told)
+        fresh = tuple(path for path in paths if path not in returned)
         # Samples whose files were returned come last: the fresh files are likely to be of the next samples.
-        begin = min(len(told), count - 1)
-        told.update(fresh)
+        begin = min(len(returned), count - 1)
+        returned.update(fresh)
         samples = batch.samples[begin:] + batch.samples[:begin]
         return OpenedFiles(samples, fresh, is_complete=False, is_in_order=False) if fresh else None
 
@@ -204,8 +204,8 @@ class JobColdReads:
     def record_batches(self, slot: int, message: dict[str, Any]) -> None:
         """Record that a process of the consumer in this slot has begun batches. Raises anything for an invalid
         message."""
-        now, ways = clock.monotonic(), (bool(message["one_by_one"]), bool(message["is_prompt"]))
-        begun = [BegunBatch(int(began), slot, tuple(map(int, samples)), *ways) for began, samples in message["begun"]]
+        now, flags = clock.monotonic(), (bool(message["one_by_one"]), bool(message["is_prompt"]))
+        begun = [BegunBatch(int(began), slot, tuple(map(int, samples)), *flags) for began, samples in message["begun"]]
         if message["ended"]:
             begun.append(BegunBatch(int(message["ended"]), None))
         process = self._processes.get(message["pid"])
@@ -241,8 +241,8 @@ class JobColdReads:
         if now < self._retry_at:
             return []
         try:
-            asked = ReadsRequest(asker=self._name, namespace=self._namespace, pids=list(self._processes))
-            return self._client.call(ASK_READS, asked, TIMEOUT).reads
+            request = ReadsRequest(asker=self._name, namespace=self._namespace, pids=list(self._processes))
+            return self._client.call(ASK_READS, request, TIMEOUT).reads
         except CachefsError:
             # The reporter logs the failure, where it matters.
             self._retry_at = now + RETRY_SECONDS
@@ -260,25 +260,25 @@ class _PathResolver:
         self._unresolved = 0
 
     def resolve_path(self, read: FileRead) -> str | None:
-        told = os.fsdecode(read.path).split("/")
-        for place in self._found:
-            if (path := _file_below(*place, told, read.inode)) is not None:
+        parts = os.fsdecode(read.path).split("/")
+        for location in self._found:
+            if (path := _file_below(*location, parts, read.inode)) is not None:
                 return path
         if self._unresolved >= MAX_UNRESOLVED:
             return None
         points = {str(point.path) for point in mount_points()}
-        for above in range(min(MAX_LEVELS_ABOVE, len(told))):
+        for above in range(min(MAX_LEVELS_ABOVE, len(parts))):
             for point in points:
-                if (path := _file_below(point, above, told, read.inode)) is not None:
+                if (path := _file_below(point, above, parts, read.inode)) is not None:
                     self._found.append((point, above))
                     return path
         self._unresolved += 1
         return None
 
 
-def _file_below(point: str, above: int, told: list[str], inode: int) -> str | None:
+def _file_below(point: str, above: int, parts: list[str], inode: int) -> str | None:
     """Return the file below a mount, without the reported path's first *above* directories; None if missing."""
-    path = os.path.join(point, *told[above:])
+    path = os.path.join(point, *parts[above:])
     try:
         return path if os.lstat(path).st_ino == inode else None
     except (OSError, ValueError):

@@ -94,16 +94,16 @@ class TemplateFinder:
         name in all rows, not only the sample's own. A search takes 20 ms for a column of a million rows.
         """
         likely: dict[PathField, bool] = {}
-        places = []
-        for place in self._entry_ranges(path, sample, search=search):
-            if place.field not in likely:
-                likely[place.field] = is_likely(place.field)
-            if likely[place.field]:
-                places.append(place)
-        places.sort(key=lambda place: place.begin - place.end)
+        ranges = []
+        for entry_range in self._entry_ranges(path, sample, search=search):
+            if entry_range.field not in likely:
+                likely[entry_range.field] = is_likely(entry_range.field)
+            if likely[entry_range.field]:
+                ranges.append(entry_range)
+        ranges.sort(key=lambda entry_range: entry_range.begin - entry_range.end)
         for fields, most in enumerate(_MAX_RANGES, 1):
-            for chosen in combinations(places[:most], fields):
-                ordered = sorted(chosen, key=lambda place: place.begin)
+            for chosen in combinations(ranges[:most], fields):
+                ordered = sorted(chosen, key=lambda entry_range: entry_range.begin)
                 if all(left.end <= right.begin for left, right in pairwise(ordered)):
                     yield _make_template(path, ordered)
 
@@ -121,10 +121,10 @@ class TemplateFinder:
 
 
 def _make_template(path: str, ranges: list[_EntryRange]) -> PathTemplate:
-    begins = [0, *(place.end for place in ranges)]
-    ends = [*(place.begin for place in ranges), len(path)]
+    begins = [0, *(entry_range.end for entry_range in ranges)]
+    ends = [*(entry_range.begin for entry_range in ranges), len(path)]
     texts = tuple(path[begin:end] for begin, end in zip(begins, ends, strict=True))
-    return PathTemplate(texts, tuple(place.field for place in ranges))
+    return PathTemplate(texts, tuple(entry_range.field for entry_range in ranges))
 
 
 def _sample_number(digits: str, sample: int, width: int) -> PathField:
@@ -371,15 +371,15 @@ class RuleInference:
             self._templates_left -= 1
             if self._templates_left < 0:
                 break
-            said = len(path) - sum(map(len, template.texts))
-            if said > most and self._is_right(template):
-                best, most = template, said
+            covered = len(path) - sum(map(len, template.texts))
+            if covered > most and self._is_right(template):
+                best, most = template, covered
         return best
 
     def _is_likely(self, field: PathField) -> bool:
         """Return whether the field's entry occurs in the paths of all but one of the latest observations."""
-        asked = list(self._observed)[-PROBED_OBSERVATIONS:]
-        return sum(map(self._is_field_in_paths, asked, [field] * len(asked))) >= len(asked) - 1
+        probed = list(self._observed)[-PROBED_OBSERVATIONS:]
+        return sum(map(self._is_field_in_paths, probed, [field] * len(probed))) >= len(probed) - 1
 
     def _is_field_in_paths(self, observed: _Observation, field: PathField) -> bool:
         # In a complete observation each sample has the entry, so one sample is enough.
@@ -393,20 +393,20 @@ class RuleInference:
         """Return whether the template is right for nearly all observations, and gives different files."""
         samples: set[int] = set()
         files: set[str] = set()
-        asked = wrong = 0
+        checked = wrong = 0
         seen = missed = 0  # incomplete observations with one of the template's files, and without
         for observed in reversed(self._observed):
             found = 0
             for sample in observed.samples:
                 path = template.path_of(sample, self.columns)
-                asked += 1
+                checked += 1
                 if path is not None and path in observed.paths:
                     samples.add(sample)
                     files.add(path)
                     found += 1
                 elif observed.is_complete:
                     wrong += 1
-                    if wrong > 1 + MAX_WRONG_PART * asked:
+                    if wrong > 1 + MAX_WRONG_PART * checked:
                         return False
             if not observed.is_complete:
                 seen, missed = (seen + 1, missed) if found else (seen, missed + 1)
@@ -416,7 +416,7 @@ class RuleInference:
 
     def _count_wrong(self, rule: FileRule, observed: _Observation) -> int:
         """Return for how many of the samples the rule is wrong."""
-        said = [rule.paths_of(sample, self.columns) for sample in observed.samples]
+        paths_of_samples = [rule.paths_of(sample, self.columns) for sample in observed.samples]
         if observed.is_complete:
-            return sum(not paths or not observed.paths.issuperset(paths) for paths in said)
-        return min(observed.weight, len(observed.paths.difference(*said)))
+            return sum(not paths or not observed.paths.issuperset(paths) for paths in paths_of_samples)
+        return min(observed.weight, len(observed.paths.difference(*paths_of_samples)))

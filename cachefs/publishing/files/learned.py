@@ -38,11 +38,11 @@ class FileComparison:
         """inodes: numbers of the files that were opened for the samples."""
         slots, entries = slots_and_entries(numpy.array(inodes, numpy.int64))
         opened = set(zip(slots.tolist(), entries.tolist(), strict=True))
-        said = [_published_files(sample, shares) for sample in observed.samples]
-        known = [files for files in said if files]
+        published = [_published_files(sample, shares) for sample in observed.samples]
+        known = [files for files in published if files]
         if not observed.is_complete:
             # Files in the page cache are not seen, but each file that is seen has to be of one of the samples.
-            strange = len(opened.difference(*known)) if len(known) == len(said) else 0
+            strange = len(opened.difference(*known)) if len(known) == len(published) else 0
             self._counts.add_samples(min(len(known), len(opened)), min(len(known), strange))
             return
         # A sample that is kept in memory is not opened again, alone or in a batch.

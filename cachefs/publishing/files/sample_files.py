@@ -52,8 +52,8 @@ def listed_files(
     torch_datasets = sys.modules.get("torch.utils.data.dataset")
     kind = type(dataset)  # isinstance may ask a dataset for its __class__
     if torch_datasets is not None and issubclass(kind, torch_datasets.Subset):
-        whole, chosen = inspect.getattr_static(dataset, "dataset", None), _subset_indices(dataset)
-        paths = listed_files(whole, is_wanted=is_wanted) if chosen is not None else None
+        parent, chosen = inspect.getattr_static(dataset, "dataset", None), _subset_indices(dataset)
+        paths = listed_files(parent, is_wanted=is_wanted) if chosen is not None else None
         return None if paths is None or chosen is None else [paths[index] for index in chosen]
     if torch_datasets is not None and issubclass(kind, torch_datasets.ConcatDataset):
         listed = inspect.getattr_static(dataset, "datasets", None)

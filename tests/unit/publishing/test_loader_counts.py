@@ -42,7 +42,7 @@ def test_what_lies_between_two_epochs_counts_for_nothing() -> None:
 def test_without_workers_an_epoch_begins_with_its_first_question() -> None:
     watch = Stopwatch()
     watch.record_request(50)
-    watch.begin_epoch(60, 4, is_asked=True)
+    watch.begin_epoch(60, 4, has_requested=True)
     watch.record_batch(80, 4)
     assert (watch.counts.busy, watch.counts.waited) == (30, 30)
 

@@ -112,7 +112,7 @@ class HintPolicy:
         self.update_reports(now)
         order = np.argsort(-free, kind="stable")
         slots = {str(node): int(free[node]) for node in order[free[order] > 0].tolist()}
-        return tuple(int(name) for name in assign_ranks(job_request(job), list(slots), self.cluster, slots=slots))
+        return tuple(int(name) for name in assign_ranks(job_request(job), list(slots), self.cluster, free_slots=slots))
 
     def update_reports(self, now: float) -> None:
         """Update the view from reports of the nodes."""

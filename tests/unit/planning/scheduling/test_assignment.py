@@ -29,9 +29,9 @@ def test_a_greedy_choice_is_exchanged():
 def test_slots_are_bounded_and_ranks_that_run_stay():
     nodes = [node("a", (0, 1)), node("b"), node("c")]
     cluster = cluster_of(*nodes)
-    assert assign_ranks(job(4), ["a", "b", "c"], cluster, slots={"a": 2, "b": 1}).count("a") == 2
-    assert assign_ranks(job(4), ["a", "b", "c"], cluster, slots={"a": 2, "b": 1}).count("") == 1
-    found = assign_ranks(job(3), ["a", "b", "c"], cluster, placed_ranks={1: "elsewhere"}, slots={"a": 1, "b": 5})
+    assert assign_ranks(job(4), ["a", "b", "c"], cluster, free_slots={"a": 2, "b": 1}).count("a") == 2
+    assert assign_ranks(job(4), ["a", "b", "c"], cluster, free_slots={"a": 2, "b": 1}).count("") == 1
+    found = assign_ranks(job(3), ["a", "b", "c"], cluster, placed_ranks={1: "elsewhere"}, free_slots={"a": 1, "b": 5})
     assert found[1] == "elsewhere"
     assert sorted((found[0], found[2])) == ["a", "b"]
     assert assign_ranks(job(2), [], cluster) == ("", "")
