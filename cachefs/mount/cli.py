@@ -24,7 +24,7 @@ from cachefs.errors import CachefsError, ConfigError
 from cachefs.extras import install_command
 from cachefs.mount import kernel
 from cachefs.mount.child_process import LineRateLimit
-from cachefs.mount.options import MountOptions, parse_options
+from cachefs.mount.options import MountOptions, option_helps, parse_options
 from cachefs.mount_spec import MountSpec
 
 READY: Final = "ready"
@@ -39,7 +39,20 @@ SYSLOG_SECONDS: Final = 0.05
 MAX_LINES: Final = 120
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+class _MountCommand(click.Command):
+    """The command; its help has a section for mount options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [
+            (", ".join(one.spellings), f"{one.help} (default: {one.default.replace('`', '')})")
+            for one in option_helps()
+        ]
+        with formatter.section("Options for -o"):
+            formatter.write_dl(rows, col_max=24)
+        super().format_options(ctx, formatter)
+
+
+@click.command(cls=_MountCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("spec")
 @click.argument("directory")
 @click.option("-o", "options", multiple=True, metavar="OPT,OPT=VALUE", help="Mount options (see above).")
@@ -66,39 +79,6 @@ def main(  # noqa: PLR0913  # one for each option
     SPEC is a dataset (NAME, or its URL), one of its snapshots (NAME@ID), several (NAME,NAME) or `all`; with one
     dataset, DIR shows its files, else a directory for each. A mount of one dataset stays at the snapshot it began
     with; others show the new one after a refresh.
-
-    \b
-    Options for -o:
-      socket=PATH       the daemon's socket (default: $CACHEFS_SOCKET, or
-                        /run/cachefs/cachefsd.sock)
-      uid=N, gid=N      owner of everything (default: who mounts)
-      umask=OCTAL       taken from modes 0644 and 0755
-      allow_other       let other users in (default when root mounts;
-                        noallow_other)
-      no_zero_open      send each open and close to the mount process (slower)
-      shield=auto|on|off
-                        let the kernel answer ioctls, which Python's open()
-                        sends (default auto: where root mounts one dataset;
-                        see docs/posix.md)
-      follow            with one dataset: show the new snapshot after a refresh
-                        (SPEC NAME@latest does the same); files that are open
-                        keep what they have. Such a mount has no shield
-      xattr             have extended attributes (user.cachefs.*) in the tree,
-                        which make `ls -l` and `cp -a` ask the mount for each
-                        file; `cachectl info PATH` tells the same
-      workers=N         processes that serve requests (default: by the number
-                        of processors)
-      no_push           do not fill the page cache ahead of readers
-      page_cache_budget=AMOUNT
-                        how much of it that may take: a size or a share
-                        (default 25%)
-      readahead=KIB     the kernel's readahead (default 1024; 0 leaves it as
-                        it is)
-      grace=SEC         how long a mount that gets SIGTERM waits for programs
-                        that use it; then its files fail with ENOTCONN
-                        (default 30)
-      daemon_wait=SEC   how long to wait for the daemon to come up (default 10)
-      log=FILE          messages of the background process (default: syslog)
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller may ignore it; then no child could be waited for
     try:

@@ -16,6 +16,7 @@ SITE = REPOSITORY / "docs" / "site"
 sys.path.append(str(SITE))
 
 from epochs import BENCHMARKS, READERS, WAYS, cold_factors, demo_epochs, picture  # noqa: E402
+from generated import PARTS, with_parts  # noqa: E402
 from navigation import HOME, readers  # noqa: E402
 from sizing import Training, kept, least_origin_bytes, lru_hits, origin_rate, requests_in_flight, table  # noqa: E402
 
@@ -142,6 +143,13 @@ def test_the_picture_of_the_readme_has_the_figures_of_the_benchmarks() -> None:
     assert [len(epochs) for epochs in demo_epochs(page).values()] == [2] * len(WAYS)
     assert len(cold_factors(page)) == len(READERS)
     assert (REPOSITORY / "docs/images/epochs.svg").read_text() == picture(page), "run docs/site/plots.py docs/images"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_generated_parts_are_what_the_code_makes(part: str) -> None:
+    (page,) = [page for page in pages() if f"<!-- generated: {part} -->\n" in (REPOSITORY / page).read_text()]
+    text = (REPOSITORY / page).read_text()
+    assert text == with_parts(text), "run .venv/bin/python docs/site/generated.py"
 
 
 def test_the_table_of_sizes_is_what_the_formulas_say() -> None:

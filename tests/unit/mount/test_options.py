@@ -4,9 +4,17 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from cachefs.errors import ConfigError
-from cachefs.mount.options import parse_options
+from cachefs.mount.cli import main
+from cachefs.mount.options import option_helps, parse_options
+
+
+def test_the_help_of_the_command_has_every_option() -> None:
+    words = CliRunner().invoke(main, ["--help"]).output.split()
+    for one in option_helps():
+        assert {spelling.rstrip(",") for spelling in one.spellings} <= {word.rstrip(",") for word in words}
 
 
 def test_defaults_are_those_of_who_mounts() -> None:

@@ -1,0 +1,44 @@
+"""Writes the generated parts of the documentation into its pages: `.venv/bin/python docs/site/generated.py`.
+
+A generated part stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a page, and is made from the
+code by the function of that name in PARTS.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from cachefs.mount.options import option_helps
+
+DOCS: Final = Path(__file__).parents[1]
+_PART: Final = re.compile(r"(?<=^<!-- generated: )([a-z-]+)( -->\n).*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
+
+
+def mount_options() -> Iterator[str]:
+    """Yield the lines of the table of mount options."""
+    yield "| option | default | meaning |"
+    yield "|---|---|---|"
+    for one in option_helps():
+        spellings = ", ".join(f"`{spelling}`" for spelling in one.spellings).replace("|", "\\|")
+        details = f". {one.details}" if one.details else ""
+        yield f"| {spellings} | {one.default} | {one.help}{details} |"
+
+
+PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {"mount-options": mount_options}
+
+
+def with_parts(page: str) -> str:
+    """Return a page's text with each generated part as it should be."""
+    return _PART.sub(lambda found: "".join((found[1], found[2], *(f"{line}\n" for line in PARTS[found[1]]()))), page)
+
+
+def main() -> None:
+    for path in sorted(DOCS.glob("*.md")):
+        text = path.read_text()
+        if (new := with_parts(text)) != text:
+            path.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
