@@ -10,7 +10,7 @@ from cachefs_daemon.config import Config
 
 
 class ClusterConfig(Config):
-    """The whole file, of any node. docs/configuration.md describes each key."""
+    """The whole file, of any node. `cachefs_daemon.sections` and `cachefs_cluster.section` describe each key."""
 
     cluster: ClusterSection = ClusterSection()
 

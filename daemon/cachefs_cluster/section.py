@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from cachefs_daemon.section import ClusterTable, OptionalPath, Seconds, Size
+from cachefs_daemon.section import ClusterTable, DefaultText, OptionalPath, Seconds, Size
 
 DEFAULT_PORT: Final = 7380
 MAX_NODES: Final = 4096
@@ -129,40 +129,134 @@ def _check_prefix(value: str) -> str:
 Name = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_check_name)]
 Host = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_check_host)]
 Address = Annotated[str, AfterValidator(_check_address)]
+ListedNode = Annotated[str, AfterValidator(_check_static_node)]
+Endpoint = Annotated[str, AfterValidator(_normalize_endpoint)]
 Observer = Annotated[str, Field(min_length=1), AfterValidator(_check_host)]
 
 
 class ClusterSection(ClusterTable):
-    """[cluster]: many nodes that share one cache."""
+    """[cluster]: several nodes that share one cache."""
 
-    membership: Literal["none", "static", "etcd", "kubernetes"] = "none"
-    cluster: Annotated[str, Field(min_length=1), AfterValidator(_check_name)] = "default"
-    name: Name = ""
-    zone: Name = ""
-    listen: Address = f"127.0.0.1:{DEFAULT_PORT}"
-    advertise: Host = ""
-    nodes: Annotated[tuple[Annotated[str, AfterValidator(_check_static_node)], ...], Field(max_length=MAX_NODES)] = ()
-    etcd: Annotated[tuple[Annotated[str, AfterValidator(_normalize_endpoint)], ...], Field(max_length=16)] = ()
-    prefix: Annotated[str, AfterValidator(_check_prefix)] = ""
-    etcd_user: str = ""
-    etcd_password_file: OptionalPath = None
-    etcd_ca: OptionalPath = None
-    etcd_cert: OptionalPath = None
-    etcd_key: OptionalPath = None
-    namespace: Name = ""
-    tls_ca: OptionalPath = None
-    tls_cert: OptionalPath = None
-    tls_key: OptionalPath = None
-    insecure_peers: bool = False
-    secret_file: OptionalPath = None
-    weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
-    replicas: Annotated[int, Field(ge=1, le=2)] = 1
-    grace: Seconds = 30.0
-    window: Size = 0
-    bandwidth: Size = 100 << 20
-    steal: bool = True
-    observers: Annotated[tuple[Observer, ...], Field(max_length=16)] = ()
-    schedulers: Annotated[tuple[Observer, ...], Field(max_length=16)] = ()
+    membership: Literal["none", "static", "etcd", "kubernetes"] = Field(
+        default="none",
+        description="how nodes find each other: `none` (the node is alone), `static` (the list in `nodes`), `etcd`, or "
+        "`kubernetes` (Leases)",
+    )
+    cluster: Annotated[str, Field(min_length=1), AfterValidator(_check_name)] = Field(
+        default="default", description="name of the cluster; nodes of another one are refused"
+    )
+    name: Annotated[Name, DefaultText("the host's name")] = Field(
+        default="",
+        description="the name of this node: up to 63 letters, digits, dots, dashes and underscores. With certificates, "
+        'the name in the node\'s certificate. `name`, `zone` and `advertise` may be `"$VARIABLE"`: the value of the '
+        "environment variable, so one file serves all pods of a DaemonSet",
+    )
+    zone: Name = Field(
+        default="",
+        description="a rack or an availability zone. Second copies (`replicas`) go to another one",
+    )
+    listen: Address = Field(
+        default=f"127.0.0.1:{DEFAULT_PORT}",
+        description="HOST:PORT where other nodes get blocks; the next port is for all other messages between nodes",
+    )
+    advertise: Annotated[Host, DefaultText("host of `listen`")] = Field(
+        default="",
+        description="the host under which other nodes reach this node, if it differs from that of `listen`, or "
+        "`listen` is `0.0.0.0`",
+    )
+    nodes: Annotated[tuple[ListedNode, ...], Field(max_length=MAX_NODES)] = Field(
+        default=(),
+        description='with `static`: all nodes, this one too, the same on all: `"NAME=HOST:PORT"`, behind which '
+        "there may be `, zone=NAME` and `, weight=NUMBER`",
+    )
+    etcd: Annotated[tuple[Endpoint, ...], Field(max_length=16)] = Field(
+        default=(),
+        description='with `etcd`: URLs of its endpoints, such as `"https://10.0.0.2:2379"`, all `http://` or all '
+        "`https://`. One that answers is enough",
+    )
+    prefix: Annotated[str, AfterValidator(_check_prefix), DefaultText("`/cachefs/` and the cluster's name")] = Field(
+        default="", description="with `etcd`: prefix of the keys"
+    )
+    etcd_user: str = Field(default="", description="with `etcd`: the user, if etcd asks for user and password")
+    etcd_password_file: OptionalPath = Field(
+        default=None,
+        description="with `etcd`: the file whose content is the user's password; it is read again when etcd asks anew",
+    )
+    etcd_ca: Annotated[OptionalPath, DefaultText("the system's CAs")] = Field(
+        default=None, description="with `etcd`: file (PEM) with the trusted authorities"
+    )
+    etcd_cert: OptionalPath = Field(
+        default=None, description="with `etcd`: file (PEM) with this node's certificate for etcd"
+    )
+    etcd_key: OptionalPath = Field(default=None, description="with `etcd`: file (PEM) with the key of that certificate")
+    namespace: Annotated[Name, DefaultText("the pod's")] = Field(
+        default="", description="with `kubernetes`: where the Leases are"
+    )
+    tls_ca: OptionalPath = Field(
+        default=None,
+        description="file (PEM) with the authority of the certificates with which nodes identify themselves to each "
+        "other. Without certificates a node listens on loopback only, unless `insecure_peers` is true",
+    )
+    tls_cert: OptionalPath = Field(default=None, description="file (PEM) with this node's certificate for other nodes")
+    tls_key: OptionalPath = Field(default=None, description="file (PEM) with the key of that certificate")
+    insecure_peers: bool = Field(
+        default=False,
+        description="let other machines reach this node without certificates; only for a network in which you trust "
+        "every machine",
+    )
+    secret_file: Annotated[OptionalPath, DefaultText("`~/.local/state/cachefs/cluster-secret`")] = Field(
+        default=None,
+        description="without certificates: a file of 16 to 64 bytes, mode 0600, that all nodes of the cluster share. "
+        "The first daemon makes it.\n\n"
+        "The default is one file for all daemons of a user, whatever their `state_dir` (`/dev/shm/cachefs-secret-UID` "
+        "where the user has no home directory of their own, as in some containers); the daemon uses a file that exists "
+        "in either place, and a running daemon makes a missing file again. Daemons of several users need one that all "
+        "of them can read (mode 0640 and a group: the members of the group can act as nodes), and no other user. The "
+        "file that you name may be a link, as in a mounted Kubernetes Secret (`defaultMode: 0400`)",
+    )
+    weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
+        default=0.0,
+        description="this node's part of the blocks, relative to that of others; 0: by the bytes that its tiers may "
+        "take. With a static list, the list holds the weight",
+    )
+    replicas: Annotated[int, Field(ge=1, le=2)] = Field(
+        default=1,
+        description="copies of each block that the cluster keeps: 1 or 2, the second in another `zone` if there are "
+        "zones, so that the death of a node causes no read of the origin. Two copies need twice the room. Set the same "
+        "on all nodes.\n\n"
+        "The second copy comes as blocks of published jobs are fetched ahead, and as members change; until then a "
+        "block that is only read has one copy",
+    )
+    grace: Seconds = Field(
+        default=30.0,
+        description="seconds for which the blocks of a node that is away have their homes on that node.\n\n"
+        "Other nodes keep its blocks as soon as it is away (no answer for 5 s, or its record is gone)",
+    )
+    window: Size = Field(
+        default=0,
+        description="bytes that this node may request from all peers together at once; 0: as many as suit the link, "
+        "which is measured",
+    )
+    bandwidth: Size = Field(
+        default=100 << 20,
+        description="bytes in a second that a node may fetch in the background to rebalance, after it has joined or "
+        "another node has left",
+    )
+    steal: bool = Field(
+        default=True,
+        description="a node that falls behind at an origin may give blocks to others that have time",
+    )
+    observers: Annotated[tuple[Observer, ...], Field(max_length=16)] = Field(
+        default=(),
+        description="names of clients that may ask what this node holds, such as a dashboard; with certificates, the "
+        "names in them",
+    )
+    schedulers: Annotated[tuple[Observer, ...], Field(max_length=16)] = Field(
+        default=(),
+        description="names of clients that may ask as `observers` may, and may command warm-ups, pins, limits, "
+        "evictions and drains: the `[cluster] name` of cachefs-scheduler.\n\n"
+        "[What it does](scheduling.md)",
+    )
 
     @property
     def own_name(self) -> str:

@@ -11,22 +11,30 @@ import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import psutil
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import ValidationError
 
 from cachefs.block import PIECE_SIZE
 from cachefs.cgroup import memory_limits
 from cachefs.errors import ConfigError
 from cachefs.mount_table import file_system_kinds
-from cachefs.planning.eviction.policies import PolicyName
-from cachefs.sizes import SizeSetting, format_size
-from cachefs.socket_path import DEFAULT_SOCKET, MAX_SOCKET_PATH
-from cachefs_daemon.metrics_section import MetricsSection
-from cachefs_daemon.runtime.logs import LogFormat
-from cachefs_daemon.section import AbsolutePath, Amount, ClusterTable, Count, OptionalPath, Seconds, Section, Size
-from cachefs_daemon.web_section import WebSection
+from cachefs.sizes import format_size
+from cachefs.socket_path import MAX_SOCKET_PATH
+from cachefs_daemon.section import ClusterTable, LiveEffect, Section
+from cachefs_daemon.sections import (
+    AUTO,
+    REMOVED_POLICIES,
+    DaemonSection,
+    MemorySection,
+    MetricsSection,
+    OriginSection,
+    PrefetchSection,
+    SecuritySection,
+    SsdSection,
+    WebSection,
+)
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
 MIN_BLOCK_SIZE: Final = PIECE_SIZE
@@ -37,8 +45,6 @@ RECORD_OVERHEAD: Final = 64 << 10
 # docs/decisions/0040-fetch-processes.md.
 PROCESSORS_PER_PROCESS: Final = 8
 MAX_AUTO: Final = 4
-AUTO: Final = -1
-MAX_PROCESSES: Final = 64
 MIN_LISTING: Final = 1 << 20
 # A budget of fewer blocks than FEW_BLOCKS is probably a mistake. SMALL_RESERVE: about what a small tier needs besides
 # its blocks.
@@ -56,99 +62,8 @@ class InvalidConfig(ConfigError):
         self.problems = problems  # one line each
 
 
-def _parse_processes(value: object) -> int:
-    if value == "auto":
-        return AUTO
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PROCESSES:
-        raise ValueError(f'expected "auto" or a number from 0 to {MAX_PROCESSES}')
-    return value
-
-
-Processes = Annotated[int, BeforeValidator(_parse_processes)]
-
-# Policies that 0.3 removed: the policy that runs in place of each. Release 0.4 is to refuse their names.
-REMOVED_POLICIES: Final[Mapping[str, PolicyName]] = {
-    "refcount": PolicyName.CLAIRVOYANT, "lfu": PolicyName.LRU, "fifo": PolicyName.LRU,
-}  # fmt: skip
-
-
-def _parse_policy(value: object) -> str:
-    if not isinstance(value, str) or value not in (*PolicyName, *REMOVED_POLICIES):
-        raise ValueError(f"expected one of {', '.join(PolicyName)}")
-    return str(value)
-
-
-class DaemonSection(Section):
-    """[daemon]: the daemon as a whole."""
-
-    socket: AbsolutePath = DEFAULT_SOCKET
-    socket_group: str = ""
-    state_dir: AbsolutePath = Path("/var/lib/cachefs")
-    block_size: Size = 4 << 20
-    policy: Annotated[str, BeforeValidator(_parse_policy)] = PolicyName.CLAIRVOYANT.value
-    read_deadline: Seconds = 60.0
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: LogFormat = LogFormat.TEXT
-
-    @property
-    def eviction_policy(self) -> PolicyName:
-        """The policy of the tiers: `policy`, or the one in place of a removed policy."""
-        return REMOVED_POLICIES.get(self.policy) or PolicyName(self.policy)
-
-
-class MemorySection(Section):
-    """[memory]: the memory tier."""
-
-    dir: AbsolutePath = Path("/dev/shm/cachefs")
-    budget: Amount = SizeSetting(percent=25)
-    min_free: Amount = SizeSetting(percent=5)
-    segment_size: Size = 64 << 20
-
-
-class SsdSection(Section):
-    """[ssd]: the SSD tier, which exists where the file has this table with a budget above 0."""
-
-    dir: AbsolutePath = Path("/var/lib/cachefs/ssd")
-    budget: Amount = SizeSetting(percent=50)
-    min_free: Amount = SizeSetting(percent=10)
-    segment_size: Size = 256 << 20
-    require_mount: OptionalPath = None
-
-
-class OriginSection(Section):
-    """[origin]: limits for reading from origins."""
-
-    max_connections: Count = 64
-    max_bytes_in_flight: Size = 512 << 20
-    connect_timeout: Seconds = 5.0
-    read_timeout: Seconds = 20.0
-    hedged: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.02
-    max_request: Size = 16 << 20
-    max_listing: Size = 16 << 30
-    max_pages: Annotated[int, Field(ge=1)] = 100_000
-
-
-class PrefetchSection(Section):
-    """[prefetch]: fetching, and copying between tiers, before a read."""
-
-    enabled: bool = True
-    safety: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
-    stall_worth: Size = 1 << 30
-    memory_ahead: Size = 256 << 20
-    guess: bool = True
-    processes: Processes = AUTO
-
-
-class SecuritySection(Section):
-    """[security]: administrators, and the directories that datasets may expose."""
-
-    admin_group: str = ""
-    file_roots: tuple[AbsolutePath, ...] = ()
-    follow_symlinks: bool = False
-
-
 class Config(Section):
-    """The whole file, of a node that is in no cluster. docs/configuration.md describes each key."""
+    """The whole file, of a node that is in no cluster. `cachefs_daemon.sections` describes each key."""
 
     daemon: DaemonSection = DaemonSection()
     memory: MemorySection = MemorySection()
@@ -299,7 +214,7 @@ def _validate(values: Mapping[str, Any], model: type[Config]) -> Config:
     try:
         config = model.model_validate(values)
     except ValidationError as error:
-        wrong = [_explain(detail, _sections_of(model)) for detail in error.errors()]
+        wrong = [_explain(detail, sections_of(model)) for detail in error.errors()]
         try:
             left_out = [detail["loc"] for detail in error.errors()]
             config = model.model_validate(_without(values, left_out))
@@ -363,13 +278,24 @@ def _suggest_key(location: list[str], sections: Mapping[str, type[Section]]) -> 
     return f"known here: {', '.join(known)}"
 
 
-def _sections_of(model: type[Config]) -> dict[str, type[Section]]:
+def sections_of(model: type[Config]) -> dict[str, type[Section]]:
     """Return the tables of a configuration, by name."""
     found: dict[str, type[Section]] = {}
     for name, field in model.model_fields.items():
         kinds = get_args(field.annotation) or (field.annotation,)  # a table that may be missing is a union with None
         found[name] = next(one for one in kinds if isinstance(one, type) and issubclass(one, Section))
     return found
+
+
+def live_effects(model: type[Config]) -> dict[str, LiveEffect]:
+    """Return the settings that take effect at a reload, such as "memory.budget", with their effects."""
+    return {
+        f"{name}.{key}": mark
+        for name, section in sections_of(model).items()
+        for key, field in section.model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, LiveEffect)
+    }
 
 
 # Keys of earlier releases, with the message for a file that still has them.

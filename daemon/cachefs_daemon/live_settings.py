@@ -1,6 +1,6 @@
-"""The settings that can change while the daemon runs, and the reload of a changed file.
+"""The reload of a changed configuration while the daemon runs.
 
-LIVE_SETTINGS alone determines which settings these are.
+The settings marked with a `LiveEffect` in their sections take effect at once.
 """
 
 import logging
@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from cachefs.errors import ConfigError
 from cachefs.messages import LogLevel, ReloadResult, SettingChange
-from cachefs_daemon.config import Config, InvalidConfig
+from cachefs_daemon.config import Config, InvalidConfig, live_effects
 from cachefs_daemon.node import Node
 from cachefs_daemon.runtime import logs
-from cachefs_daemon.section import Section
+from cachefs_daemon.section import LiveEffect, Section
 from cachefs_daemon.store_settings import store_config
 
 log = logging.getLogger(__name__)
@@ -31,14 +31,10 @@ def _apply_logging(_: Node, config: Config) -> None:
     logs.set_up_logging(config.daemon.log_level, config.daemon.log_format)
 
 
-# By setting: the function that applies it. All other settings take a restart. Functions that may raise come first.
-LIVE_SETTINGS: Final[Mapping[str, ApplySetting]] = {
-    "memory.budget": _apply_tier_sizes,
-    "memory.min_free": _apply_tier_sizes,
-    "ssd.budget": _apply_tier_sizes,
-    "ssd.min_free": _apply_tier_sizes,
-    "daemon.log_level": _apply_logging,
-    "daemon.log_format": _apply_logging,
+# Functions that may raise come first.
+_APPLY: Final[Mapping[LiveEffect, ApplySetting]] = {
+    LiveEffect.TIER_SIZES: _apply_tier_sizes,
+    LiveEffect.LOGGING: _apply_logging,
 }
 
 
@@ -64,22 +60,24 @@ class LiveSettings:
         self._read = read
 
     def reload(self) -> ReloadResult:
-        """Apply the changed settings of LIVE_SETTINGS. Raises ConfigError, with nothing changed, where the file is
-        wrong."""
+        """Apply the changed settings that have a live effect. Raises ConfigError, with nothing changed, where the file
+        is wrong."""
         try:
             fresh = self._read()
         except InvalidConfig as error:
             raise ConfigError(f"the configuration stays as it was: {error}") from None
         found = list(find_changes(self._node.config, fresh))
-        live = [change for change in found if change.key in LIVE_SETTINGS]
+        effects = live_effects(type(fresh))
+        live = [change for change in found if change.key in effects]
         merged = _with_changes(self._node.config, live)
-        changed = {change.key for change in live}
-        for apply in dict.fromkeys(apply for key, apply in LIVE_SETTINGS.items() if key in changed):
-            apply(self._node, merged)
+        changed = {effects[change.key] for change in live}
+        for effect, apply in _APPLY.items():
+            if effect in changed:
+                apply(self._node, merged)
         self._node.use_config(merged)
         answer = ReloadResult(
             applied=[change.to_message for change in live],
-            restart=[change.to_message for change in found if change.key not in LIVE_SETTINGS],
+            restart=[change.to_message for change in found if change.key not in effects],
         )
         for one in answer.applied:
             log.info("%s is %s now, and was %s", one.key, one.now, one.before)

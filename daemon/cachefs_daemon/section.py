@@ -1,7 +1,14 @@
-"""The bases of tables of the configuration file, and kinds of values that several tables have."""
+"""The bases of tables of the configuration file, marks of their keys, and kinds of values that several tables have.
+
+A key is a field of a `Section`, with its default and its description. From these docs/site/configuration_keys.py makes
+cachefsd.toml and the tables of docs/configuration.md. The description is Markdown, and begins with a small letter. The
+part up to its first empty line stands in both; a part after it, such as a link, stands in docs/configuration.md only.
+"""
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +21,23 @@ class Section(BaseModel):
     """A table of the file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultText:
+    """Marks a key whose default value alone does not say enough, in `Annotated`. text: Markdown. toml: the value as it
+    is written in the file, where it is not that of Python."""
+
+    text: str
+    toml: str = ""
+
+
+class LiveEffect(Enum):
+    """Marks a key that takes effect when the daemon reads its file again, in `Annotated`: the part of the daemon that
+    changes. All other keys take a restart."""
+
+    TIER_SIZES = "tier sizes"
+    LOGGING = "logging"
 
 
 def _check_alone(value: str) -> str:

@@ -1,4 +1,4 @@
-"""Writes the generated parts of the documentation into its pages: `.venv/bin/python docs/site/generated.py`.
+"""Writes the generated parts of the documentation, and cachefsd.toml: `.venv/bin/python docs/site/generated.py`.
 
 A generated part stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a page, and is made from the
 code by the function of that name in PARTS.
@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import configuration_keys
+
 from cachefs.mount.options import option_helps
 
 DOCS: Final = Path(__file__).parents[1]
-_PART: Final = re.compile(r"(?<=^<!-- generated: )([a-z-]+)( -->\n).*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
+_PART: Final = re.compile(r"(?<=^<!-- generated: )([][a-z-]+)( -->\n).*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 
 
 def mount_options() -> Iterator[str]:
@@ -25,7 +27,7 @@ def mount_options() -> Iterator[str]:
         yield f"| {spellings} | {one.default} | {one.help}{details} |"
 
 
-PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {"mount-options": mount_options}
+PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {"mount-options": mount_options, **configuration_keys.parts()}
 
 
 def with_parts(page: str) -> str:
@@ -38,6 +40,7 @@ def main() -> None:
         text = path.read_text()
         if (new := with_parts(text)) != text:
             path.write_text(new)
+    configuration_keys.EXAMPLE.write_text(configuration_keys.example())
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 SITE = REPOSITORY / "docs" / "site"
 sys.path.append(str(SITE))
 
+import configuration_keys  # noqa: E402
 from epochs import BENCHMARKS, READERS, WAYS, cold_factors, demo_epochs, picture  # noqa: E402
 from generated import PARTS, with_parts  # noqa: E402
 from navigation import HOME, readers  # noqa: E402
@@ -150,6 +151,11 @@ def test_generated_parts_are_what_the_code_makes(part: str) -> None:
     (page,) = [page for page in pages() if f"<!-- generated: {part} -->\n" in (REPOSITORY / page).read_text()]
     text = (REPOSITORY / page).read_text()
     assert text == with_parts(text), "run .venv/bin/python docs/site/generated.py"
+
+
+def test_the_example_of_the_configuration_is_what_the_code_makes() -> None:
+    text = configuration_keys.EXAMPLE.read_text()
+    assert text == configuration_keys.example(), "run .venv/bin/python docs/site/generated.py"
 
 
 def test_the_table_of_sizes_is_what_the_formulas_say() -> None:

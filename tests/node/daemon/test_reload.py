@@ -12,13 +12,10 @@ import pytest
 from cachefs.errors import ConfigError
 from cachefs.messages import Empty, LogLevel
 from cachefs.rpc import LOG_LEVEL, RELOAD
-from cachefs_daemon.config import Config
-from cachefs_daemon.live_settings import LIVE_SETTINGS
 from tests.cachectl import CACHECTL, cachectl_says
 from tests.daemon import Daemon
 from tests.waiting import until
 
-DOCUMENT = Path(__file__).parents[3] / "docs/configuration.md"
 BEFORE: dict[str, dict[str, Any]] = {"memory": {"budget": "64MiB"}, "daemon": {"log_level": "info"}}
 
 
@@ -95,13 +92,3 @@ def test_the_log_changes_while_the_daemon_runs(daemon: Daemon) -> None:
     daemon.client.call(RELOAD, Empty())
     last = json.loads(daemon.log.read_text().splitlines()[-1])
     assert last["message"] == "daemon.read_deadline = 7.0 takes effect at the next start; it is still 20.0"
-
-
-def test_what_is_live_is_a_setting_and_is_documented() -> None:
-    text = DOCUMENT.read_text()
-    fields = {
-        f"{section}.{key}" for section in ("daemon", "memory") for key in type(getattr(Config(), section)).model_fields
-    }
-    assert {key.replace("ssd.", "memory.") for key in LIVE_SETTINGS} <= fields
-    paragraph = text.partition("## Changing it while the daemon runs")[2].partition("\n## ")[0]
-    assert {key for key in LIVE_SETTINGS if f"`{key}`" in paragraph} == set(LIVE_SETTINGS)

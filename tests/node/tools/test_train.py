@@ -17,7 +17,7 @@ from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from cachefs_bench.cli import main
 from cachefs_bench.origin_server import BUCKET
-from cachefs_daemon.config import OriginSection
+from cachefs_daemon.sections import OriginSection
 from tests.cachectl import run_here
 from tests.servers.s3 import S3Server
 from tests.waiting import until

@@ -15,13 +15,19 @@ from click.testing import CliRunner
 from cachefs.sizes import SizeSetting, format_size, parse_share, parse_size
 from cachefs_cluster import config as cluster_config
 from cachefs_cluster.config import ClusterConfig
-from cachefs_daemon import config
+from cachefs_daemon import config, live_settings
 from cachefs_daemon.config import Config, InvalidConfig
 from cachefs_daemon.origin_settings import origin_settings
+from cachefs_daemon.section import LiveEffect, Section
 from cachefs_daemon.store_settings import store_config
 from cachefsd.command import main
 
 EXAMPLE = (resources.files("cachefs_daemon") / "cachefsd.toml").read_text()
+KEYS = [
+    pytest.param(section, key, id=f"{name}.{key}")
+    for name, section in config.sections_of(ClusterConfig).items()
+    for key in section.model_fields
+]
 
 
 def problems(values: dict[str, Any]) -> list[str]:
@@ -65,12 +71,33 @@ def test_sizes_are_shown_as_people_write_them() -> None:
     assert str(SizeSetting(percent=12.5)) == "12.5%"
 
 
+@pytest.mark.parametrize(("section", "key"), KEYS)
+def test_every_key_has_a_description(section: type[Section], key: str) -> None:
+    """Small first letters and no full stop at the end, as the page has them; the example adds both."""
+    text = section.model_fields[key].description or ""
+    assert re.fullmatch(r"[^A-Z\s].*[^.\s]|HOST:PORT.*[^.\s]", text, re.DOTALL)
+    assert "|" not in text, "it is a cell of a table"
+
+
+def test_settings_that_take_effect_at_once() -> None:
+    """A setting with the effect of another one would change without any."""
+    assert set(live_settings._APPLY) == set(LiveEffect)
+    assert config.live_effects(ClusterConfig) == {
+        "daemon.log_level": LiveEffect.LOGGING,
+        "daemon.log_format": LiveEffect.LOGGING,
+        "memory.budget": LiveEffect.TIER_SIZES,
+        "memory.min_free": LiveEffect.TIER_SIZES,
+        "ssd.budget": LiveEffect.TIER_SIZES,
+        "ssd.min_free": LiveEffect.TIER_SIZES,
+    }
+
+
 def test_the_example_shows_every_key_with_its_default() -> None:
     uncommented = re.sub(r"^#(?=\[|[a-z_]+ = )", "", EXAMPLE, flags=re.MULTILINE)
     shown = tomllib.loads(uncommented)
     assert cluster_config.parse(shown) == cluster_config.parse({"ssd": {}})
     assert {name: set(section) for name, section in shown.items()} == {
-        name: set(section.model_fields) for name, section in config._sections_of(ClusterConfig).items()
+        name: set(section.model_fields) for name, section in config.sections_of(ClusterConfig).items()
     }
 
 

@@ -214,7 +214,7 @@ def known_settings(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ssd_keys() -> set[str]:
-    from cachefs_daemon.config import SsdSection
+    from cachefs_daemon.sections import SsdSection
 
     return set(SsdSection.model_fields)
 
