@@ -228,8 +228,8 @@ class JoinedCluster:
         self._background_work.append(reports.run)
 
     def open_servers(self, index: Path, tiers: dict[str, Path], adopt: AdoptConnection) -> None:
-        answer = self._fetches_for_peers.request
-        self._plane.open_servers(index, tiers, lambda link: adopt(link, answer))
+        fetch_for_peer = self._fetches_for_peers.request
+        self._plane.open_servers(index, tiers, lambda link: adopt(link, fetch_for_peer))
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 

@@ -34,8 +34,8 @@ def _with_cluster(config: Config) -> ClusterConfig:
     """Return the configuration of a node in no cluster with the defaults of [cluster], and any other as it is."""
     if isinstance(config, ClusterConfig):
         return config
-    given = {name: getattr(config, name) for name in config.model_fields_set if name != "cluster"}
-    return ClusterConfig.model_validate(given)
+    settings = {name: getattr(config, name) for name in config.model_fields_set if name != "cluster"}
+    return ClusterConfig.model_validate(settings)
 
 
 def cluster_section(config: Config) -> ClusterSection:

@@ -56,7 +56,7 @@ class NodeSharing:
 
     def __init__(self, context: SharingContext) -> None:
         self._context = context
-        held = context.local_datasets.held
+        opened = context.local_datasets.held
         section = context.section
         observers = Observers.from_names(section.observers, section.schedulers)
         self.shared = SharedState(
@@ -65,7 +65,7 @@ class NodeSharing:
         self.blobs = SharedBlobs(self.shared, context.threads)
         self.consumers = PublishedConsumers(self.shared, self.blobs)
         self.files = SnapshotFiles(
-            self.shared, lambda one: held.path(one) if held.get(one) is not None else None, context.threads
+            self.shared, lambda one: opened.path(one) if opened.get(one) is not None else None, context.threads
         )
         self.datasets = SharedDatasets(
             self.shared, self.files, context.local_datasets, lambda one: self.used.is_transferring(one)
@@ -106,19 +106,19 @@ class NodeSharing:
     async def counters(self) -> dict[str, NodeCounters]:
         """Return counters of all nodes by id, this one included; for a node that does not answer, the reason."""
         found = {self._context.membership.view.me: await self._context.own_counters()}
-        for node, answer in (await self.shared.node_counters(COUNTERS_SECONDS)).items():
-            found[node] = _decode_counters(answer)
+        for node, response in (await self.shared.node_counters(COUNTERS_SECONDS)).items():
+            found[node] = _decode_counters(response)
         return found
 
     async def _own_counters(self) -> bytes:
         return msgspec.msgpack.encode(await self._context.own_counters())
 
 
-def _decode_counters(answer: bytes | PeerFailed) -> NodeCounters:
-    if isinstance(answer, PeerFailed):
-        return NodeCounters(problem=str(answer))
+def _decode_counters(response: bytes | PeerFailed) -> NodeCounters:
+    if isinstance(response, PeerFailed):
+        return NodeCounters(problem=str(response))
     try:
-        return msgspec.msgpack.decode(answer, type=NodeCounters)
+        return msgspec.msgpack.decode(response, type=NodeCounters)
     except msgspec.MsgspecError as error:
         return NodeCounters(problem=f"its response is invalid: {error}")
 

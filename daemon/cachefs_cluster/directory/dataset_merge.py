@@ -41,8 +41,8 @@ def resolve(
     known = [own, *others]
     # A removal that this node has already forgotten must not take room in the list again: two nodes with full lists
     # would evict each other's removals before a third node has received them.
-    news = (stamp for one in others for stamp in one.gone if _is_new_removal(own, stamp, is_forgotten))
-    gone = compact([*own.gone, *news])
+    removals = (stamp for one in others for stamp in one.gone if _is_new_removal(own, stamp, is_forgotten))
+    gone = compact([*own.gone, *removals])
     # Before merging: a dataset that was added again differs from the removed one, whatever its URL.
     left = [one for one in known if one.added]
     unknown = {stamp for one in left for stamp in _addition_stamps(one) if not is_added(own.added, stamp)}
@@ -52,9 +52,9 @@ def resolve(
         left = [one for one in left if one not in dead]
     left = sorted(_merge_equal(left), key=lambda one: one.added[0])
     mine = [one for one in left if not _addition_stamps(one).isdisjoint(_addition_stamps(own))]
-    chosen, *rest = mine + [one for one in left if one not in mine] or [SharedDataset()]
+    chosen, *others_left = mine + [one for one in left if one not in mine] or [SharedDataset()]
     value = msgspec.structs.replace(chosen, gone=gone)
-    return Resolution(value, rest[0] if rest else None)
+    return Resolution(value, others_left[0] if others_left else None)
 
 
 def _is_new_removal(own: SharedDataset, removed: ChangeStamp, is_forgotten: Callable[[ChangeStamp], bool]) -> bool:

@@ -85,44 +85,44 @@ class SharedConsumers:
             await self._publish_consumer(name, consumer)
         keys = {one.key for one in consumers.values()}
         if not self._published.keys() <= keys:
-            self._published = {key: told for key, told in self._published.items() if key in keys}
+            self._published = {key: state for key, state in self._published.items() if key in keys}
             maps = [one.sample_map for one in consumers.values()]
             self._maps = [known for known in self._maps if any(known[0] is one for one in maps)]
-        wanted = {ref.digest for told in self._published.values() for _, ref in told.orders.values()}
+        wanted = {ref.digest for state in self._published.values() for _, ref in state.orders.values()}
         self._blobs.keep_only(wanted | {digest for _, (digest, _) in self._maps})
 
     async def _publish_consumer(self, name: str, consumer: Consumer) -> None:
-        told = self._published.setdefault(consumer.key, _PublishedConsumer())
+        state = self._published.setdefault(consumer.key, _PublishedConsumer())
         published, now = consumer.published_orders, time.monotonic()
-        is_due = 0 < told.retry_at <= now
-        if told.request is consumer.request and _are_same(told.published_orders, published) and not is_due:
+        is_due = 0 < state.retry_at <= now
+        if state.request is consumer.request and _are_same(state.published_orders, published) and not is_due:
             return
-        if told.map is None:
-            told.map = await self._map_digest(consumer)
-        facts = await self._facts_of(consumer, told, published, told.map)
-        told.request, told.published_orders = consumer.request, published
-        if facts == told.facts and not is_due:
+        if state.map is None:
+            state.map = await self._map_digest(consumer)
+        facts = await self._facts_of(consumer, state, published, state.map)
+        state.request, state.published_orders = consumer.request, published
+        if facts == state.facts and not is_due:
             return
         if facts.map_size > MAX_BLOB:
             size, most = format_size(facts.map_size), format_size(MAX_BLOB)
             refusal = f"its sample map has {size}, and other nodes accept at most {most}"
-            if told.facts is None:
+            if state.facts is None:
                 log.warning("consumer %s is not published to other nodes: %s", name, refusal)
         else:
             refusal = self._shared.publish(CONSUMERS, name, facts)
-        told.facts, told.retry_at = facts, now + RETRY_SECONDS if refusal else 0.0
+        state.facts, state.retry_at = facts, now + RETRY_SECONDS if refusal else 0.0
         consumer.note_unshared(refusal)
 
     def _publish_positions(self) -> None:
         for consumer in self._jobs.consumers:
-            name, place = _published_name(consumer), consumer.epoch_position
-            if place is not None and self._shared.publishes(CONSUMERS, name):
-                self._shared.publish(PROGRESS, name, ConsumerProgress(*place, round(consumer.rate, 3)))
+            name, position = _published_name(consumer), consumer.epoch_position
+            if position is not None and self._shared.publishes(CONSUMERS, name):
+                self._shared.publish(PROGRESS, name, ConsumerProgress(*position, round(consumer.rate, 3)))
 
     async def _facts_of(
         self,
         consumer: Consumer,
-        told: _PublishedConsumer,
+        state: _PublishedConsumer,
         published: dict[int, EpochOrder],
         sample_map: tuple[str, int],
     ) -> ConsumerFacts:
@@ -135,7 +135,7 @@ class SharedConsumers:
             rank=request.rank,
             world_size=request.world_size,
             spec=request.spec,
-            orders=await self._order_refs(published, told),
+            orders=await self._order_refs(published, state),
             map=sample_map[0],
             map_size=sample_map[1],
             workers=request.workers,
@@ -143,18 +143,18 @@ class SharedConsumers:
             prefetch=request.prefetch,
         )
 
-    async def _order_refs(self, published: dict[int, EpochOrder], told: _PublishedConsumer) -> list[OrderRef]:
+    async def _order_refs(self, published: dict[int, EpochOrder], state: _PublishedConsumer) -> list[OrderRef]:
         nearest = sorted(published)[:MAX_ORDERS]
         known: dict[int, tuple[EpochOrder, OrderRef]] = {}
         for epoch in nearest:
             order = published[epoch]
-            before = told.orders.get(epoch)
+            before = state.orders.get(epoch)
             if before is None or before[0] is not order:
                 data = order.astype("<u4", copy=False).data
                 digest, size = await self._blobs.add_blob(lambda data=data: data, 4)  # type: ignore[misc]
                 before = order, OrderRef(epoch, digest, size // 4)
             known[epoch] = before
-        told.orders = known
+        state.orders = known
         return [ref for _, ref in known.values()]
 
     async def _map_digest(self, consumer: Consumer) -> tuple[str, int]:

@@ -122,8 +122,8 @@ class SharedDatasets:
                 due = [name for name, when in self._check_times.items() if when <= now]
                 for name in due:
                     del self._check_times[name]
-                news, self._names_to_check = self._names_to_check | set(due), set()
-                for name in sorted(news):
+                names, self._names_to_check = self._names_to_check | set(due), set()
+                for name in sorted(names):
                     await self._check_name(name)
                 await self._sleep()
         finally:
@@ -174,8 +174,8 @@ class SharedDatasets:
         self._publish(name)
 
     def _states_of_others(self, name: str) -> dict[str, SharedDataset]:
-        said = self._shared.remote_values(DATASETS)
-        return {node: value for node, values in said.items() if (value := values.get(name)) is not None}
+        remote = self._shared.remote_values(DATASETS)
+        return {node: value for node, values in remote.items() if (value := values.get(name)) is not None}
 
     def additions_elsewhere(self) -> Iterable[tuple[str, ChangeStamp]]:
         """Yield name and stamp of additions that other nodes have and this one does not."""
@@ -240,8 +240,8 @@ class SharedDatasets:
     async def _adopt_merged(self, name: str, own: SharedDataset, wanted: SharedDataset) -> None:
         """Adopt options, snapshot and limits. Raises CachefsError."""
         if own.added and wanted.reached != own.reached:
-            way = OriginAccess(wanted.options, wanted.named, wanted.reached)
-            await self._local.changes.apply_origin_access(name, way)
+            access = OriginAccess(wanted.options, wanted.named, wanted.reached)
+            await self._local.changes.apply_origin_access(name, access)
         if wanted.snapshot and wanted.snapshot != own.snapshot:
             if self._is_coming_for_readers(wanted.snapshot):
                 self._check_later(name, MIN_RETRY_PAUSE)
@@ -300,8 +300,8 @@ class SharedDatasets:
                     self.note_change(dataset.record.name)
 
     def _where_text(self, name: str, value: SharedDataset) -> str:
-        nodes = [record.name for node, said in self._states_of_others(name).items()
-                 if said.added and is_same(said, value)
+        nodes = [record.name for node, value_there in self._states_of_others(name).items()
+                 if value_there.added and is_same(value_there, value)
                  and (record := self._shared.node_record(node)) is not None]  # fmt: skip
         return f"on {', '.join(sorted(nodes)[:3])}" if nodes else "on another node"
 
@@ -345,7 +345,7 @@ class SharedDatasets:
 
     async def _adopt(self, name: str, wanted: SharedDataset) -> None:
         """Fetch the snapshot if needed, and adopt the dataset. Raises CachefsError."""
-        catalog, held = self._local.catalog, self._local.held
+        catalog, open_snapshots = self._local.catalog, self._local.held
         record = DatasetRecord(
             name,
             wanted.url,
@@ -363,10 +363,10 @@ class SharedDatasets:
         known = catalog.find(name)
         before = known.current if known is not None else None
         await catalog.check_origin(record)
-        if held.get(wanted.snapshot) is not None:
+        if open_snapshots.get(wanted.snapshot) is not None:
             dataset = await catalog.adopt_dataset(record, None)
         else:
-            with held.receive_file() as path:
+            with open_snapshots.receive_file() as path:
                 most = partial(self._max_file_bytes, name)
                 meta = await self._files.fetch(wanted.snapshot, self._holders(name, wanted), path, most)
                 if meta.block_size != wanted.block_size:
@@ -391,21 +391,21 @@ class SharedDatasets:
 
     def _publish(self, name: str) -> None:
         value = self._own_state(name)
-        said = self._shared.publishes(DATASETS, name)
+        is_published = self._shared.publishes(DATASETS, name)
         author = max([*value.gone, *value.added, value.listed, value.limited, value.reached]).node
-        if not self._is_publisher(name, value, author, said):
+        if not self._is_publisher(name, value, author, is_published):
             self._shared.remove(DATASETS, name)
-        elif said or author == self._shared.membership.view.me or self._is_publication_due(name):
+        elif is_published or author == self._shared.membership.view.me or self._is_publication_due(name):
             self._publish_times.pop(name, None)
             self._shared.publish(DATASETS, name, value)
 
-    def _is_publisher(self, name: str, value: SharedDataset, author: str, said: bool) -> bool:
+    def _is_publisher(self, name: str, value: SharedDataset, author: str, is_published: bool) -> bool:
         if not (value.snapshot if value.added else value.gone):
             return False
         covering = [node for node, other in self._states_of_others(name).items() if includes(other, value)]
         rank = _publisher_rank(author, name)
         mine = rank(self._shared.membership.view.me)
-        if any(not said or rank(node) < mine for node in covering):
+        if any(not is_published or rank(node) < mine for node in covering):
             self._publish_times.pop(name, None)
             return False
         return True

@@ -217,15 +217,15 @@ class UsedSnapshots:
         mounted: dict[str, MountedDataset] = {}
         used: dict[str, UsedSnapshot] = {}
         for one in self._local.current_reads():
-            dataset, place = self._local.catalog.find(one.dataset), _printable(one.mountpoint)
+            dataset, path = self._local.catalog.find(one.dataset), _printable(one.mountpoint)
             if dataset is None or not dataset.record.added:
                 continue
-            if place:
-                mounted.setdefault(one.dataset, MountedDataset(place))
+            if path:
+                mounted.setdefault(one.dataset, MountedDataset(path))
             for snapshot_id in one.snapshots:
-                said = used.get(snapshot_id)
-                if said is None or (one.stays_after_refresh and not said.mountpoint):
-                    value = self._published_value(dataset.record, snapshot_id, place if one.stays_after_refresh else "")
+                published = used.get(snapshot_id)
+                if published is None or (one.stays_after_refresh and not published.mountpoint):
+                    value = self._published_value(dataset.record, snapshot_id, path if one.stays_after_refresh else "")
                     used.update({snapshot_id: value} if value is not None else {})
         for name in set(self._shared.published_names(MOUNTED)) - set(mounted):
             self._shared.remove(MOUNTED, name)
@@ -304,14 +304,14 @@ class UsedSnapshots:
 
     async def _fetch_and_keep(self, snapshot_id: str, wanted: _RemoteSnapshot) -> None:
         """Fetch and keep a snapshot. Raises CachefsError."""
-        held, value = self._local.held, wanted.value
-        if value.block_size > held.block_size:
+        open_snapshots, value = self._local.held, wanted.value
+        if value.block_size > open_snapshots.block_size:
             raise CachefsError(
                 f"it has blocks of {format_size(value.block_size)}, and daemon.block_size is "
-                f"{format_size(held.block_size)} here"
+                f"{format_size(open_snapshots.block_size)} here"
             )
         try:
-            with held.receive_file() as path:
+            with open_snapshots.receive_file() as path:
                 most = partial(self._reserve, snapshot_id, value)
                 await self._files.fetch_older(snapshot_id, wanted.nodes, path, most)
                 dataset = await self._local.catalog.keep_older_snapshot(snapshot_id, _dataset_record(value), path)

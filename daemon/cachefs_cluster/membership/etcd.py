@@ -194,12 +194,12 @@ class EtcdStore:
     def _save_record(self, record: NodeRecord) -> None:
         text = encode_record(record)
         for _ in range(3):
-            answer = self._client.put_if(self._key, text, self._lease, self._revision, self._call_seconds)
-            if answer.is_done:
-                self._revision, self._has_claimed = answer.revision, True
+            response = self._client.put_if(self._key, text, self._lease, self._revision, self._call_seconds)
+            if response.is_done:
+                self._revision, self._has_claimed = response.revision, True
                 self._call_on_loop(self._listener.on_claimed)
                 return
-            there = answer.found[0] if answer.found else None
+            there = response.found[0] if response.found else None
             other = _decode_or_none(there) if there is not None else None
             if other is not None and self._is_other_node(other, record):
                 self._call_on_loop(self._listener.on_id_taken, other)
@@ -217,16 +217,16 @@ class EtcdStore:
     def _check_watch(self) -> None:
         """Restart the watch if it has missed a change."""
         with self._condition:
-            asked, self._is_check_requested = self._is_check_requested, False
-        answer = self._client.read_range(self._prefix, self._call_seconds, prefix=True, newest=True)
-        newest = answer.found[0].revision if answer.found else 0
+            was_requested, self._is_check_requested = self._is_check_requested, False
+        response = self._client.read_range(self._prefix, self._call_seconds, prefix=True, newest=True)
+        newest = response.found[0].revision if response.found else 0
         with self._condition:
             known = (self._newest_revision, self._key_count)
-            went_back = answer.revision < self._newest_revision
-            missed = newest > self._newest_revision or answer.count != self._key_count
+            went_back = response.revision < self._newest_revision
+            missed = newest > self._newest_revision or response.count != self._key_count
             # A change may still be on its way; if it has not arrived by the next check, it is lost. A caller of
             # `refresh` has already waited.
-            if went_back or (missed and (asked or known == self._suspected_gap)):
+            if went_back or (missed and (was_requested or known == self._suspected_gap)):
                 self._restart_watch()
             self._suspected_gap = known if missed else None
         if not missed:
@@ -261,12 +261,12 @@ class EtcdStore:
         """Read all keys, and follow their changes until the watch ends."""
         with self._condition:
             number = self._watch_number
-        answer = self._client.read_range(self._prefix, self._call_seconds, prefix=True)
+        response = self._client.read_range(self._prefix, self._call_seconds, prefix=True)
         endpoint = self._client.endpoint
-        contents = _EtcdContents(self._nodes, self._ring_key, answer.found, self._invalid_keys)
+        contents = _EtcdContents(self._nodes, self._ring_key, response.found, self._invalid_keys)
         self._publish(contents)
         self._report_problem("watcher", "")
-        watch = self._client.watch(self._prefix, answer.revision + 1)
+        watch = self._client.watch(self._prefix, response.revision + 1)
         with self._condition:
             self._watch = watch
             if self._stopping or self._watch_number != number:
@@ -302,8 +302,8 @@ class EtcdStore:
             if self._problems.get(who, "") == problem:
                 return
             self._problems[who] = problem
-            said = self._problems.get("keeper") or self._problems.get("watcher") or ""
-        self._call_on_loop(self._listener.on_problem, said)
+            shown = self._problems.get("keeper") or self._problems.get("watcher") or ""
+        self._call_on_loop(self._listener.on_problem, shown)
 
     def _report_bug(self, who: str, error: BaseException) -> None:
         """Report an unexpected exception. Its traceback is logged once, not with each attempt."""

@@ -182,10 +182,10 @@ class EtcdClient:
             try:
                 if streams:
                     method = channel.stream_stream(f"/etcdserverpb.{name}")
-                    answer = _first_response(method(iter([request]), timeout=timeout, metadata=metadata))
+                    response = _first_response(method(iter([request]), timeout=timeout, metadata=metadata))
                 else:
-                    answer = channel.unary_unary(f"/etcdserverpb.{name}")(request, timeout=timeout, metadata=metadata)
-                return decode(answer)
+                    response = channel.unary_unary(f"/etcdserverpb.{name}")(request, timeout=timeout, metadata=metadata)
+                return decode(response)
             except grpc.RpcError as error:
                 stale = error.code() is grpc.StatusCode.UNAUTHENTICATED or "auth token" in (error.details() or "")
                 if not (stale and self._settings.user and attempt == 1):
@@ -243,8 +243,8 @@ class EtcdWatch:
 def _first_response(stream: Any) -> bytes:
     """Return the first response of a stream, and end the stream."""
     try:
-        answer: bytes = next(stream)
-        return answer
+        response: bytes = next(stream)
+        return response
     except StopIteration:
         raise codec.MalformedMessage("a stream that ended without a response") from None
     finally:

@@ -223,8 +223,8 @@ class WatchResponse:
     puts_and_deletes: tuple[tuple[bool, KeyValue], ...] = field(default=())  # with True for a deletion
 
 
-def _header_revision(answer: _Fields) -> int:
-    return _Fields(answer.bytes(1)).number(3)
+def _header_revision(response: _Fields) -> int:
+    return _Fields(response.bytes(1)).number(3)
 
 
 def _key_value(data: bytes) -> KeyValue:

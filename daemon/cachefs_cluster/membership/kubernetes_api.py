@@ -141,9 +141,9 @@ class LeaseApi:
         try:
             async with self._session.get(
                 self._leases, params=query, headers=self._headers(), timeout=timeout, ssl=self._newest_context()
-            ) as answer:
-                await self._check_status(answer)
-                async for kind, change in _read_changes(answer.content):
+            ) as response:
+                await self._check_status(response)
+                async for kind, change in _read_changes(response.content):
                     if kind == "ERROR":
                         _raise_status(int(change.get("code") or 0), str(change.get("message", "")))
                     yield kind, change
@@ -162,9 +162,9 @@ class LeaseApi:
             async with self._session.request(
                 method, url, params=query, json=body, headers=self._headers(), timeout=timeout,
                 ssl=self._newest_context(),
-            ) as answer:  # fmt: skip
-                await self._check_status(answer)
-                found = await answer.json(content_type=None)
+            ) as response:  # fmt: skip
+                await self._check_status(response)
+                found = await response.json(content_type=None)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise LeaseApiUnavailable(
                 f"the API server at {self._settings.url} does not answer ({_reason(error)})"
@@ -179,14 +179,14 @@ class LeaseApi:
             )
         return found
 
-    async def _check_status(self, answer: aiohttp.ClientResponse) -> None:
-        if answer.status >= 400:
+    async def _check_status(self, response: aiohttp.ClientResponse) -> None:
+        if response.status >= 400:
             try:
-                status = json.loads(await answer.content.read(1 << 16))
+                status = json.loads(await response.content.read(1 << 16))
                 text = str(status.get("message", ""))
             except (ValueError, AttributeError):
-                text = answer.reason or ""
-            _raise_status(answer.status, text)
+                text = response.reason or ""
+            _raise_status(response.status, text)
 
     def _newest_context(self) -> ssl.SSLContext | bool:
         """Return the context that checks the API server's certificate. An invalid file leaves the former one in use."""
@@ -216,18 +216,18 @@ def _raise_status(code: int, text: str) -> None:
         raise LeaseWatchExpired(text)
     if code == 429 or code >= 500:
         raise LeaseApiUnavailable(f"the API server is overloaded ({code}: {text[:200]})")
-    way_out = ""
+    remedy = ""
     if code == 403:
-        way_out = "; its role needs get, list, watch, create, update and delete for leases of coordination.k8s.io"
-    raise LeaseApiRefused(f"the API server refuses this pod's service account ({code}: {text[:200]}){way_out}")
+        remedy = "; its role needs get, list, watch, create, update and delete for leases of coordination.k8s.io"
+    raise LeaseApiRefused(f"the API server refuses this pod's service account ({code}: {text[:200]}){remedy}")
 
 
 async def _read_changes(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Lease]]:
     """Yield kind and object of each line."""
-    rest = b""
+    incomplete = b""
     while chunk := await content.readany():
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _MAX_LINE:
+        *lines, incomplete = (incomplete + chunk).split(b"\n")
+        if len(incomplete) > _MAX_LINE:
             raise LeaseApiRefused("the API server sent a change of more than the allowed size")
         for line in lines:
             if not line.strip():

@@ -91,8 +91,8 @@ class ClusterSecret:
 
     def _proof(self, kind: str, scope: ProofScope, answers: str = "") -> str:
         # `purpose` comes last: the other fields have no line ends.
-        said = f"{kind}\n{scope.nonce}\n{scope.sender}\n{scope.addressee}\n{scope.incarnation}\n{scope.port}\n{answers}"
-        text = f"{said}\n{scope.purpose}".encode("utf-8", "backslashreplace")
+        head = f"{kind}\n{scope.nonce}\n{scope.sender}\n{scope.addressee}\n{scope.incarnation}\n{scope.port}\n{answers}"
+        text = f"{head}\n{scope.purpose}".encode("utf-8", "backslashreplace")
         return hashlib.blake2b(text, key=self.key, digest_size=32).hexdigest()
 
 
@@ -108,9 +108,9 @@ def make_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def proofs_match(said: str, expected: str) -> bool:
+def proofs_match(received: str, expected: str) -> bool:
     """Compare two proofs in constant time."""
-    return hmac.compare_digest(said.encode("utf-8", "replace"), expected.encode())
+    return hmac.compare_digest(received.encode("utf-8", "replace"), expected.encode())
 
 
 def default_secret_file() -> Path:

@@ -116,8 +116,8 @@ class SharedMembership:
         """Take a peer's new incarnation while the store does not answer. Otherwise the store knows which nodes are
         up."""
         record = self._planner.records.get(node_id)
-        is_news = record is not None and incarnation not in ("", record.incarnation) and node_id != self._record.id
-        if record is not None and is_news and self._problem:
+        is_new = record is not None and incarnation not in ("", record.incarnation) and node_id != self._record.id
+        if record is not None and is_new and self._problem:
             again = dataclasses.replace(record, incarnation=incarnation)
             self._planner.update({**self._planner.records, node_id: again}, None, time.monotonic())
             self._update_view()
@@ -179,11 +179,11 @@ class SharedMembership:
         strangers = {each: record for each, record in stored.records.items() if each not in known}
         ring = stored.ring
         self._is_ring_foreign = ring is not None and self._is_of_others(ring, stored)
-        said = self._foreign_nodes_text(list(strangers.values()))
+        problem = self._foreign_nodes_text(list(strangers.values()))
         clusters = frozenset(record.cluster for record in strangers.values())
-        if said and (clusters, self._is_ring_foreign) != self._logged_foreign:
-            log.warning("%s", said)
-        self._foreign_problem, self._logged_foreign = said, (clusters, self._is_ring_foreign)
+        if problem and (clusters, self._is_ring_foreign) != self._logged_foreign:
+            log.warning("%s", problem)
+        self._foreign_problem, self._logged_foreign = problem, (clusters, self._is_ring_foreign)
         if ring is None or self._is_ring_foreign:
             return None
         return Ring(ring.epoch, tuple(node for node in ring.nodes if node.id not in strangers))

@@ -68,12 +68,12 @@ def _differences(view: ClusterView, section: ClusterSection, counters: Mapping[s
         mine = getattr(section, key)
         others = defaultdict(list)
         for record in view.others:
-            said = getattr(counters.get(record.id), key, 0)
-            if said and said != mine:
-                others[said].append(record.name)
-        for said, names in sorted(others.items()):
+            value = getattr(counters.get(record.id), key, 0)
+            if value and value != mine:
+                others[value].append(record.name)
+        for value, names in sorted(others.items()):
             shown = format_names(sorted(names), _MAX_SHOWN)
-            yield f"cluster.{key} is {mine:g} here, and {said:g} on {shown}; make it the same on all nodes"
+            yield f"cluster.{key} is {mine:g} here, and {value:g} on {shown}; make it the same on all nodes"
 
 
 def cluster_brief(view: ClusterView, section: ClusterSection) -> ClusterBrief:
@@ -91,13 +91,13 @@ def scaled_nodes(view: ClusterView, counters: Mapping[str, NodeCounters]) -> lis
     """Return the nodes that count for placement, ordered by name. counters: by id, of the nodes that responded."""
     found = []
     for record in sorted(view.placed_members, key=lambda record: (record.name, record.id)):
-        said = counters.get(record.id, NodeCounters(problem="it was not queried"))
+        counted = counters.get(record.id, NodeCounters(problem="it was not queried"))
         found.append(
             ScaleNode(
                 record.name,
-                sum(tier.limit for tier in said.tiers) or record.memory + record.ssd,
-                sum(tier.used for tier in said.tiers),
-                said.problem,
+                sum(tier.limit for tier in counted.tiers) or record.memory + record.ssd,
+                sum(tier.used for tier in counted.tiers),
+                counted.problem,
             )
         )
     return found

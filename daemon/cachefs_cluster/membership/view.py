@@ -160,8 +160,8 @@ class ClusterView:
 
     def home_shares(self) -> dict[str, float]:
         """Return, by id, the share of all blocks whose home a node is, by weights."""
-        whole = math.fsum(record.weight for record in self.placed_members)
-        return {record.id: record.weight / whole for record in self.placed_members}
+        total_weight = math.fsum(record.weight for record in self.placed_members)
+        return {record.id: record.weight / total_weight for record in self.placed_members}
 
     def remarks(self) -> Iterator[str]:
         """Yield a line for each state that is possible, but hardly intended."""

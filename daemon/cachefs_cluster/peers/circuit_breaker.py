@@ -26,10 +26,10 @@ class CircuitBreaker:
         if why == FailureKind.WRONG_NODE:
             self._errors.add(f"node {peer.record.name}", reason)
         self.take_out_of_use(peer, reason)
-        for ask in [*peer.queued_blocks()]:
-            if ask.is_open:
+        for pending in [*peer.queued_blocks()]:
+            if pending.is_open:
                 peer.counters.failures += 1
-            ask.finish(PeerRequestFailed(reason, why))
+            pending.finish(PeerRequestFailed(reason, why))
         for lane in peer.queues:
             for queue in lane:
                 queue.clear()
@@ -43,8 +43,8 @@ class CircuitBreaker:
         for connection in peer.idle_connections:
             connection.abort()
         peer.idle_connections.clear()
-        for ask in [*peer.queued_blocks()]:
-            self._loop.call_soon(ask.finish, PeerRequestFailed(reason, FailureKind.UNREACHABLE))
+        for pending in [*peer.queued_blocks()]:
+            self._loop.call_soon(pending.finish, PeerRequestFailed(reason, FailureKind.UNREACHABLE))
         for lane in peer.queues:
             for queue in lane:
                 queue.clear()

@@ -85,16 +85,16 @@ class PeerClient:
         `options.deadline` at the latest (50 ms later where the loop is idle)."""
         now = self._loop.time()
         peer = self._peer(node)
-        ask = PendingBlock(peer, request, options, on_response, now)
+        pending = PendingBlock(peer, request, options, on_response, now)
         refused = self._immediate_response(peer, request, now)
         if refused is not None:
-            self._loop.call_soon(ask.finish, refused)
-            return ask
-        peer.queues[ask.lane][options.is_ahead].append(ask)
+            self._loop.call_soon(pending.finish, refused)
+            return pending
+        peer.queues[pending.lane][options.is_ahead].append(pending)
         self._peers_with_queue[node.id] = peer
         self._send_queued_soon()
         self._start_timer()
-        return ask
+        return pending
 
     def is_usable(self, node_id: str) -> bool:
         """Return whether the node gets requests. False after a failure, until a probe succeeds."""
@@ -127,7 +127,7 @@ class PeerClient:
         if peer is not None:
             latency, rate = peer.latency, min(rate, peer.rate or rate)
             faded = peer.measurement_weight(self._loop.time())
-            before += sum(ask.request.length for ask in itertools.islice(peer.queues[HELD_LANE][False], 256))
+            before += sum(pending.request.length for pending in itertools.islice(peer.queues[HELD_LANE][False], 256))
         return (latency + (before + length) / rate) * faded
 
     def median_seconds(self, node_id: str) -> float:
@@ -155,9 +155,9 @@ class PeerClient:
         await self._connector.stop()
         stopping = PeerRequestFailed("the daemon is stopping", FailureKind.UNREACHABLE)
         for peer in self._peers.values():
-            asks = [*peer.queued_blocks(), *(ask for batch in peer.batches.values() for ask in batch.blocks)]
-            for ask in asks:
-                ask.finish(stopping)
+            blocks = [*peer.queued_blocks(), *(pending for batch in peer.batches.values() for pending in batch.blocks)]
+            for pending in blocks:
+                pending.finish(stopping)
         self._receiver.close()
         self._connector.close()
 
@@ -230,46 +230,46 @@ class PeerClient:
             if not peer.idle_connections:
                 self._open_connection(peer)
                 return
-            asks = self._pick_blocks(peer, lane, ahead=ahead)
-            self._send_batch(peer, peer.idle_connections.pop(), asks, lane)
+            blocks = self._pick_blocks(peer, lane, ahead=ahead)
+            self._send_batch(peer, peer.idle_connections.pop(), blocks, lane)
 
     def _pick_blocks(self, peer: Peer, lane: int, *, ahead: bool) -> list[PendingBlock]:
         """Take the requests for one batch from the queue."""
-        queue, asks, size = peer.queues[lane][ahead], list[PendingBlock](), 0
-        while queue and len(asks) < protocol.MAX_BLOCKS:
+        queue, blocks, size = peer.queues[lane][ahead], list[PendingBlock](), 0
+        while queue and len(blocks) < protocol.MAX_BLOCKS:
             length = queue[0].request.length
             if queue[0].is_open:
-                if asks and queue[0].options.may_delegate != asks[0].options.may_delegate:
+                if blocks and queue[0].options.may_delegate != blocks[0].options.may_delegate:
                     break
                 if size + length > protocol.MAX_DATA or not self._in_flight.has_room(lane, length, size):
                     break
-                asks.append(queue[0])
+                blocks.append(queue[0])
                 size += length
             queue.popleft()
-        return asks
+        return blocks
 
     def _send_batch(self, peer: Peer, connection: PeerConnection, blocks: list[PendingBlock], lane: int) -> None:
         now = self._loop.time()
         how = blocks[0].options
-        lengths = [ask.request.length for ask in blocks]
+        lengths = [pending.request.length for pending in blocks]
         greeting = self._connector.make_greeting(peer.record)
         check = self._connector.make_sender_check(peer.record, greeting)
-        exchange = PeerExchange([ask.request.key for ask in blocks], lengths, now, check)
+        exchange = PeerExchange([pending.request.key for pending in blocks], lengths, now, check)
         if lane == HELD_LANE and lengths[-1] > self._window.size // 2:
             exchange.tail_bytes = protocol.max_response_bytes(()) + self._window.size // 2
         batch = PeerBatch(peer, lane, how.is_ahead, connection, exchange, blocks, set(range(len(blocks))), sum(lengths))
-        seconds = max(ask.options.deadline for ask in blocks) - now
-        question = BlocksRequest(
-            [_requested_block(ask) for ask in blocks], how.may_fetch, how.is_ahead, how.may_delegate
+        seconds = max(pending.options.deadline for pending in blocks) - now
+        message = BlocksRequest(
+            [_requested_block(pending) for pending in blocks], how.may_fetch, how.is_ahead, how.may_delegate
         )
-        for ask in blocks:
-            ask.batch = batch
+        for pending in blocks:
+            pending.batch = batch
         peer.batches[connection] = batch
         self._in_flight.add_batch(batch)
         if self._response_handler.has_retransmissions and lane == HELD_LANE:
             connection.limit_receive_buffer(self._window.size)
         try:
-            connection.send(exchange, encode_blocks_request(question, greeting, seconds))
+            connection.send(exchange, encode_blocks_request(message, greeting, seconds))
         except OSError:
             connection.abort()  # the receiver sees the end and reports it
 
@@ -305,19 +305,19 @@ class PeerClient:
         self._send_queued_soon()
         self._start_timer()
 
-    def _handle_report(self, news: ReceiverReport) -> None:
+    def _handle_report(self, report: ReceiverReport) -> None:
         """Handle news of a connection."""
         if self._is_closed:
             return
-        peer = self._peers.get(news.connection.peer)
-        batch = peer.batches.get(news.connection) if peer is not None else None
+        peer = self._peers.get(report.connection.peer)
+        batch = peer.batches.get(report.connection) if peer is not None else None
         if peer is not None and batch is not None:
-            self._response_handler.handle_report(peer, batch, news)
+            self._response_handler.handle_report(peer, batch, report)
             if peer.has_queued:  # some requests are to be sent again
                 self._peers_with_queue[peer.record.id] = peer
             self._send_queued_soon()
-        elif peer is not None and news.has_ended and news.connection in peer.idle_connections:
-            peer.idle_connections.remove(news.connection)
+        elif peer is not None and report.has_ended and report.connection in peer.idle_connections:
+            peer.idle_connections.remove(report.connection)
 
     def _on_view(self, view: ClusterView) -> None:
         """Forget nodes that have left. Nodes with requests in progress are forgotten at the next change."""
@@ -338,9 +338,9 @@ class PeerClient:
         self._timer = None
         now, is_used = self._loop.time(), False
         for peer in list(self._peers.values()):
-            for ask in peer.queued_blocks():
-                if ask.options.deadline <= now and ask.is_open:
-                    ask.finish(
+            for pending in peer.queued_blocks():
+                if pending.options.deadline <= now and pending.is_open:
+                    pending.finish(
                         PeerRequestFailed(
                             f"the request to node {peer.record.name} could not be sent before its deadline",
                             FailureKind.LATE,
@@ -363,10 +363,10 @@ class PeerClient:
             self._circuit_breaker.take_out_of_use(peer, text)
             return
         for at in sorted(batch.open_indexes):
-            ask = batch.blocks[at]
-            if ask.options.deadline <= now and ask.is_open:
+            pending = batch.blocks[at]
+            if pending.options.deadline <= now and pending.is_open:
                 peer.counters.failures += 1
-                ask.finish(
+                pending.finish(
                     PeerRequestFailed(
                         f"node {peer.record.name} did not send the block before the deadline", FailureKind.LATE
                     )
@@ -374,14 +374,14 @@ class PeerClient:
         batch.abort_if_unwanted()
 
 
-def _requested_block(ask: PendingBlock) -> RequestedBlock:
-    wanted = ask.request
+def _requested_block(pending: PendingBlock) -> RequestedBlock:
+    wanted = pending.request
     return RequestedBlock(
         wanted.ref.snapshot,
         wanted.ref.entry,
         wanted.ref.number,
         wanted.key,
         wanted.length,
-        ask.is_check_needed,
-        ask.options.await_snapshot,
+        pending.is_check_needed,
+        pending.options.await_snapshot,
     )

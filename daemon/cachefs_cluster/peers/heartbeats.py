@@ -25,9 +25,9 @@ RETRY_SECONDS: Final = 1.0
 class Heartbeats:
     """Tracks whether the daemon is alive, and which connection of each node sends the heartbeats. Thread-safe."""
 
-    def __init__(self, ask: Callable[[], None]) -> None:
-        """ask: makes the daemon send a message, after which `note_message` is called."""
-        self._ask_daemon = ask
+    def __init__(self, request_message: Callable[[], None]) -> None:
+        """request_message: makes the daemon send a message, after which `note_message` is called."""
+        self._ask_daemon = request_message
         self._lock = threading.Lock()
         # By id of the node: queues of its waiting connections. The first connection sends the heartbeats.
         self._waiting: dict[str, list[FetchOutcomes]] = {}

@@ -45,8 +45,8 @@ class BytesInFlight:
         if 2 * free >= size or not self.bytes[HELD_LANE]:
             return False
         wanted = 0
-        for ask in queue:
-            wanted += ask.request.length
+        for pending in queue:
+            wanted += pending.request.length
             if wanted > free:
                 return queue[0].request.length < size // 4
         return False

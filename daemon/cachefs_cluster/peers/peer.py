@@ -70,13 +70,13 @@ class PendingBlock:
             if self.batch is not None:
                 self.batch.abort_if_unwanted()
 
-    def finish(self, answer: PeerResponse) -> None:
+    def finish(self, response: PeerResponse) -> None:
         """Answer the request, unless it has ended."""
-        tell, self.on_response = self.on_response, None
-        if tell is None:
+        on_response, self.on_response = self.on_response, None
+        if on_response is None:
             return
         try:
-            tell(answer)
+            on_response(response)
         except Exception:  # a bug costs this block only: others arrived with it
             log.exception("internal error with a block from node %s", self.peer.record.name)
 

@@ -44,9 +44,9 @@ class DataPlane:
     def open_servers(self, index: Path, tiers: dict[str, Path], adopt: AdoptConnection) -> None:
         """Bind the port. index, tiers: what servers read: the index, and tier directories by name. Raises
         ConfigError."""
-        places = ServerSettings(self._section.listen_address, index, tiers, self._files, secret=self._secret)
+        settings = ServerSettings(self._section.listen_address, index, tiers, self._files, secret=self._secret)
         self.servers = PeerServers(
-            self._section.cluster, self._membership, places, adopt, self._errors, self._note_served_blocks
+            self._section.cluster, self._membership, settings, adopt, self._errors, self._note_served_blocks
         )
 
     def add_served_listener(self, listener: ServedListener) -> None:

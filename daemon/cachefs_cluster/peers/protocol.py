@@ -181,11 +181,11 @@ def parse_request_head(text: bytes) -> RequestHead:
 def _parse_greeting(headers: dict[bytes, bytes]) -> Greeting | None:
     if b"x-cachefs-from" not in headers:
         return None
-    cluster, sender, said = (
+    cluster, sender, receiver = (
         headers.get(name, b"").decode("ascii", "replace")
         for name in (b"x-cachefs-cluster", b"x-cachefs-from", b"x-cachefs-to")
     )
-    addressee, _, incarnation = said.partition(" ")
+    addressee, _, incarnation = receiver.partition(" ")
     if not (is_id(sender) and is_id(addressee) and (not incarnation or is_id(incarnation)) and len(cluster) <= 253):
         raise InvalidRequest("the node ids of a request are not 16 hex digits each")
     epoch = _parse_number(headers, b"x-cachefs-epoch", 0, _MAX_EPOCH)
@@ -197,23 +197,23 @@ def _parse_greeting(headers: dict[bytes, bytes]) -> Greeting | None:
 
 
 def _parse_number(headers: dict[bytes, bytes], name: bytes, missing: int, most: int, status: int = 400) -> int:
-    said = headers.get(name)
-    if said is None:
+    value = headers.get(name)
+    if value is None:
         return missing
-    if not said.isdigit() or len(said) > 20 or int(said) > most:
-        raise InvalidRequest(f"{name.decode()}: {said[:20].decode('latin-1')!r} is not a number up to {most}", status)
-    return int(said)
+    if not value.isdigit() or len(value) > 20 or int(value) > most:
+        raise InvalidRequest(f"{name.decode()}: {value[:20].decode('latin-1')!r} is not a number up to {most}", status)
+    return int(value)
 
 
 def parse_blocks_request(body: bytes | bytearray | memoryview) -> BlocksRequest:
     """Raises InvalidRequest."""
     try:
-        question = _decode(body)
+        request = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body of a request is invalid ({error})") from None
-    if sum(block.length for block in question.blocks) > MAX_DATA:
+    if sum(block.length for block in request.blocks) > MAX_DATA:
         raise InvalidRequest(f"a request for more than {MAX_DATA >> 20} MiB", 413)
-    return question
+    return request
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
@@ -318,14 +318,14 @@ class SenderCheck(NamedTuple):
 
     def rejection_reason(self, sender: RespondingNode, proof: str, *, serves: bool) -> str:
         """Return why the response is rejected, or ""."""
-        asked = self.greeting
-        if sender.node != asked.addressee and (serves or self.secret is not None):
-            return f"node {sender.node} answers at its address, not {asked.addressee}"
+        greeting = self.greeting
+        if sender.node != greeting.addressee and (serves or self.secret is not None):
+            return f"node {sender.node} answers at its address, not {greeting.addressee}"
         if self.secret is None:
             return ""
-        if serves and sender.incarnation != asked.incarnation:
+        if serves and sender.incarnation != greeting.incarnation:
             return "the response is from another start of the node's daemon"
-        scope = asked.scope(asked.addressee, self.port)
+        scope = greeting.scope(greeting.addressee, self.port)
         if proofs_match(proof, self.secret.response_proof(scope, sender.incarnation, serves=serves)):
             return ""
         return "it does not prove that it knows this cluster's secret; see cluster.secret_file"

@@ -57,18 +57,18 @@ class PeerReceiver:
 
     def _receive(self, descriptor: int, connection: PeerConnection) -> None:
         try:
-            news = connection.receive()
+            report = connection.receive()
         except Exception as error:  # a bug costs this connection only
-            news = ReceiverReport(
+            report = ReceiverReport(
                 connection, connection.exchange, has_ended=True, reason=f"internal error ({error!r})", is_invalid=True
             )
-        if news is None:
+        if report is None:
             return
-        if news.has_ended:
+        if report.has_ended:
             del self._connections[descriptor]
             self._poll.unregister(descriptor)
             connection.close()
-        self._reports.append(news)
+        self._reports.append(report)
         if len(self._reports) == 1:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._deliver_reports)

@@ -164,8 +164,8 @@ class RequestServer:
             raise InvalidRequest("a request for blocks without the id of its node")
         if not self._admit(head.greeting):
             return False
-        question = parse_blocks_request(body)
-        self._send_blocks(question, head.seconds)
+        request = parse_blocks_request(body)
+        self._send_blocks(request, head.seconds)
         self.services.note_idle(self.served_connection)
         return not head.is_last
 
@@ -263,7 +263,7 @@ class RequestServer:
     def _send_blocks(self, request: BlocksRequest, seconds: float) -> None:
         until = time.monotonic() + seconds
         before = self.wire.retransmitted_packets()
-        given = self.services.counters_of(self.node)
+        counters = self.services.counters_of(self.node)
         self.wire.send(response_head(*self._own_identity(serves=True)), more=True)
         here: list[tuple[int, RequestedBlock, BlockLocation]] = []
         missing: list[tuple[int, RequestedBlock, bytes]] = []  # with the packed location of a damaged copy
@@ -275,11 +275,11 @@ class RequestServer:
                 missing.append((at, block, location.pack()))
             else:
                 here.append((at, block, location))
-        fetched = _FetchedBlocks(self, request, until, given)
+        fetched = _FetchedBlocks(self, request, until, counters)
         fetched.request_missing(missing)
         here.sort(key=lambda one: not is_in_memory(one[2]))
         for at, block, location in here:
-            self.send_block(at, block, location, given)
+            self.send_block(at, block, location, counters)
         fetched.send_as_they_arrive()
         self.wire.send(last_chunk(self.wire.retransmitted_packets() - before))
 
@@ -305,11 +305,13 @@ class RequestServer:
 class _FetchedBlocks:
     """The blocks of one request that are not here: asks the daemon for them, and passes them on as they arrive."""
 
-    def __init__(self, answering: RequestServer, question: BlocksRequest, until: float, given: ServedCounters) -> None:
+    def __init__(
+        self, answering: RequestServer, request: BlocksRequest, until: float, counters: ServedCounters
+    ) -> None:
         self._request_server = answering
-        self._request = question
+        self._request = request
         self._until = until
-        self._counters = given
+        self._counters = counters
         self._outcomes: FetchOutcomes = queue.SimpleQueue()
         self._last_keepalive = 0.0  # time of the last beat, in monotonic seconds
         self._is_flushed = False  # has the wire sent all that it was given?
@@ -319,9 +321,9 @@ class _FetchedBlocks:
     def request_missing(self, missing: Iterable[tuple[int, RequestedBlock, bytes]]) -> None:
         """Request missing blocks from the daemon, or answer BLOCK_NOT_FOUND or OVERLOADED for them. Raises
         ConnectionLost."""
-        host, question = self._request_server.services, self._request
+        host, request = self._request_server.services, self._request
         for at, block, bad in missing:
-            if not question.may_fetch and not bad:
+            if not request.may_fetch and not bad:
                 self._request_server.send_without_block(at, BLOCK_NOT_FOUND, self._counters)
             elif not host.reserve_fetches(1):
                 self._request_server.send_without_block(at, OVERLOADED, self._counters)
@@ -332,8 +334,8 @@ class _FetchedBlocks:
                     blocks=[ref],
                     deadline=max(0.0, self._until - time.monotonic()),
                     peer=self._request_server.node,
-                    unhurried=question.is_ahead,
-                    may_take=question.may_delegate,
+                    unhurried=request.is_ahead,
+                    may_take=request.may_delegate,
                     await_snapshot=block.await_snapshot,
                 )
                 self._requested[at] = block, host.fetch_client.request_block(at, fetch, self._outcomes)
@@ -383,43 +385,43 @@ class _FetchedBlocks:
         return HEARTBEAT_SECONDS if speaks else KEEPALIVE_SECONDS
 
     def _send_outcome(self, at: int, block: RequestedBlock, outcome: FetchedBlock | CachefsError) -> None:
-        answering, given = self._request_server, self._counters
+        answering, counters = self._request_server, self._counters
         if isinstance(outcome, Busy) or (isinstance(outcome, FetchedBlock) and outcome.errno == errno.EBUSY):
-            answering.send_without_block(at, OVERLOADED, given)
+            answering.send_without_block(at, OVERLOADED, counters)
         elif isinstance(outcome, CachefsError):
-            answering.send_without_block(at, FETCH_FAILED, given, str(outcome))
+            answering.send_without_block(at, FETCH_FAILED, counters, str(outcome))
         elif outcome.must_fetch_itself:
-            answering.send_without_block(at, FETCH_YOURSELF, given)
+            answering.send_without_block(at, FETCH_YOURSELF, counters)
         elif outcome.is_missing:
-            answering.send_without_block(at, BLOCK_NOT_FOUND, given)
+            answering.send_without_block(at, BLOCK_NOT_FOUND, counters)
         elif outcome.lacks_snapshot:
-            answering.send_without_block(at, BLOCK_NOT_FOUND, given, SNAPSHOT_NOT_FOUND)
+            answering.send_without_block(at, BLOCK_NOT_FOUND, counters, SNAPSHOT_NOT_FOUND)
         elif outcome.errno:
-            answering.send_without_block(at, FETCH_FAILED, given, outcome.message)
+            answering.send_without_block(at, FETCH_FAILED, counters, outcome.message)
         elif not outcome.location:
             self._send_bytes(at, block, outcome)
         else:
             self._send_located(at, block, outcome)
 
     def _send_bytes(self, at: int, block: RequestedBlock, outcome: FetchedBlock) -> None:
-        answering, given = self._request_server, self._counters
+        answering, counters = self._request_server, self._counters
         if not answering.services.block_sender.send_fetched(answering.wire, at, block, outcome):
-            answering.send_without_block(at, FETCH_FAILED, given, "the block has another length on this node")
+            answering.send_without_block(at, FETCH_FAILED, counters, "the block has another length on this node")
             return
-        given.fetched += 1
-        answering.count_block(block, given)
+        counters.fetched += 1
+        answering.count_block(block, counters)
 
     def _send_located(self, at: int, block: RequestedBlock, outcome: FetchedBlock) -> None:
-        answering, given = self._request_server, self._counters
+        answering, counters = self._request_server, self._counters
         try:
             location = BlockLocation.unpack(outcome.location)
         except ValueError:
             location = None
         if location is None or location.length != block.length:
-            answering.send_without_block(at, FETCH_FAILED, given, "the block has another length on this node")
+            answering.send_without_block(at, FETCH_FAILED, counters, "the block has another length on this node")
             return
-        given.fetched += 1
-        answering.send_block(at, block, location, given)
+        counters.fetched += 1
+        answering.send_block(at, block, location, counters)
 
 
 def _node_description(view: ClusterView, node: str) -> str:

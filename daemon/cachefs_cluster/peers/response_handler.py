@@ -76,8 +76,8 @@ class ResponseHandler:
             if not isinstance(outcome, BlockStatus):
                 count, size = count + 1, size + length
             if finish_block(batch.blocks[at], outcome, now, self._errors):
-                ask = batch.blocks[at]
-                peer.queues[ask.lane][ask.options.is_ahead].appendleft(ask)
+                pending = batch.blocks[at]
+                peer.queues[pending.lane][pending.options.is_ahead].appendleft(pending)
         if size:
             exchange = batch.exchange
             if batch.lane == HELD_LANE:
@@ -97,10 +97,10 @@ class ResponseHandler:
         why = FAILURE_KINDS.get(refused.verdict, FailureKind.FAILED)
         epoch = sender.epoch if sender is not None else 0
         text = f"node {name} at {peer.record.address}: {refused.text or refused.status}"
-        answer: PeerResponse = PeerRequestFailed(text, why, epoch)
+        response: PeerResponse = PeerRequestFailed(text, why, epoch)
         if refused.status == 503:
             peer.health.note_busy(now)
-            answer = PEER_OVERLOADED
+            response = PEER_OVERLOADED
         elif why in (FailureKind.OTHER_EPOCH, FailureKind.WRONG_NODE):
             self._connector.start_task(self._connector.membership.refresh())
         if refused.verdict in LOGGED_VERDICTS:
@@ -108,13 +108,13 @@ class ResponseHandler:
         if why in (FailureKind.WRONG_NODE, FailureKind.REFUSED) and refused.verdict != Verdict.OTHER_INCARNATION:
             self._circuit_breaker.take_out_of_use(peer, text)
         for at in sorted(batch.open_indexes):
-            ask = batch.blocks[at]
-            self._in_flight.release(batch, 1, ask.request.length)
-            if answer is PEER_OVERLOADED:
+            pending = batch.blocks[at]
+            self._in_flight.release(batch, 1, pending.request.length)
+            if response is PEER_OVERLOADED:
                 peer.counters.busy += 1
             else:
                 peer.counters.failures += 1
-            ask.finish(answer)
+            pending.finish(response)
         batch.open_indexes.clear()
 
     def _end_batch(self, peer: Peer, batch: PeerBatch, report: ReceiverReport) -> None:
@@ -149,11 +149,11 @@ class ResponseHandler:
             and not batch.abort_reason
             and not report.is_invalid
         )
-        for ask in reversed(left):
-            if is_stale and ask.is_open and not ask.was_resent:
+        for pending in reversed(left):
+            if is_stale and pending.is_open and not pending.was_resent:
                 # The peer closed the connection before it read the request.
-                ask.was_resent, ask.batch = True, None
-                peer.queues[batch.lane][batch.is_ahead].appendleft(ask)
-            elif ask.is_open:
+                pending.was_resent, pending.batch = True, None
+                peer.queues[batch.lane][batch.is_ahead].appendleft(pending)
+            elif pending.is_open:
                 peer.counters.failures += 1
-                ask.finish(PeerRequestFailed(text, FailureKind.UNREACHABLE))
+                pending.finish(PeerRequestFailed(text, FailureKind.UNREACHABLE))

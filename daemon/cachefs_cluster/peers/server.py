@@ -62,14 +62,14 @@ class PeerServer:
         pipe: socket.socket,
         fetches: DaemonFetchClient,
         outlet: BlockSender,
-        told: ServerStateMessage,
+        state: ServerStateMessage,
     ) -> None:
-        """listening: other servers of this daemon may accept from it too. told: the first message of the daemon."""
+        """listening: other servers of this daemon may accept from it too. state: the first message of the daemon."""
         self.block_sender = outlet
         self.fetch_client = fetches
-        self.cluster = told.cluster
-        self.view = told.view or ClusterView()
-        self.secret = ClusterSecret(told.secret) if told.secret else None
+        self.cluster = state.cluster
+        self.view = state.view or ClusterView()
+        self.secret = ClusterSecret(state.secret) if state.secret else None
         self.heartbeats = Heartbeats(lambda: self._send(ServerReport(brief=True, asks=True)))
         fetches.add_message_listener(self.heartbeats.note_message)
         self._listening = listening
@@ -139,11 +139,11 @@ class PeerServer:
 
     def counters_of(self, node: str) -> ServedCounters:
         with self._lock:
-            given = self._counters.setdefault(node, ServedCounters())
+            counters = self._counters.setdefault(node, ServedCounters())
             self._counters.move_to_end(node)
             if len(self._counters) > _MAX_COUNTED_NODES:
                 self._counters.popitem(last=False)
-            return given
+            return counters
 
     def note_served(self, node: str, key: bytes) -> None:
         with self._lock:
@@ -248,8 +248,8 @@ class PeerServer:
             if not data:
                 return False
             for body in self._frames.split_frames(data):
-                told = _decode_state(bytes(body))
-                self.cluster, self.view = told.cluster, told.view or self.view
+                state = _decode_state(bytes(body))
+                self.cluster, self.view = state.cluster, state.view or self.view
                 self.heartbeats.note_message()
         except BlockingIOError:
             pass
@@ -263,7 +263,7 @@ class PeerServer:
                 ServedTotals(node=node, blocks=one.blocks, bytes=one.bytes, fetched=one.fetched, refused=one.refused)
                 for node, one in self._counters.items()
             )
-            said = ServerReport(
+            report = ServerReport(
                 served=served,
                 complaints=tuple(self._faults),
                 more=self._dropped_faults,
@@ -271,7 +271,7 @@ class PeerServer:
                 connections=len(self._limits),
             )
             self._faults, self._dropped_faults, self._is_behind = [], 0, False
-        self._send(said)
+        self._send(report)
 
     def _report_served(self) -> None:
         """Report served blocks to the daemon, for as long as the server runs."""
@@ -284,10 +284,10 @@ class PeerServer:
                 self._served_keys, self._served_count = {}, 0
             self._send(ServerReport(brief=True, handed=handed))
 
-    def _send(self, said: ServerReport) -> None:
+    def _send(self, report: ServerReport) -> None:
         try:
             with self._pipe_lock:
-                self._pipe.sendall(encode_frame(said))
+                self._pipe.sendall(encode_frame(report))
         except OSError:
             os._exit(0)  # the daemon has ended, or has stopped reading
 
@@ -296,11 +296,11 @@ def open_server(
     listening: socket.socket,
     pipe: socket.socket,
     link: socket.socket,
-    places: tuple[Path, dict[int, Path]],
+    directories: tuple[Path, dict[int, Path]],
     certificates: Callable[[], Certificates | None],
 ) -> PeerServer:
-    """Return a server that has received its state from the daemon. link: to the daemon's fetch channel. places: path of
-    the index, and tier directories by number. Raises CachefsError, OSError."""
+    """Return a server that has received its state from the daemon. link: to the daemon's fetch channel. directories:
+    path of the index, and tier directories by number. Raises CachefsError, OSError."""
     frames = FrameSplitter(MAX_STATE_BYTES)
     bodies: list[bytes | memoryview] = []
     while not bodies:
@@ -308,9 +308,9 @@ def open_server(
         if not data:
             raise ConfigError("the daemon has ended")
         bodies = frames.split_frames(data)
-    told = _decode_state(bytes(bodies[-1]))
+    state = _decode_state(bytes(bodies[-1]))
     fetches = DaemonFetchClient(link, lambda: os._exit(0))
-    server = PeerServer(listening, pipe, fetches, BlockSender(*places), told)
+    server = PeerServer(listening, pipe, fetches, BlockSender(*directories), state)
     server.set_certificates(certificates())
     return server
 

@@ -85,7 +85,7 @@ class PeerServers:
         self,
         cluster: str,
         membership: Membership,
-        places: ServerSettings,
+        settings: ServerSettings,
         adopt: Callable[[socket.socket], Awaitable[None]],
         errors: ErrorLog,
         on_served: ServedListener = lambda node, keys: None,
@@ -95,11 +95,13 @@ class PeerServers:
         self._on_served = on_served
         self._cluster = cluster
         self._membership = membership
-        self._settings = places
+        self._settings = settings
         self._adopt = adopt
         self._errors = errors
-        self._listening = _bind_socket(places.listen)
-        self._servers: list[_ServerProcess | None] = [None] * (places.count or 1 + (_processors() >= _MANY_PROCESSORS))
+        self._listening = _bind_socket(settings.listen)
+        self._servers: list[_ServerProcess | None] = [None] * (
+            settings.count or 1 + (_processors() >= _MANY_PROCESSORS)
+        )
         self._supervisors: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended_totals: dict[str, ServedTotals] = {}  # counts of servers that have ended
@@ -208,13 +210,13 @@ class PeerServers:
         return _ServerProcess(process, pipe, now, now), link
 
     def _command(self, pipe: int, link: int) -> list[str]:
-        places = self._settings
-        tiers = [f"--tier={name}={path}" for name, path in places.tiers.items()]
-        tls = places.tls
+        settings = self._settings
+        tiers = [f"--tier={name}={path}" for name, path in settings.tiers.items()]
+        tls = settings.tls
         files = ["--tls", str(tls.ca), str(tls.cert), str(tls.key)] if tls is not None else []
         return [
             sys.executable, "-P", "-m", "cachefs_cluster.peers", "--listening", str(self._listening.fileno()),
-            "--pipe", str(pipe), "--fetch", str(link), "--parent", str(os.getpid()), "--index", str(places.index),
+            "--pipe", str(pipe), "--fetch", str(link), "--parent", str(os.getpid()), "--index", str(settings.index),
             *tiers, *files,
         ]  # fmt: skip
 
@@ -232,24 +234,24 @@ class PeerServers:
             asyncio.get_running_loop().remove_reader(server.pipe)
             server.process.kill()
 
-    def _handle_report(self, server: _ServerProcess, said: ServerReport) -> None:
+    def _handle_report(self, server: _ServerProcess, report: ServerReport) -> None:
         server.last_message = asyncio.get_running_loop().time()
-        for node, keys in said.handed.items():
+        for node, keys in report.handed.items():
             self._on_served(node, [keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)])
-        if said.asks and not server.unsent:  # else other bytes on their way show that this daemon is alive
+        if report.asks and not server.unsent:  # else other bytes on their way show that this daemon is alive
             server.unsent += encode_frame(ServerStateMessage(cluster=self._cluster))
             self._send_pending(server)
-        if said.brief:
+        if report.brief:
             return
-        server.served, server.connections = said.served, said.connections
+        server.served, server.connections = report.served, report.connections
         if not server.is_ready:
             server.is_ready = True
             self._ready.set()
-        for one in said.complaints:
+        for one in report.complaints:
             self._errors.add(one.subject, one.text)
-        if said.more:
-            self._errors.add("peers", f"{said.more} more faults of other nodes within a second")
-        if said.is_behind:
+        if report.more:
+            self._errors.add("peers", f"{report.more} more faults of other nodes within a second")
+        if report.is_behind:
             task = asyncio.create_task(self._membership.refresh())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -308,13 +310,13 @@ def _bind_socket(address: tuple[str, int]) -> socket.socket:
     """Return a bound socket that does not listen yet. Raises ConfigError."""
     host, port = address
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, socket_address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(f"cluster.listen = {host}:{port}: {error.strerror or error}") from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
+        listening.bind(socket_address)
     except OSError as error:
         listening.close()
         raise ConfigError(

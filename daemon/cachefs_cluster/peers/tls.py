@@ -105,9 +105,9 @@ def certificate_problem(files: TlsFiles, name: str) -> str:
     Plays their side of a handshake with the same authorities. Raises ConfigError if the files cannot be used at all."""
     server, client = _server_context(files), _with_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asked = server.wrap_bio(to_server, to_client, server_side=True)
-    asks = client.wrap_bio(to_client, to_server)
-    for side in (asks, asked) * _HANDSHAKE_STEPS:
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
+    client_side = client.wrap_bio(to_client, to_server)
+    for side in (client_side, server_side) * _HANDSHAKE_STEPS:
         try:
             side.do_handshake()
         except ssl.SSLWantReadError:
@@ -115,7 +115,7 @@ def certificate_problem(files: TlsFiles, name: str) -> str:
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or str(error)
             return f"cluster.tls_cert = {str(files.cert)!r}: other nodes will refuse it: {why}; see cluster.tls_ca"
-    names = names_of(asked.getpeercert())
+    names = names_of(server_side.getpeercert())
     if name.lower() in names:
         return ""
     shown = ", ".join(sorted(names))[:200] or "no name"

@@ -52,8 +52,8 @@ class _Pull:
     to_retry: list[int] = field(default_factory=list)
 
     def has_no_blocks(self, node: str) -> bool:
-        answers = self.responses.get(node)
-        return answers is not None and not answers.gave and answers.lacked >= SAMPLED_BLOCKS // 4
+        responses = self.responses.get(node)
+        return responses is not None and not responses.gave and responses.lacked >= SAMPLED_BLOCKS // 4
 
 
 class BlockPuller:
@@ -72,43 +72,43 @@ class BlockPuller:
 
     async def pull_blocks(self, missing: MissingBlocks, step: ReportProgress) -> int:
         """Pull the blocks and return how many arrived. Ends early if *step* returns False."""
-        pull, places = _Pull(missing), np.arange(len(missing.ids))
-        if len(places) > MIN_BLOCKS_TO_SAMPLE:
-            sample = np.linspace(0, len(places) - 1, SAMPLED_BLOCKS).astype(np.intp)
+        pull, indices = _Pull(missing), np.arange(len(missing.ids))
+        if len(indices) > MIN_BLOCKS_TO_SAMPLE:
+            sample = np.linspace(0, len(indices) - 1, SAMPLED_BLOCKS).astype(np.intp)
             if not await self._pull_in_batches(pull, sample, step):
                 return pull.got
-            places = np.setdiff1d(places, sample)
-            worth = self._worth_asking(pull, places)
-            left_out = missing.ids[places[~worth]]
+            indices = np.setdiff1d(indices, sample)
+            worth = self._worth_asking(pull, indices)
+            left_out = missing.ids[indices[~worth]]
             if not step(len(left_out), int(missing.space.sizes[left_out].sum(dtype=np.int64))):
                 return pull.got
-            places = places[worth]
+            indices = indices[worth]
         for _ in range(MAX_RETRIES):
-            if not await self._pull_in_batches(pull, places, step) or not pull.to_retry:
+            if not await self._pull_in_batches(pull, indices, step) or not pull.to_retry:
                 break
-            places, pull.to_retry = np.array(pull.to_retry, np.intp), []
+            indices, pull.to_retry = np.array(pull.to_retry, np.intp), []
             await asyncio.sleep(RETRY_SECONDS)
         return pull.got
 
-    def _worth_asking(self, pull: _Pull, places: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    def _worth_asking(self, pull: _Pull, indices: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """Return which blocks may be on a node that has some of the sample."""
         me = self._membership.view.me
-        worth = np.zeros(len(places), np.bool_)
+        worth = np.zeros(len(indices), np.bool_)
         for one in pull.missing.holder_candidates:
-            asked = {node for node in one.ids if node != me and not pull.has_no_blocks(node)}
-            worth |= one.select(places).are_among(asked)
+            candidates = {node for node in one.ids if node != me and not pull.has_no_blocks(node)}
+            worth |= one.select(indices).are_among(candidates)
         return worth
 
-    async def _pull_in_batches(self, pull: _Pull, places: npt.NDArray[np.integer], step: ReportProgress) -> bool:
+    async def _pull_in_batches(self, pull: _Pull, indices: npt.NDArray[np.integer], step: ReportProgress) -> bool:
         """Pull blocks batch by batch. Returns False if the pull is to end."""
         loop, start = asyncio.get_running_loop(), 0
         most = min(BATCH_BYTES, MAX_BATCH_TIME * self._bandwidth)
-        sizes = pull.missing.space.sizes[pull.missing.ids[places]]
-        while start < len(places):
+        sizes = pull.missing.space.sizes[pull.missing.ids[indices]]
+        while start < len(indices):
             ends = np.cumsum(sizes[start : start + BATCH_BLOCKS], dtype=np.int64)
             count = max(1, int(np.searchsorted(ends, most, "right")))
             began, before = loop.time(), len(pull.to_retry)
-            size = await self._pull_batch(pull, places[start : start + count].tolist())
+            size = await self._pull_batch(pull, indices[start : start + count].tolist())
             again = pull.missing.ids[pull.to_retry[before:]]
             left = int(pull.missing.space.sizes[again].sum(dtype=np.int64))
             if not step(count - len(again), int(ends[count - 1]) - left):
@@ -117,32 +117,32 @@ class BlockPuller:
             start += count
         return True
 
-    async def _pull_batch(self, pull: _Pull, places: list[int]) -> int:
+    async def _pull_batch(self, pull: _Pull, indices: list[int]) -> int:
         """Pull one batch and return the bytes received."""
         lacks, me = pull.missing, self._membership.view.me
-        ids = lacks.ids[places]
+        ids = lacks.ids[indices]
         keys, (entries, numbers) = lacks.space.keys(ids), lacks.space.refs(ids)
         wanted: dict[int, BlockRequest] = {}
-        for place, key, number, entry, block in zip(
-            places, keys, ids.tolist(), entries.tolist(), numbers.tolist(), strict=True
+        for index, key, number, entry, block in zip(
+            indices, keys, ids.tolist(), entries.tolist(), numbers.tolist(), strict=True
         ):
             if self._blocks.get(key) is None:  # otherwise a reader has fetched it
                 ref = BlockRef(lacks.space.snapshot, entry, block)
-                wanted[place] = BlockRequest(ref, key, int(lacks.space.sizes[number]))
-        whom = {place: lacks.possible_holders(place, me) for place in wanted}
+                wanted[index] = BlockRequest(ref, key, int(lacks.space.sizes[number]))
+        whom = {index: lacks.possible_holders(index, me) for index in wanted}
         came: list[BlockToStore] = []
         failed: set[int] = set()
         while wanted:
-            asked = self._next_nodes(pull, wanted, whom, failed)
-            answers = await self._request_batch(asked)
-            for place, answer in answers.items():
-                self._count_response(pull, asked[place][0].id, answer)
-                if isinstance(answer, PeerBlock):
-                    one = wanted.pop(place)
-                    failed.discard(place)
-                    came.append(BlockToStore(one.key, answer.data, False, lacks.space.snapshot, answer.checksums))
-                elif not isinstance(answer, BlockNotFound):
-                    failed.add(place)
+            requests = self._next_nodes(pull, wanted, whom, failed)
+            responses = await self._request_batch(requests)
+            for index, response in responses.items():
+                self._count_response(pull, requests[index][0].id, response)
+                if isinstance(response, PeerBlock):
+                    one = wanted.pop(index)
+                    failed.discard(index)
+                    came.append(BlockToStore(one.key, response.data, False, lacks.space.snapshot, response.checksums))
+                elif not isinstance(response, BlockNotFound):
+                    failed.add(index)
         pull.to_retry += sorted(failed)
         if came:
             await self._threads.ahead(self._blocks.put_many, came)
@@ -154,43 +154,43 @@ class BlockPuller:
         self, pull: _Pull, wanted: dict[int, BlockRequest], whom: dict[int, list[str]], failed: set[int]
     ) -> dict[int, tuple[NodeRecord, BlockRequest]]:
         """Return the node to ask next for each block. Blocks without any node left are removed from *wanted*."""
-        asked: dict[int, tuple[NodeRecord, BlockRequest]] = {}
-        for place in list(wanted):
-            nodes = whom[place]
-            while nodes and place not in asked:
+        requests: dict[int, tuple[NodeRecord, BlockRequest]] = {}
+        for index in list(wanted):
+            nodes = whom[index]
+            while nodes and index not in requests:
                 record = self._membership.view.get(name := nodes.pop(0))
                 if record is None or record.state == "away" or pull.has_no_blocks(name):
                     continue
                 if self._client.is_usable(name):
-                    asked[place] = record, wanted[place]
+                    requests[index] = record, wanted[index]
                 else:
-                    failed.add(place)
-            if place not in asked:
-                del wanted[place]
-        return asked
+                    failed.add(index)
+            if index not in requests:
+                del wanted[index]
+        return requests
 
     @staticmethod
-    def _count_response(pull: _Pull, node: str, answer: PeerResponse) -> None:
-        if isinstance(answer, PeerBlock):
+    def _count_response(pull: _Pull, node: str, response: PeerResponse) -> None:
+        if isinstance(response, PeerBlock):
             pull.responses[node].gave += 1
-        elif isinstance(answer, BlockNotFound):
+        elif isinstance(response, BlockNotFound):
             pull.responses[node].lacked += 1
 
-    async def _request_batch(self, asked: dict[int, tuple[NodeRecord, BlockRequest]]) -> dict[int, PeerResponse]:
+    async def _request_batch(self, requests: dict[int, tuple[NodeRecord, BlockRequest]]) -> dict[int, PeerResponse]:
         loop = asyncio.get_running_loop()
         how = RequestOptions(loop.time() + BATCH_TIMEOUT, is_ahead=True)
         waiting: list[asyncio.Future[PeerResponse]] = []
-        for node, wanted in asked.values():
+        for node, wanted in requests.values():
             future: asyncio.Future[PeerResponse] = loop.create_future()
             waiting.append(future)
             self._client.request_block(node, wanted, how, _result_setter(future))
-        answers = await asyncio.gather(*waiting)
-        return dict(zip(asked, answers, strict=True))
+        responses = await asyncio.gather(*waiting)
+        return dict(zip(requests, responses, strict=True))
 
 
 def _result_setter(future: "asyncio.Future[PeerResponse]") -> Callable[[PeerResponse], None]:
-    def settle(answer: PeerResponse) -> None:
+    def settle(response: PeerResponse) -> None:
         if not future.done():
-            future.set_result(answer)
+            future.set_result(response)
 
     return settle

@@ -271,19 +271,19 @@ class Cooperation:
         return [key for key in keys if self._parts.plan.has_consumer(key)]
 
     def _positions_of_group(self, group: ConsumerGroup) -> list[EpochPosition]:
-        places: list[EpochPosition] = []
+        positions: list[EpochPosition] = []
         silent: list[str] = []
         for member in group.members:
-            place = self._position_of_member(group, member)
-            if place is not None:
-                places.append(place)
+            position = self._position_of_member(group, member)
+            if position is not None:
+                positions.append(position)
             else:
                 silent.append(member.node)
         # A followed consumer without published progress has not begun.
-        if places and silent and len(group.nodes) <= MAX_FOLLOWED:
-            first = min(place.epoch for place in places)
-            places += [EpochPosition(node, first, 0.0, 0.0) for node in silent]
-        return places
+        if positions and silent and len(group.nodes) <= MAX_FOLLOWED:
+            first = min(position.epoch for position in positions)
+            positions += [EpochPosition(node, first, 0.0, 0.0) for node in silent]
+        return positions
 
     def _position_of_member(self, group: ConsumerGroup, member: GroupMember) -> EpochPosition | None:
         facts = member.facts

@@ -192,9 +192,9 @@ class Holders:
         homes = placed.first
         found = {}
         if before:
-            held = self.current_holders(current, done)
+            holders = self.current_holders(current, done)
             self.former = FormerHolders(
-                before, held if held is not None else old_homes, _now(), tuple(seconds[current])
+                before, holders if holders is not None else old_homes, _now(), tuple(seconds[current])
             )
         latest: NodeNumbers | None = None
         # Later epochs than the next are decided anew. Readers that just came back may have unknown positions; the
@@ -250,10 +250,12 @@ class Holders:
     def return_home(self, epoch: int = 0, done: float = 0.0) -> None:
         """Return copies to their homes, as no job coordinates them any more; they may still be at their last holders.
         epoch, done: epoch and progress of the job that did."""
-        held = self.current_holders(epoch, done)
-        if held is not None:
+        holders = self.current_holders(epoch, done)
+        if holders is not None:
             besides = (self.by_epoch.get(epoch), self.by_epoch.get(epoch + 1))
-            self.former = FormerHolders(self.ring.ids, held, _now(), tuple(one for one in besides if one is not None))
+            self.former = FormerHolders(
+                self.ring.ids, holders, _now(), tuple(one for one in besides if one is not None)
+            )
         self.job, self.by_epoch, self.reads = "", {}, {}
 
     async def start_coordination(self, job: str, epoch: int, furthest: int, known: HolderState | None) -> None:
@@ -320,15 +322,15 @@ class Holders:
             ahead = epochs_ahead(len(ids)) if verdict is None else 1
             epochs = []
             for one in range(number, number + ahead + 1):
-                has_places = one <= number + 1
+                has_positions = one <= number + 1
                 reads = self.reads.get(one)
-                if reads is None or (has_places and reads.positions is None):
+                if reads is None or (has_positions and reads.positions is None):
                     reads = await load_reads(one, ids)
                 if reads is None:
                     break
                 self.reads[one] = reads if one <= epoch + EPOCHS_WITH_POSITIONS else reads.without_positions()
                 # All nodes decide by the same facts, whatever else one happens to know.
-                epochs.append(reads if has_places else reads.without_positions())
+                epochs.append(reads if has_positions else reads.without_positions())
             if self.ring.ids != ids or number not in self.by_epoch:
                 break
             holders, ring = self.by_epoch[number], self.ring

@@ -131,8 +131,8 @@ def _are_moved(
     if change.before.members and not is_coordinated:
         moved = ~blocks_at_home(space_hashes(space)[ids], change.before.members, change.me, change.replicas)
     if former is not None:
-        held = NodeCandidates(former.ids, former.holders[ids])
-        moved |= ~held.are_among({change.me}) & (held.nodes != NO_NODE)
+        former_nodes = NodeCandidates(former.ids, former.holders[ids])
+        moved |= ~former_nodes.are_among({change.me}) & (former_nodes.nodes != NO_NODE)
     return moved
 
 

@@ -150,11 +150,11 @@ class Rebalance:
         facts = RebalanceFacts(ring_digest(self._target_ring.ids), self.blocks, self.bytes)
         self._parts.shared.publish(REBALANCE, REBALANCE_NAME, facts)
 
-    async def _rebalance_after(self, whole: PlacementRing, now: PlacementRing) -> bool:
-        """Fetch missing blocks. whole: the last ring for which all blocks were moved. Returns False if the ring changes
-        before the end."""
+    async def _rebalance_after(self, complete: PlacementRing, now: PlacementRing) -> bool:
+        """Fetch missing blocks. complete: the last ring for which all blocks were moved. Returns False if the ring
+        changes before the end."""
         parts = self._parts
-        change = RingChange(whole, now, parts.membership.view.me, parts.replicas)
+        change = RingChange(complete, now, parts.membership.view.me, parts.replicas)
         new = [one for one in parts.snapshots() if one.id not in self._done_snapshots]
         lost = [one for one in new if one.id not in self._searched_snapshots]
         self._incomplete_snapshots &= {one.id for one in parts.snapshots()}

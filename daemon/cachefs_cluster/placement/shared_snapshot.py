@@ -160,8 +160,9 @@ class SharedSnapshot:
         the only one."""
         alone = self._groups[0] if len(self._groups) == 1 else None
         group = self._coordinated or next((one for one in self._groups if one.key == self._spread_group), alone)
-        places = [place.epoch + place.done for place in self._context.positions_of(group)] if group is not None else []
-        spread = max(places) - min(places) if places else 0.0
+        positions = self._context.positions_of(group) if group is not None else []
+        progress = [position.epoch + position.done for position in positions]
+        spread = max(progress) - min(progress) if progress else 0.0
         was_apart = self._spread_group is not None
         is_apart = spread > (REJOIN_SPREAD if was_apart else MAX_SPREAD)
         self._spread_group = group.key if is_apart and group is not None else None
@@ -194,7 +195,7 @@ class SharedSnapshot:
         first = min((node for node in group.nodes if node in ring), default=around.me)
         if first != around.me:
             return verdict_of(epoch, around.settled_epochs(first, group), self._slowest_position(group)[1:3])
-        own = [place[1:3] for place in around.positions_of(group) if place.node == around.me]
+        own = [position[1:3] for position in around.positions_of(group) if position.node == around.me]
         return own_verdict(epoch, max(self._slowest_position(group)[1:3], min(own, default=(0, 0.0))))
 
     @property
@@ -249,9 +250,9 @@ class SharedSnapshot:
     def demand_of_groups(self) -> SnapshotDemand:
         """Return the demand of all groups together."""
         size = max((self._samples.bytes_of_blocks(group) for group in self._groups), default=0)
-        places = [(group, self._slowest_position(group)) for group in self._groups]
-        left = [group.spec.epochs - at.epoch - at.done if group.spec else math.inf for group, at in places]
-        rate = max((at.rate for _, at in places), default=0.0)
+        positions = [(group, self._slowest_position(group)) for group in self._groups]
+        left = [group.spec.epochs - at.epoch - at.done if group.spec else math.inf for group, at in positions]
+        rate = max((at.rate for _, at in positions), default=0.0)
         return SnapshotDemand(size, max(0.0, *left, 0.0), 1 / rate if rate > 0 else 0.0)
 
     def holder_state(self) -> HolderState | None:
@@ -272,15 +273,15 @@ class SharedSnapshot:
 
     def _slowest_position(self, group: ConsumerGroup) -> EpochPosition:
         group = next((one for one in self._groups if one.key == group.key), group)  # some members may have ended
-        places = self._context.positions_of(group)
-        said = [min(one.epoch for one in member.facts.orders) for member in group.members if member.facts.orders]
-        begun = min(said, default=0) if group.spec is None else 0
-        if not places:
+        positions = self._context.positions_of(group)
+        published_epochs = (order.epoch for member in group.members for order in member.facts.orders)
+        begun = min(published_epochs, default=0) if group.spec is None else 0
+        if not positions:
             return EpochPosition("", begun, 0.0, 0.0)
-        slowest = min(places, key=lambda place: (place.epoch, place.done))
+        slowest = min(positions, key=lambda position: (position.epoch, position.done))
         if slowest.epoch < begun:  # its last progress is older than its orders
             slowest = EpochPosition(slowest.node, begun, 0.0, 0.0)
-        return slowest._replace(rate=max(place.rate for place in places))
+        return slowest._replace(rate=max(position.rate for position in positions))
 
     # --- copies change hands ------------------------------------------------------------------------------------------
 
@@ -380,9 +381,9 @@ class SharedSnapshot:
         self._reserve_memory(space, groups)
         if around.plan.spaces.get(self.snapshot) is not space:
             around.plan.add_space(space)
-        place = self._position
+        position = self._position
         former = holders.former
-        changed = await holders.follow_ring(self._ring, place.epoch, place.done)
+        changed = await holders.follow_ring(self._ring, position.epoch, position.done)
         if holders.former is not None and holders.former is not former:
             self._handoffs.add_handoffs(holders.former)
         changed |= await self._coordinate(holders, space, groups)
@@ -432,22 +433,22 @@ class SharedSnapshot:
         if group is None or is_apart or not holders.ring.is_known or not (goes_on or self._has_whole_epochs(group)):
             self._was_spread = is_apart
             if before is not None:
-                place = self._position
-                holders.return_home(place.epoch, place.done)
+                position = self._position
+                holders.return_home(position.epoch, position.done)
                 self._context.remove_holders(self.snapshot)
             self._coordinated, self._adopted = None, None
             return before is not None
         adopted, self._adopted = self._adopted, None
         if before is not None and before.name == group.name and adopted is None:
             self._coordinated = group
-            place = self._slowest_position(group)
+            position = self._slowest_position(group)
             if before.key != group.key:
                 # The last sampler's order of the current epoch is not what is read.
-                holders.discard_decisions(place.epoch)
+                holders.discard_decisions(position.epoch)
                 return True
             if before.reader_ids != group.reader_ids:
                 # Blocks already read have changed hands as decided.
-                holders.discard_decisions(place.epoch + (place.done > BEGUN_FRACTION))
+                holders.discard_decisions(position.epoch + (position.done > BEGUN_FRACTION))
                 return True
             return False
         # After readers were apart no node knows better, since all copies have gone home meanwhile.
@@ -460,9 +461,9 @@ class SharedSnapshot:
             and self._context.is_coordinated_elsewhere(group)
         ):
             await self._wait_for_positions(group, known.epoch)
-        places = [place.epoch for place in self._context.positions_of(group)]
+        positions = [position.epoch for position in self._context.positions_of(group)]
         slowest = self._slowest_position(group).epoch
-        await holders.start_coordination(group.name, slowest, max(places, default=slowest), known)
+        await holders.start_coordination(group.name, slowest, max(positions, default=slowest), known)
         self._coordinated = group
         log.info(
             "snapshot %s: copies go where job %s reads them next, from epoch %d on",
@@ -475,7 +476,7 @@ class SharedSnapshot:
         progress is sent only to nodes that have asked for it."""
         until = asyncio.get_running_loop().time() + POSITIONS_SECONDS
         while asyncio.get_running_loop().time() < until:
-            if max((place.epoch for place in self._context.positions_of(group)), default=-1) + 1 >= epoch:
+            if max((position.epoch for position in self._context.positions_of(group)), default=-1) + 1 >= epoch:
                 return
             await asyncio.sleep(0.05)
 
@@ -484,9 +485,9 @@ class SharedSnapshot:
         parts, which do not tell when a block is read again."""
         if group.spec is not None:
             return True
-        said = {one.epoch for member in group.members for one in member.facts.orders}
+        epochs = {one.epoch for member in group.members for one in member.facts.orders}
         samples = self._samples.sample_count(group)
-        return any(is_epoch_known(group, epoch) and 2 * published_samples(group, epoch) >= samples for epoch in said)
+        return any(is_epoch_known(group, epoch) and 2 * published_samples(group, epoch) >= samples for epoch in epochs)
 
     def _reads_loader(self, group: ConsumerGroup) -> LoadReads:
         async def reads_of(epoch: int, ids: tuple[str, ...]) -> FirstReads | None:
@@ -558,13 +559,13 @@ def _load_reads(count: int, orders: Orders, ids: tuple[str, ...]) -> FirstReads:
     return FirstReads.of(count, [(numbers[node], order) for node, order in orders if node in numbers])
 
 
-def _progress_by_node(ids: Sequence[str], places: Sequence[EpochPosition], epoch: int) -> npt.NDArray[np.float64]:
+def _progress_by_node(ids: Sequence[str], positions: Sequence[EpochPosition], epoch: int) -> npt.NDArray[np.float64]:
     """Return the progress of each node in an epoch, by its slowest consumer: 0 to 1, or 2 if beyond it. Shape
     (nodes,)."""
     passed = np.zeros(len(ids))
     by_node: dict[str, tuple[int, float]] = {}
-    for place in places:
-        by_node[place.node] = min(by_node.get(place.node, (place.epoch, place.done)), place[1:3])
+    for position in positions:
+        by_node[position.node] = min(by_node.get(position.node, (position.epoch, position.done)), position[1:3])
     for number, node in enumerate(ids):
         at_epoch, done = by_node.get(node, (epoch, 0.0))
         passed[number] = done if at_epoch == epoch else 2.0 * (at_epoch > epoch)

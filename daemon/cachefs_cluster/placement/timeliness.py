@@ -23,16 +23,16 @@ def extend_settled(announced: Settled, number: int) -> Settled:
     return (first if first >= 0 and last == number - 1 else number), number
 
 
-def own_verdict(number: int, place: tuple[int, float]) -> bool:
-    """Return whether the announcing node, at *place* (epoch, fraction), may let copies change hands in epoch *number*,
-    if the orders are known now."""
-    return place <= (number, KNOWN_UNTIL)
+def own_verdict(number: int, position: tuple[int, float]) -> bool:
+    """Return whether the announcing node, at *position* (epoch, fraction), may let copies change hands in epoch
+    *number*, if the orders are known now."""
+    return position <= (number, KNOWN_UNTIL)
 
 
-def verdict_of(number: int, announced: Settled, place: tuple[int, float]) -> bool | None:
+def verdict_of(number: int, announced: Settled, position: tuple[int, float]) -> bool | None:
     """Return the verdict on any other node; None if the announcing node may still announce it. announced: its
-    announcement; place: of the slowest reader."""
+    announcement; position: of the slowest reader."""
     first, last = announced
     if first <= number <= last:
         return True
-    return False if number < last or place > (number, ANNOUNCED_UNTIL) else None
+    return False if number < last or position > (number, ANNOUNCED_UNTIL) else None

@@ -39,11 +39,11 @@ class LoadMeter:
     def __init__(self) -> None:
         self._fetched, self._received, self._sent = RateMeter(), RateMeter(), RateMeter()
 
-    def add_totals(self, fetched: int, received: int, given: int, now: float) -> None:
+    def add_totals(self, fetched: int, received: int, sent: int, now: float) -> None:
         """Record bytes since the start: from origins, from other nodes, to other nodes."""
         self._fetched.add_total(fetched, now)
         self._received.add_total(received, now)
-        self._sent.add_total(given, now)
+        self._sent.add_total(sent, now)
 
     def load(self, demand: float) -> NodeLoad:
         """Return the load. demand: bytes per second that jobs read."""

@@ -149,8 +149,8 @@ class NodeReports:
             pass
         self.note_request()
         full = not self._gone_at <= version <= self._version or version == 0
-        told = [one for name, one in self._snapshots.items() if full or self._changed_at[name] > version]
-        return msgspec.structs.replace(self._node_report, version=self._version, full=full, snapshots=told)
+        changed = [one for name, one in self._snapshots.items() if full or self._changed_at[name] > version]
+        return msgspec.structs.replace(self._node_report, version=self._version, full=full, snapshots=changed)
 
     async def run(self) -> None:
         """Make reports as long as the daemon runs."""
@@ -173,8 +173,8 @@ class NodeReports:
         sources = self._sources
         jobs = self._running_jobs()
         wanted, names = self._snapshots_to_report(jobs)
-        told = {name for several in names.values() for name in several}
-        records = [one.record for one in sources.catalog if one.record.name in told]
+        reported = {name for several in names.values() for name in several}
+        records = [one.record for one in sources.catalog if one.record.name in reported]
         datasets = {one.name: [snapshot.id for snapshot in one.snapshots] for one in records}
         self._reads.count_new_reads(sources.reads(), datasets, time.monotonic())
         different = await sources.threads.planning(sources.residency.count_changes, OBSERVERS, wanted)
@@ -183,8 +183,8 @@ class NodeReports:
         changed = self._update_snapshots(wanted, names, different, version)
         self._load.add_totals(*sources.traffic(), time.monotonic())
         load = self._load.load(sum(job.rate for job in jobs))
-        if changed or self._is_worth_reporting(rest := self._make_node_report(usage, jobs, load)):
-            self._node_report = rest if not changed else self._make_node_report(usage, jobs, load)
+        if changed or self._is_worth_reporting(node_report := self._make_node_report(usage, jobs, load)):
+            self._node_report = node_report if not changed else self._make_node_report(usage, jobs, load)
             self._published_at = time.monotonic()
             async with self._has_new_version:
                 self._version = version
@@ -264,20 +264,21 @@ class NodeReports:
             load=load,
         )
 
-    def _is_worth_reporting(self, rest: NodeReport) -> bool:
+    def _is_worth_reporting(self, report: NodeReport) -> bool:
         known = self._node_report
-        if known.instance == "" or (rest.state, rest.capacity, rest.zone) != (known.state, known.capacity, known.zone):
+        facts, known_facts = ((one.state, one.capacity, one.zone) for one in (report, known))
+        if known.instance == "" or facts != known_facts:
             return True
-        if [job[:3] for job in map(msgspec.structs.astuple, rest.jobs)] != [
+        if [job[:3] for job in map(msgspec.structs.astuple, report.jobs)] != [
             job[:3] for job in map(msgspec.structs.astuple, known.jobs)
         ]:
             return True
-        if [(one.id, one.state) for one in rest.warmups] != [(one.id, one.state) for one in known.warmups]:
+        if [(one.id, one.state) for one in report.warmups] != [(one.id, one.state) for one in known.warmups]:
             return True
-        small = rest.warmups != known.warmups or abs(rest.used - known.used) > _SAME_USED * max(rest.capacity, 1)
+        small = report.warmups != known.warmups or abs(report.used - known.used) > _SAME_USED * max(report.capacity, 1)
         small = small or any(
             abs(new - old) > _SAME_RATE * max(new, old)
-            for new, old in zip(msgspec.structs.astuple(rest.load), msgspec.structs.astuple(known.load), strict=True)
+            for new, old in zip(msgspec.structs.astuple(report.load), msgspec.structs.astuple(known.load), strict=True)
         )
         return small and time.monotonic() - self._published_at > _SMALL_CHANGE_SECONDS
 

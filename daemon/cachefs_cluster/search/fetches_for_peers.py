@@ -124,10 +124,12 @@ class FetchesForPeers:
         """Fetch blocks for another node within *seconds* seconds, as `Fetcher.request_for_peer` does. The response may
         instead tell the other node to ask the next node, if this one lacks the snapshot."""
         until = asyncio.get_running_loop().time() + seconds
-        ask = partial(self._request_now, fetch, until, on_result)
-        delays = fetch.await_snapshot and self._awaited_snapshots.delay_request(fetch.blocks[0].snapshot, until, ask)
+        request_now = partial(self._request_now, fetch, until, on_result)
+        delays = fetch.await_snapshot and self._awaited_snapshots.delay_request(
+            fetch.blocks[0].snapshot, until, request_now
+        )
         if not delays:
-            ask()
+            request_now()
 
     def _request_now(self, fetch: FetchRequest, until: float, on_result: PeerResultCallback) -> None:
         snapshot = fetch.blocks[0].snapshot

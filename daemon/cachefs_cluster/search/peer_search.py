@@ -115,7 +115,7 @@ class PeerSearch:
     @property
     def requested_nodes(self) -> tuple[str, ...]:
         """Names of the nodes with requests in flight."""
-        return tuple(question.node.name for question in self._requests)
+        return tuple(sent.node.name for sent in self._requests)
 
     def start(self) -> None:
         """Start once a permit is free. Calls `on_result` at once if no node can be asked."""
@@ -136,21 +136,21 @@ class PeerSearch:
         if was_hurried:
             return
         now = _now()
-        for question in self._requests:
-            if question.has_reader:
+        for sent in self._requests:
+            if sent.has_reader:
                 continue
-            question.times_out_at = min(question.times_out_at, now + self._response_seconds(question.fetch, now))
-            question.late_at = max(question.late_at, now + MIN_LATE_SECONDS)
-            question.heartbeat_check_at = max(self._silent_from(question), now + MIN_LATE_SECONDS)
-            if question.fetch:
-                question.repeat_at = now + REPEAT_REQUEST_SECONDS
+            sent.times_out_at = min(sent.times_out_at, now + self._response_seconds(sent.fetch, now))
+            sent.late_at = max(sent.late_at, now + MIN_LATE_SECONDS)
+            sent.heartbeat_check_at = max(self._silent_from(sent), now + MIN_LATE_SECONDS)
+            if sent.fetch:
+                sent.repeat_at = now + REPEAT_REQUEST_SECONDS
         self._set_timer()
 
     def forbid_delegation(self) -> None:
         """Stop other nodes from fetching the block: one of them may be waiting for this node to fetch it."""
         self._has_no_delegation = True
         self.steps = [(node, fetch) for node, fetch in self.steps if not fetch]
-        if self._permit_deadline < math.inf or any(question.fetch for question in self._requests):
+        if self._permit_deadline < math.inf or any(sent.fetch for sent in self._requests):
             self._give_up()
 
     def cancel(self) -> None:
@@ -158,9 +158,9 @@ class PeerSearch:
         self._is_over = True
         self._stop_timer()
         self.permit.cancel_or_release()
-        questions, self._requests = self._requests, []
-        for question in questions:
-            question.cancel()
+        requests, self._requests = self._requests, []
+        for sent in requests:
+            sent.cancel()
 
     # --- sequence of requests -----------------------------------------------------------------------------------------
 
@@ -189,9 +189,9 @@ class PeerSearch:
             return False
         return self.state.response_health.can_ask(node.id, now, fetch=fetch)
 
-    def _silent_from(self, question: _SentRequest) -> float:
-        node = question.node.id
-        return self.state.silent_from(node, self.request.length, question.sent_at, fetch=question.fetch)
+    def _silent_from(self, sent: _SentRequest) -> float:
+        node = sent.node.id
+        return self.state.silent_from(node, self.request.length, sent.sent_at, fetch=sent.fetch)
 
     def _response_seconds(self, fetch: bool, now: float) -> float:
         left = self.deadline - now
@@ -211,12 +211,10 @@ class PeerSearch:
         how = RequestOptions(
             now + seconds, fetch, not self.has_reader, fetch and self.can_take_over(), await_snapshot=may_wait
         )
-        question = _SentRequest(node, fetch, self.has_reader, now, late, how.deadline)
-        question.heartbeat_check_at = self._silent_from(question)
-        question.request = self.state.peers.request_block(
-            node, self.request, how, partial(self._handle_response, question)
-        )
-        self._requests.append(question)
+        sent = _SentRequest(node, fetch, self.has_reader, now, late, how.deadline)
+        sent.heartbeat_check_at = self._silent_from(sent)
+        sent.request = self.state.peers.request_block(node, self.request, how, partial(self._handle_response, sent))
+        self._requests.append(sent)
         self._asked_nodes.add((node.id, fetch))
         self.state.count_request()
         self.state.response_health.note_request(node.id, now, fetch=fetch)
@@ -233,50 +231,50 @@ class PeerSearch:
 
     # --- responses ----------------------------------------------------------------------------------------------------
 
-    def _handle_response(self, question: _SentRequest, answer: PeerResponse) -> None:
-        if question.is_over:
+    def _handle_response(self, sent: _SentRequest, response: PeerResponse) -> None:
+        if sent.is_over:
             return
-        question.is_over = True
-        self._requests.remove(question)
-        self._note_response_health(question, answer)
-        if isinstance(answer, PeerBlock) or answer is _TIMED_OUT:
-            self._note_block_time(question)
-        if isinstance(answer, PeerBlock):
+        sent.is_over = True
+        self._requests.remove(sent)
+        self._note_response_health(sent, response)
+        if isinstance(response, PeerBlock) or response is _TIMED_OUT:
+            self._note_block_time(sent)
+        if isinstance(response, PeerBlock):
             self.cancel()
-            node = question.node
-            self.on_result(FoundBlock(answer.data, answer.checksums, node.id, node.name, question.sent_at))
+            node = sent.node
+            self.on_result(FoundBlock(response.data, response.checksums, node.id, node.name, sent.sent_at))
             return
         counts = self.state.counts
-        if isinstance(answer, BlockNotFound | SnapshotNotFound):
+        if isinstance(response, BlockNotFound | SnapshotNotFound):
             counts.not_here += 1
-        elif isinstance(answer, FetchYourself):
+        elif isinstance(response, FetchYourself):
             counts.taken += 1
         else:
             counts.failed += 1
         if (
-            _is_disagreement(answer)
+            _is_disagreement(response)
             and not self._has_given_up
-            and self.state.is_agreement_likely(question.node.id, _now())
+            and self.state.is_agreement_likely(sent.node.id, _now())
         ):
             self._retry_at = _now() + RETRY_DISAGREEMENT_SECONDS
             self._set_timer()
-        elif isinstance(answer, SnapshotNotFound):
-            self._skip_node(question)
-        elif question.fetch and not (self.asks_all_nodes or _can_others_help(answer)):
+        elif isinstance(response, SnapshotNotFound):
+            self._skip_node(sent)
+        elif sent.fetch and not (self.asks_all_nodes or _can_others_help(response)):
             self._give_up()
         elif not self._requests:  # otherwise the next node has been asked already
             self._ask_next_node()
 
-    def _skip_node(self, question: _SentRequest) -> None:
+    def _skip_node(self, sent: _SentRequest) -> None:
         """Skip a node that lacks the snapshot: the next one in rendezvous order fetches the block."""
-        self.state.missing_snapshots.note_missing(self.request.ref.snapshot, question.node.id)
+        self.state.missing_snapshots.note_missing(self.request.ref.snapshot, sent.node.id)
         if self._has_given_up or self._requests:  # another node has been asked already
             return
         if not self.asks_all_nodes:
             self._renew_steps()
             self.steps = [(node, fetch) for node, fetch in self.steps if (node.id, fetch) not in self._asked_nodes]
             if self.has_reader and self._origin_at == math.inf:
-                self._origin_at = max(question.sent_at + AWAIT_SNAPSHOT_SECONDS, _now()) + STAND_IN_SECONDS
+                self._origin_at = max(sent.sent_at + AWAIT_SNAPSHOT_SECONDS, _now()) + STAND_IN_SECONDS
         self._ask_next_node()
 
     def _renew_steps(self) -> None:
@@ -284,18 +282,19 @@ class PeerSearch:
             (node, fetch) for node, fetch in self.recompute_steps() if not (fetch and self._has_no_delegation)
         ]
 
-    def _note_response_health(self, question: _SentRequest, answer: PeerResponse) -> None:
-        now, stuck, node = _now(), self.state.response_health, question.node.id
-        if not isinstance(answer, PeerRequestFailed) or answer.kind not in (FailureKind.LATE, FailureKind.UNREACHABLE):
-            stuck.note_response(node, fetch=question.fetch)
-        elif question.has_reader and now - question.sent_at >= ORIGIN_LATE_SECONDS:
-            stuck.note_late_response(node, question.sent_at, now, fetch=question.fetch)
+    def _note_response_health(self, sent: _SentRequest, response: PeerResponse) -> None:
+        now, stuck, node = _now(), self.state.response_health, sent.node.id
+        late = (FailureKind.LATE, FailureKind.UNREACHABLE)
+        if not isinstance(response, PeerRequestFailed) or response.kind not in late:
+            stuck.note_response(node, fetch=sent.fetch)
+        elif sent.has_reader and now - sent.sent_at >= ORIGIN_LATE_SECONDS:
+            stuck.note_late_response(node, sent.sent_at, now, fetch=sent.fetch)
 
-    def _note_block_time(self, question: _SentRequest) -> None:
+    def _note_block_time(self, sent: _SentRequest) -> None:
         # An unhurried fetch may wait long for its turn at the peer.
-        if question.has_reader or not question.fetch:
+        if sent.has_reader or not sent.fetch:
             now = _now()
-            self.state.note_block_time(self.request.length, now - question.sent_at, now, fetch=question.fetch)
+            self.state.note_block_time(self.request.length, now - sent.sent_at, now, fetch=sent.fetch)
 
     # --- timers -------------------------------------------------------------------------------------------------------
 
@@ -315,7 +314,7 @@ class PeerSearch:
 
     def _on_timer(self) -> None:
         now = _now()
-        held_up = self._timer is not None and now - self._timer.when() > LOOP_DELAY_SECONDS
+        is_delayed = self._timer is not None and now - self._timer.when() > LOOP_DELAY_SECONDS
         if now >= min(self._permit_deadline, self._origin_at):
             self._give_up()
         if now >= self._retry_at:
@@ -323,51 +322,52 @@ class PeerSearch:
             if not self._has_given_up:
                 self._renew_steps()
                 self._ask_next_node()
-        for question in list(self._requests):
-            if now >= question.times_out_at:
-                question.request.cancel()
-                self._handle_response(question, _TIMED_OUT)
-            elif now >= question.repeat_at:
-                self._repeat_request(question, now)
+        for sent in list(self._requests):
+            if now >= sent.times_out_at:
+                sent.request.cancel()
+                self._handle_response(sent, _TIMED_OUT)
+            elif now >= sent.repeat_at:
+                self._repeat_request(sent, now)
         if self._requests and self.has_reader and not self._has_given_up:
-            self._check_last_request(self._requests[-1], now, held_up=held_up)
+            self._check_last_request(self._requests[-1], now, is_delayed=is_delayed)
         if not self._is_over:
             self._set_timer()
 
-    def _check_last_request(self, question: _SentRequest, now: float, *, held_up: bool) -> None:
+    def _check_last_request(self, sent: _SentRequest, now: float, *, is_delayed: bool) -> None:
         """Ask another node if the last one asked is silent or late."""
-        if now >= question.heartbeat_check_at:
-            silent_at = self._silent_from(question)
-            if held_up or now < silent_at:
-                question.heartbeat_check_at = max(silent_at, now + MIN_LATE_SECONDS)
+        if now >= sent.heartbeat_check_at:
+            silent_at = self._silent_from(sent)
+            if is_delayed or now < silent_at:
+                sent.heartbeat_check_at = max(silent_at, now + MIN_LATE_SECONDS)
             else:
-                question.heartbeat_check_at = question.late_at = math.inf
-                self.state.note_silence(question.node.id, question.sent_at, now, fetch=question.fetch)
+                sent.heartbeat_check_at = sent.late_at = math.inf
+                self.state.note_silence(sent.node.id, sent.sent_at, now, fetch=sent.fetch)
                 self._ask_next_node()
                 return
-        if now >= question.late_at:
-            question.late_at = math.inf
+        if now >= sent.late_at:
+            sent.late_at = math.inf
             if self.state.try_hedge():
                 self._ask_next_node()
 
-    def _repeat_request(self, question: _SentRequest, now: float) -> None:
+    def _repeat_request(self, sent: _SentRequest, now: float) -> None:
         """Repeat the request, to tell a peer with an unhurried fetch that a reader waits."""
-        question.repeat_at = math.inf
-        if self.state.can_ask(question.node, self.request.length, question.times_out_at - now):
-            question.cancel()
-            self._requests.remove(question)
-            self._send_request(question.node, question.times_out_at - now, fetch=True)
+        sent.repeat_at = math.inf
+        if self.state.can_ask(sent.node, self.request.length, sent.times_out_at - now):
+            sent.cancel()
+            self._requests.remove(sent)
+            self._send_request(sent.node, sent.times_out_at - now, fetch=True)
 
 
-def _can_others_help(answer: PeerResponse) -> bool:
+def _can_others_help(response: PeerResponse) -> bool:
     """Return whether to try another peer: this one cannot fetch the block, and other nodes would find the same."""
-    return isinstance(answer, PeerOverloaded) or (
-        isinstance(answer, PeerRequestFailed) and answer.kind not in _TRY_ORIGIN_NEXT
+    return isinstance(response, PeerOverloaded) or (
+        isinstance(response, PeerRequestFailed) and response.kind not in _TRY_ORIGIN_NEXT
     )
 
 
-def _is_disagreement(answer: PeerResponse) -> bool:
-    return isinstance(answer, PeerRequestFailed) and answer.kind in (FailureKind.OTHER_EPOCH, FailureKind.WRONG_NODE)
+def _is_disagreement(response: PeerResponse) -> bool:
+    kinds = (FailureKind.OTHER_EPOCH, FailureKind.WRONG_NODE)
+    return isinstance(response, PeerRequestFailed) and response.kind in kinds
 
 
 def _now() -> float:

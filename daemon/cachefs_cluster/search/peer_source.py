@@ -83,8 +83,8 @@ class PeerSource:
         if route is None:
             return None
         if fetch.is_for_peer:
-            asked = BlockRoute(route.possible_holders, is_kept_here=True, asked_before_origin=route.asked_before_origin)
-            return SearchRoute(self, fetch, asked) if asked.has_other_nodes else None
+            own = BlockRoute(route.possible_holders, is_kept_here=True, asked_before_origin=route.asked_before_origin)
+            return SearchRoute(self, fetch, own) if own.has_other_nodes else None
         return SearchRoute(self, fetch, route)
 
     def search(self, fetch: BlockFetch, route: BlockRoute, on_result: FoundCallback) -> PeerSearch | None:

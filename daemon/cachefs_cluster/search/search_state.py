@@ -52,9 +52,14 @@ class PeerBlockClient(Protocol):
     """Client for requests to peers: see `cachefs_cluster.peers.client.PeerClient`."""
 
     def request_block(
-        self, node: NodeRecord, wanted: BlockRequest, how: RequestOptions, answer: Callable[[PeerResponse], None], /
+        self,
+        node: NodeRecord,
+        wanted: BlockRequest,
+        how: RequestOptions,
+        on_response: Callable[[PeerResponse], None],
+        /,
     ) -> PeerRequest:
-        """Send a request. *answer* is called once, in a later turn of the loop."""
+        """Send a request. *on_response* is called once, in a later turn of the loop."""
 
     def is_usable(self, node_id: str, /) -> bool:
         """Return whether the node responds, as far as is known."""
@@ -234,17 +239,17 @@ class PeerSearchState:
             node_id, now, self.peers.last_heartbeat(node_id, fetch=fetch), fetch=fetch
         )
 
-    def silent_from(self, node_id: str, length: int, asked: float, *, fetch: bool) -> float:
+    def silent_from(self, node_id: str, length: int, sent_at: float, *, fetch: bool) -> float:
         """Return the time at which the node counts as silent, so that it is no longer waited for alone."""
         known = self._block_times[fetch].times_of(length).late_after
         longest = (
             SILENT_FETCH_SECONDS if fetch else max(SILENT_HOLDER_SECONDS, known if known < HELD_BLOCK_SECONDS else 0.0)
         )
-        return max(asked, self.peers.last_heartbeat(node_id, fetch=fetch)) + longest
+        return max(sent_at, self.peers.last_heartbeat(node_id, fetch=fetch)) + longest
 
-    def note_silence(self, node_id: str, asked: float, now: float, *, fetch: bool) -> None:
-        """Record that the node gave no heartbeat since *asked*, so that another node is asked beside it."""
-        self._heartbeat_health.note_silence(node_id, asked, now, fetch=fetch)
+    def note_silence(self, node_id: str, sent_at: float, now: float, *, fetch: bool) -> None:
+        """Record that the node gave no heartbeat since *sent_at*, so that another node is asked beside it."""
+        self._heartbeat_health.note_silence(node_id, sent_at, now, fetch=fetch)
         self.counts.silent += 1
         self.peers.probe_silent(node_id)
 
