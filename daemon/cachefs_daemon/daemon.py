@@ -94,8 +94,8 @@ async def _serve(
             await local.start()
         await server.start()
         if local is not None:
-            for place in local.descriptions:
-                log.info("%s", place)
+            for description in local.descriptions:
+                log.info("%s", description)
             background.append(asyncio.create_task(local.run()))
         endless = (node.maintain(), feed_watchdog(), server.keep_reachable())
         background += [asyncio.create_task(work) for work in endless]

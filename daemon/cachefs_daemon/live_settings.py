@@ -75,17 +75,17 @@ class LiveSettings:
             if effect in changed:
                 apply(self._node, merged)
         self._node.use_config(merged)
-        answer = ReloadResult(
+        result = ReloadResult(
             applied=[change.to_message for change in live],
             restart=[change.to_message for change in found if change.key not in effects],
         )
-        for one in answer.applied:
+        for one in result.applied:
             log.info("%s is %s now, and was %s", one.key, one.now, one.before)
-        for one in answer.restart:
+        for one in result.restart:
             log.warning("%s = %s takes effect at the next start; it is still %s", one.key, one.now, one.before)
         if not found:
             log.info("the configuration was read again; nothing has changed")
-        return answer
+        return result
 
     def reload_or_log(self) -> None:
         """Call `reload`, and log an error instead of raising it."""

@@ -143,22 +143,22 @@ class ReportDispatcher:
             self._handlers.on_new_mount(MountSpec.parse(report.spec).is_showing)
         if not report.accessed and not report.stalls:
             return
-        heard = self._gathered.setdefault(report.id, _GatheredReports())
-        heard.accessed += report.accessed
-        heard.stalls += report.stalls
+        gathered = self._gathered.setdefault(report.id, _GatheredReports())
+        gathered.accessed += report.accessed
+        gathered.stalls += report.stalls
         if self._dispatch_task is None:
             self._dispatch_task = asyncio.create_task(self._dispatch())
         await asyncio.shield(self._dispatch_task)
 
     async def _dispatch(self) -> None:
         await asyncio.sleep(GATHER_SECONDS)
-        heard, self._gathered, self._dispatch_task = self._gathered, {}, None
-        for mount, one in heard.items():
+        gathered, self._gathered, self._dispatch_task = self._gathered, {}, None
+        for mount, one in gathered.items():
             try:
                 self._dispatch_reads(mount, one)
             except Exception:  # the other mounts' reads are still followed
                 log.exception("failed to process the reads that mount %s reported", mount)
-        accessed = [key for one in heard.values() for key in one.accessed]
+        accessed = [key for one in gathered.values() for key in one.accessed]
         if len(accessed) > MAX_COUNTED_ON_LOOP or not self._tiering.try_acquire():
             await self._threads.run(self._count_uses, accessed)
             return
@@ -167,13 +167,13 @@ class ReportDispatcher:
         finally:
             self._tiering.release()
 
-    def _dispatch_reads(self, mount: str, heard: _GatheredReports) -> None:
+    def _dispatch_reads(self, mount: str, gathered: _GatheredReports) -> None:
         to, now = self._handlers, time.monotonic()
-        observed = to.attribution.note_reads(heard.accessed, heard.stalls, now, to.pushers.pages_of(mount))
+        observed = to.attribution.note_reads(gathered.accessed, gathered.stalls, now, to.pushers.pages_of(mount))
         to.on_late_reads(observed.late_seconds, sum(observed.own_reads.values()), now)
         to.consumers_by_mount.note_reads(mount, observed.own_reads)
-        to.pushers.on_reads(mount, heard.accessed, observed.tripwires_read)
-        to.on_readahead_reads(mount, heard.accessed)
+        to.pushers.on_reads(mount, gathered.accessed, observed.tripwires_read)
+        to.on_readahead_reads(mount, gathered.accessed)
         to.pace.wake()
 
     def on_job_progress(self, progress: JobProgress) -> JobProgressResponse:

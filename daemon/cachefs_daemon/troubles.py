@@ -109,11 +109,11 @@ def _cause_of(read: WaitingRead, server: ServerWithDatasets | None, datasets: di
 
 
 def _reason(cause: Cause, reads: Sequence[WaitingRead], server: ServerWithDatasets | None) -> str:
-    said = next((str(one.trouble) for one in reads if one.trouble is not None), "")
+    reason = next((str(one.trouble) for one in reads if one.trouble is not None), "")
     if cause is Cause.SLOT and server is not None:
         width = f"it gets {server.status.width} of {server.status.most} requests at once"
-        return f"{width}: {said}" if said else width
-    return said
+        return f"{width}: {reason}" if reason else width
+    return reason
 
 
 def _with_reads(one: Trouble, reads: Sequence[WaitingRead], loop_now: float, *, begins: bool = False) -> Trouble:

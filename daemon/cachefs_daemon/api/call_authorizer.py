@@ -22,8 +22,8 @@ class CallAuthorizer:
         Raises AccessDenied where the caller may not call, Unidentified where it must identify itself first."""
         if method.right == AccessRight.LOOK:
             return ()
-        said = next((value for key, value in context.invocation_metadata() or () if key == IDENTITY_KEY), "")
-        caller = self.identities.verify(said)
+        identity = next((value for key, value in context.invocation_metadata() or () if key == IDENTITY_KEY), "")
+        caller = self.identities.verify(identity)
         if caller is None:
             raise Unidentified(
                 f"the daemon cannot identify the caller of {method.name}: {self.identities.socket_path.path} cannot be "

@@ -181,12 +181,12 @@ class FetchChannelServer:
         """Fetch blocks that no reader waits for."""
 
         async def run() -> None:
-            answer: list[BlockResult] | CachefsError = []
+            outcomes: list[BlockResult] | CachefsError = []
             try:
                 await self.fetcher.start_hinted_fetches(request.request.blocks)
             except Exception as error:
-                answer = connection.log_bug(error)
-            connection.send_outcomes(request, answer)
+                outcomes = connection.log_bug(error)
+            connection.send_outcomes(request, outcomes)
 
         task = asyncio.create_task(run())
         self._hints.add(task)
@@ -404,17 +404,17 @@ class _Connection(asyncio.BufferedProtocol):
             self._timer = None
 
 
-def _fetched_block(ref: BlockRef, answer: PeerOutcome, source: str) -> FetchedBlock:
-    if isinstance(answer, FetchedBlock):
-        return answer
-    if isinstance(answer, BypassBlock) and ref.size <= 0:
-        answer = StoreFull("no tier can hold the block, and the client accepts no bytes; see `cachectl status`")
-    if isinstance(answer, BypassBlock):
-        data = answer.pieces(ref.start, ref.size)
-        return FetchedBlock(location=b"", data=data, checksums=answer.checksums, source=source)
-    if isinstance(answer, CachefsError):
-        return FetchedBlock(location=b"", errno=answer.errno, message=str(answer))
-    return FetchedBlock(location=answer.pack(), source=source)
+def _fetched_block(ref: BlockRef, outcome: PeerOutcome, source: str) -> FetchedBlock:
+    if isinstance(outcome, FetchedBlock):
+        return outcome
+    if isinstance(outcome, BypassBlock) and ref.size <= 0:
+        outcome = StoreFull("no tier can hold the block, and the client accepts no bytes; see `cachectl status`")
+    if isinstance(outcome, BypassBlock):
+        data = outcome.pieces(ref.start, ref.size)
+        return FetchedBlock(location=b"", data=data, checksums=outcome.checksums, source=source)
+    if isinstance(outcome, CachefsError):
+        return FetchedBlock(location=b"", errno=outcome.errno, message=str(outcome))
+    return FetchedBlock(location=outcome.pack(), source=source)
 
 
 def _line(error: CachefsError) -> str:

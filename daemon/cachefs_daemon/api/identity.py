@@ -109,18 +109,18 @@ class Identities:
         return UNKNOWN_CALLER if mount is not None and mount.may_mount else None
 
     def _verify_signature(self, identity: str) -> Caller | None:
-        said, _, signature = identity.rpartition(".")
-        if not hmac.compare_digest(self._sign(said).encode(), signature.encode("utf-8", "replace")):
+        claims, _, signature = identity.rpartition(".")
+        if not hmac.compare_digest(self._sign(claims).encode(), signature.encode("utf-8", "replace")):
             return None
-        uid, *flags = said.split(".")
+        uid, *flags = claims.split(".")
         return Caller(int(uid), *(flag == "1" for flag in flags))
 
     def issue(self, caller: Caller) -> str:
-        said = f"{caller.uid}.{caller.is_daemon:d}.{caller.is_administrator:d}.{caller.may_mount:d}"
-        return f"{said}.{self._sign(said)}"
+        claims = f"{caller.uid}.{caller.is_daemon:d}.{caller.is_administrator:d}.{caller.may_mount:d}"
+        return f"{claims}.{self._sign(claims)}"
 
-    def _sign(self, said: str) -> str:
-        return self._key.sign(said.encode("utf-8", "replace")).hex()
+    def _sign(self, claims: str) -> str:
+        return self._key.sign(claims.encode("utf-8", "replace")).hex()
 
     async def _send_identity(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send an identity, which is small enough that the socket always takes it at once."""

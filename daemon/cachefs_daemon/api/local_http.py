@@ -103,12 +103,12 @@ class LocalHttpServer:
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._socket_path is None and not _is_own_name(request.host):
-            answer: web.StreamResponse = web.Response(status=403, text="ask for this machine by a name of loopback\n")
+            response: web.StreamResponse = web.Response(status=403, text="ask for this machine by a name of loopback\n")
         else:
-            answer = await self._handle(request, handler)
-        answer.headers.update(HEADERS)
-        answer.force_close()
-        return answer
+            response = await self._handle(request, handler)
+        response.headers.update(HEADERS)
+        response.force_close()
+        return response
 
     async def _handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:

@@ -136,8 +136,8 @@ class Service:
         self._node.lookahead.pushers.handle_report(report)
         return PushAcknowledgement()
 
-    async def tell_reads(self, told: MountReadReport) -> Empty:
-        self._node.process_reads.add_reads(told.reads)
+    async def tell_reads(self, report: MountReadReport) -> Empty:
+        self._node.process_reads.add_reads(report.reads)
         return Empty()
 
     # --- jobs ---------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 class SocketKeeper:
     """Watches one socket. A failure to create it is logged once, and retried at each look."""
 
-    def __init__(self, place: SocketPath, listen: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, path: SocketPath, listen: Callable[[], Awaitable[None]]) -> None:
         """listen: creates the socket; raises CachefsError."""
-        self._socket_path = place
+        self._socket_path = path
         self._listen = listen
         # At the last look. Another daemon that starts at our path needs a moment until it listens, so a foreign socket
         # is left alone at the first look.

@@ -70,20 +70,20 @@ class DatasetChanges:
                 await origin.close()
                 raise
             named = origin_access.kept_name_prefix(dataset.origin, origin, dataset.record.named)
-            way = origin_access.OriginAccess(now, named, catalog.shared.stamp())
-            await shielded(self._replace_origin(request.name, way, origin))
+            access = origin_access.OriginAccess(now, named, catalog.shared.stamp())
+            await shielded(self._replace_origin(request.name, access, origin))
         view = catalog.view(dataset)
         return DatasetSetResult(dataset=view, before=before, now=now, looked_at=found.compared, alike=found.alike)
 
-    async def apply_origin_access(self, name: str, way: origin_access.OriginAccess) -> None:
+    async def apply_origin_access(self, name: str, access: origin_access.OriginAccess) -> None:
         """Apply options that another node of the cluster has set. Raises NotFound, CachefsError."""
-        await shielded(self._replace_origin(name, way, self._catalog.open_origin_of(name, way.options)))
+        await shielded(self._replace_origin(name, access, self._catalog.open_origin_of(name, access.options)))
 
-    async def _replace_origin(self, name: str, way: origin_access.OriginAccess, origin: Origin) -> None:
+    async def _replace_origin(self, name: str, access: origin_access.OriginAccess, origin: Origin) -> None:
         """Replace record and origin. They must not differ, so callers shield this from cancellation. Raises NotFound,
         CachefsError."""
         try:
-            await self._catalog.set_origin(name, way, origin)
+            await self._catalog.set_origin(name, access, origin)
         except BaseException:
             await origin.close()
             raise

@@ -15,8 +15,8 @@ def warmup(snapshot: Snapshot, request: WarmupRequest, index: IndexWriter, free:
     """Forecast a warmup. free: bytes of free room in the tiers. Raises NotFound, ConfigError."""
     wanted = plan_warmup(snapshot, request)
     present = cached_contents(index)
-    asked = (snapshot.entry(number) for number in wanted.files)
-    here = _held(index, (entry for entry in asked if entry.content in present), snapshot.block_size)
+    entries = (snapshot.entry(number) for number in wanted.files)
+    here = _held(index, (entry for entry in entries if entry.content in present), snapshot.block_size)
     return WarmupForecast(
         wanted=DatasetAmount(files=len(wanted.files), blocks=wanted.blocks, bytes=wanted.bytes), here=here, free=free
     )
@@ -39,10 +39,10 @@ def evict(snapshot: Snapshot, paths: Sequence[bytes], pins: Sequence[bytes], ind
 
 def _held(index: IndexWriter, entries: Iterable[Entry], block_size: int) -> DatasetAmount:
     """Return what is cached of these files. A file that lacks a block does not count as a file."""
-    whole = blocks = size = 0
+    files = blocks = size = 0
     for entry in entries:
         found = [location.length for _, location in index.blocks_of(entry.content)]
-        whole += bool(found) and len(found) >= block_count(entry.size, block_size)
+        files += bool(found) and len(found) >= block_count(entry.size, block_size)
         blocks += len(found)
         size += sum(found)
-    return DatasetAmount(files=whole, blocks=blocks, bytes=size)
+    return DatasetAmount(files=files, blocks=blocks, bytes=size)

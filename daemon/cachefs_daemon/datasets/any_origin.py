@@ -49,13 +49,13 @@ class AnyOrigin:
         return self._origins[0].list(report)
 
     async def read(self, wanted: ObjectRange, deadline: Deadline) -> Data:
-        rest, refused = deadline.pause, None
+        pause, refused = deadline.pause, None
 
         async def rest_unless_refused(seconds: float) -> None:
             """Fail on denied access: expired credentials may be renewed, but another origin's may be good already."""
             if isinstance(deadline.last_error, OriginAccessDenied):
                 raise deadline.last_error
-            await rest(seconds)
+            await pause(seconds)
 
         deadline.pause = rest_unless_refused
         for origin in list(self._origins):
@@ -66,7 +66,7 @@ class AnyOrigin:
                 # From now on the other origins are tried first.
                 self._origins.remove(origin)
                 self._origins.append(origin)
-        deadline.pause = rest
+        deadline.pause = pause
         if deadline.last_error is not None:
             return await self._origins[0].read(wanted, deadline)
         assert refused is not None

@@ -77,16 +77,16 @@ class Catalog:
     def __init__(
         self,
         state_dir: Path,
-        held: OpenSnapshots,
+        open_snapshots: OpenSnapshots,
         settings: OriginSettings,
         threads: Threads,
         shared: SharedChanges = UNSHARED,
     ) -> None:
-        """held: receives the snapshots of all datasets. shared: stamps each change, and learns of it. Raises
+        """open_snapshots: receives the snapshots of all datasets. shared: stamps each change, and learns of it. Raises
         CachefsError where the registry cannot be read."""
         self.shared = shared
         self._state_dir = state_dir
-        self._held = held
+        self._held = open_snapshots
         self._settings = settings
         self._threads = threads
         self._datasets: dict[str, Dataset] = {}  # by name
@@ -149,8 +149,8 @@ class Catalog:
 
     def generations(self, dataset: Dataset) -> list[Snapshot]:
         """Return all snapshots of the dataset that are still on this node, newest first."""
-        held = (self._held.get(known.id) for known in dataset.record.snapshots)
-        return [snapshot for snapshot in held if snapshot is not None]
+        snapshots = (self._held.get(known.id) for known in dataset.record.snapshots)
+        return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def view(self, dataset: Dataset) -> DatasetView:
         """Return the public description of the dataset. Its snapshot and path are empty where the snapshot is lost."""
@@ -272,16 +272,18 @@ class Catalog:
         """Return an origin of the dataset with other options, which the caller owns. Raises NotFound, ConfigError."""
         return open_origin(self.get(name).record.url, options, self._settings)
 
-    async def set_origin(self, name: str, way: OriginAccess, origin: Origin) -> None:
+    async def set_origin(self, name: str, access: OriginAccess, origin: Origin) -> None:
         """Use another *origin* and other options for a dataset; reads that wait for the old origin take the new one.
         Raises NotFound, CachefsError; then the caller still owns *origin*."""
         dataset = self.get(name)
-        await self._change(dataset, options=way.options, named=way.named, reached=way.reached)
+        await self._change(dataset, options=access.options, named=access.named, reached=access.reached)
         self._upkeep.retire(dataset.origin)
         dataset.origin = origin
         self._remove_unused()
         log.info(
-            "dataset %s: new options of its origin: %s", name, origin_access.describe_options(way.options) or "defaults"
+            "dataset %s: new options of its origin: %s",
+            name,
+            origin_access.describe_options(access.options) or "defaults",
         )
         self.shared.note_change(name)
 
@@ -455,9 +457,9 @@ class Catalog:
         if not replaced:
             return []
         problems = self._held.reopen_replaced(replaced)
-        held = [dataset for dataset in self if dataset.current is not None]
+        datasets = [dataset for dataset in self if dataset.current is not None]
         self._update_current()
-        for dataset in held:
+        for dataset in datasets:
             if dataset.current is None:
                 self.shared.note_change(dataset.record.name)
         return problems

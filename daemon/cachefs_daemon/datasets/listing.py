@@ -208,26 +208,26 @@ class _Listing:
 
     async def _run_with(self, origin: ResumableOrigin, journal: ListingJournal) -> None:
         """Resume an earlier listing, and save progress for the next one."""
-        place = journal.restore(self.builder) or ListingCheckpoint()
+        checkpoint = journal.restore(self.builder) or ListingCheckpoint()
         self._resumed = self.builder.objects
         self._next_save = time.monotonic() + self._save_seconds
         try:
-            async for batch in origin.list_from(self.builder.report_problem, place):
-                if place.remaining_ranges is None:
+            async for batch in origin.list_from(self.builder.report_problem, checkpoint):
+                if checkpoint.remaining_ranges is None:
                     journal.make_unresumable()
                 self.builder.add_objects(batch)
                 if time.monotonic() >= self._next_save:
-                    self._save(journal, place)
+                    self._save(journal, checkpoint)
         except CachefsError:
-            if place.remaining_ranges is None:
+            if checkpoint.remaining_ranges is None:
                 journal.make_unresumable()
-            self._save(journal, place)
+            self._save(journal, checkpoint)
             raise
-        self._save(journal, place)
+        self._save(journal, checkpoint)
 
-    def _save(self, journal: ListingJournal, place: ListingCheckpoint) -> None:
-        if place.remaining_ranges is not None and self.builder.objects:
-            journal.save(self.builder, place.remaining_ranges, place.unverified_cuts)
+    def _save(self, journal: ListingJournal, checkpoint: ListingCheckpoint) -> None:
+        if checkpoint.remaining_ranges is not None and self.builder.objects:
+            journal.save(self.builder, checkpoint.remaining_ranges, checkpoint.unverified_cuts)
         self._next_save = time.monotonic() + self._save_seconds
 
     def report_building(self, phase: str, objects: int, size: int) -> None:

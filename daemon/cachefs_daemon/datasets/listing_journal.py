@@ -61,17 +61,17 @@ class ListingJournal:
     def restore(self, builder: SnapshotBuilder) -> ListingCheckpoint | None:
         """Restore the objects of an earlier listing into *builder*, and return its position. None where there is none
         to resume; the builder is then empty."""
-        place = _read_position(self._directory)
-        if place is not None:
+        position = _read_position(self._directory)
+        if position is not None:
             try:
-                builder.restore_state(place.built)
+                builder.restore_state(position.built)
             except CachefsError:
-                place = None
-        if place is None:
+                position = None
+        if position is None:
             builder.restore_state(BuilderState())
             return None
-        self._began = place.began
-        return ListingCheckpoint(place.left, place.seams)
+        self._began = position.began
+        return ListingCheckpoint(position.left, position.seams)
 
     @property
     def began(self) -> float:
@@ -101,8 +101,8 @@ class ListingJournal:
 
 def journal_path(state_dir: Path, url: str, block_size: int, options: OriginOptions) -> Path:
     """Return the path of the journal for a listing with these parameters."""
-    asked = msgspec.json.encode((url, block_size, options))
-    return _listings(state_dir) / hashlib.blake2b(asked, digest_size=16).hexdigest()
+    parameters = msgspec.json.encode((url, block_size, options))
+    return _listings(state_dir) / hashlib.blake2b(parameters, digest_size=16).hexdigest()
 
 
 def remove_stale(state_dir: Path) -> None:
@@ -140,7 +140,7 @@ def _read_position(directory: Path) -> _JournalPosition | None:
     if not _is_resumable(directory / _PLACE):
         return None
     try:
-        place = msgspec.msgpack.decode((directory / _PLACE).read_bytes(), type=_JournalPosition)
+        position = msgspec.msgpack.decode((directory / _PLACE).read_bytes(), type=_JournalPosition)
     except (OSError, msgspec.MsgspecError):
         return None
-    return place if place.version == _VERSION else None
+    return position if position.version == _VERSION else None

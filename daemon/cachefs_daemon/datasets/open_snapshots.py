@@ -83,33 +83,33 @@ class OpenSnapshots:
 
     def get(self, snapshot_id: str) -> Snapshot | None:
         """Return an open snapshot, or None."""
-        held = self._open_snapshots.get(snapshot_id)
-        return held.snapshot if held is not None else None
+        opened = self._open_snapshots.get(snapshot_id)
+        return opened.snapshot if opened is not None else None
 
     def open_snapshot(self, snapshot_id: str, origin: Origin) -> Snapshot:
         """Open a snapshot, if it is not open yet, and add *origin*, which has its files. Raises SnapshotDamaged,
         ConfigError, and CachefsError where too many are open."""
-        held = self._open_snapshots.get(snapshot_id)
-        if held is None:
+        opened = self._open_snapshots.get(snapshot_id)
+        if opened is None:
             if len(self._open_snapshots) >= descriptors.open_file_limit() * SHARE_OF_DESCRIPTORS:
                 raise CachefsError(
                     f"snapshot {snapshot_id} is not opened, since {len(self._open_snapshots)} are open with a limit of "
                     f"{descriptors.open_file_limit()} open files; raise the hard limit (LimitNOFILE, ulimit -n)"
                 )
-            held = self._open_snapshots[snapshot_id] = _OpenSnapshot.from_origins(
+            opened = self._open_snapshots[snapshot_id] = _OpenSnapshot.from_origins(
                 self._open_file(snapshot_id), [origin]
             )
             for listener in self._open_listeners:
                 listener(snapshot_id)
-        elif held.snapshot.is_replaced():
-            self._reopen(snapshot_id, held)
-        held = self._open_snapshots[snapshot_id]
-        if origin not in held.origins:
-            held = self._open_snapshots[snapshot_id] = _OpenSnapshot.from_origins(
-                held.snapshot, [*held.origins, origin]
+        elif opened.snapshot.is_replaced():
+            self._reopen(snapshot_id, opened)
+        opened = self._open_snapshots[snapshot_id]
+        if origin not in opened.origins:
+            opened = self._open_snapshots[snapshot_id] = _OpenSnapshot.from_origins(
+                opened.snapshot, [*opened.origins, origin]
             )
         self._damaged = {lost: why for lost, why in self._damaged.items() if lost != snapshot_id}
-        return held.snapshot
+        return opened.snapshot
 
     @contextlib.contextmanager
     def receive_file(self) -> Iterator[Path]:
@@ -157,7 +157,7 @@ class OpenSnapshots:
         """Return the open snapshots whose files have changed on disk (truncated, written to or replaced), each with the
         reason for which the new file is invalid, or "". May be called in any thread; reads those files. Call every few
         seconds: see `Snapshot.is_replaced`."""
-        replaced = [one for one, held in list(self._open_snapshots.items()) if held.snapshot.is_replaced()]
+        replaced = [one for one, opened in list(self._open_snapshots.items()) if opened.snapshot.is_replaced()]
         return {one: self._invalid_reason(one) for one in replaced}
 
     def _invalid_reason(self, snapshot_id: str) -> str:
@@ -173,31 +173,33 @@ class OpenSnapshots:
         """Open the files that `find_replaced` has found. Return the errors; snapshots with errors are dropped."""
         problems = []
         for snapshot_id, why_not in replaced.items():
-            held = self._open_snapshots.get(snapshot_id)
-            if held is None:
+            opened = self._open_snapshots.get(snapshot_id)
+            if opened is None:
                 continue
             try:
                 if why_not:
                     raise SnapshotDamaged(why_not)
-                self._reopen(snapshot_id, held)
+                self._reopen(snapshot_id, opened)
             except CachefsError as error:
                 problems.append(str(error))
                 self._damaged = {**self._damaged, snapshot_id: str(error)}
-                self._open_snapshots = {one: held for one, held in self._open_snapshots.items() if one != snapshot_id}
+                self._open_snapshots = {
+                    one: opened for one, opened in self._open_snapshots.items() if one != snapshot_id
+                }
         return problems
 
-    def _reopen(self, snapshot_id: str, held: _OpenSnapshot) -> None:
+    def _reopen(self, snapshot_id: str, opened: _OpenSnapshot) -> None:
         """Open the present file of a snapshot. Raises SnapshotDamaged, ConfigError."""
-        self._open_snapshots[snapshot_id] = _OpenSnapshot.from_origins(self._open_file(snapshot_id), held.origins)
+        self._open_snapshots[snapshot_id] = _OpenSnapshot.from_origins(self._open_file(snapshot_id), opened.origins)
 
     def block_source(self, ref: BlockRef) -> BlockSource:
         """Return the origin of the block *ref*. Raises NotFound, SnapshotDamaged."""
-        held = self._open_snapshots.get(ref.snapshot)
-        if held is None and ref.snapshot in self._damaged:
+        opened = self._open_snapshots.get(ref.snapshot)
+        if opened is None and ref.snapshot in self._damaged:
             raise SnapshotDamaged(self._damaged[ref.snapshot])
-        if held is None:
+        if opened is None:
             raise NotFound(f"snapshot {ref.snapshot} is not on this node; mount the dataset again")
-        snapshot = held.snapshot
+        snapshot = opened.snapshot
         entry = snapshot.entry(ref.entry)
         if not 0 <= ref.number < block_count(entry.size, snapshot.block_size):
             raise NotFound(f"entry {ref.entry} of snapshot {ref.snapshot} has no block {ref.number}")
@@ -209,20 +211,22 @@ class OpenSnapshots:
             length=block_length(entry.size, snapshot.block_size, ref.number),
         )
         key = block_key(entry.content, ref.number)
-        return BlockSource(key, held.any_origin, wanted, ref.snapshot, ref.entry, ref.number)
+        return BlockSource(key, opened.any_origin, wanted, ref.snapshot, ref.entry, ref.number)
 
     def renew_source(self, source: BlockSource) -> BlockSource:
         """Return the same block with the origin that is in use now."""
-        held = self._open_snapshots.get(source.snapshot)
-        return source if held is None else dataclasses.replace(source, origin=held.any_origin)
+        opened = self._open_snapshots.get(source.snapshot)
+        return source if opened is None else dataclasses.replace(source, origin=opened.any_origin)
 
     def keep_only(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Drop all snapshots except the *wanted* ones. wanted: by id of a snapshot, the origins that have its files."""
         self._damaged = {lost: why for lost, why in self._damaged.items() if lost in wanted}
         self._open_snapshots = {
-            held: one if one.origins == wanted[held] else _OpenSnapshot.from_origins(one.snapshot, wanted[held])
-            for held, one in self._open_snapshots.items()
-            if held in wanted
+            snapshot_id: one
+            if one.origins == wanted[snapshot_id]
+            else _OpenSnapshot.from_origins(one.snapshot, wanted[snapshot_id])
+            for snapshot_id, one in self._open_snapshots.items()
+            if snapshot_id in wanted
         }
 
     def remove_files(self, wanted: Mapping[str, list[Origin]]) -> None:

@@ -57,9 +57,9 @@ def check_lengths(url: str, options: OriginOptions) -> None:
 
 def apply_change(options: OriginOptions, change: OriginChange) -> OriginOptions:
     """Return the options with the *change* applied."""
-    given = msgspec.structs.asdict(change)
+    changes = msgspec.structs.asdict(change)
     return msgspec.structs.replace(
-        options, **{name: value for name, value in given.items() if value is not msgspec.UNSET}
+        options, **{name: value for name, value in changes.items() if value is not msgspec.UNSET}
     )
 
 
@@ -120,5 +120,5 @@ def describe_options(options: OriginOptions) -> str:
     named = {"account": options.account, "region": options.region, "profile": options.profile}
     named["user project"] = options.user_project
     words += [f"{name} {value}" for name, value in named.items() if value]
-    said = {"anonymous": options.anonymous, "requester pays": options.requester_pays}
-    return ", ".join([*words, *(name for name, is_so in said.items() if is_so)])
+    flags = {"anonymous": options.anonymous, "requester pays": options.requester_pays}
+    return ", ".join([*words, *(name for name, is_so in flags.items() if is_so)])

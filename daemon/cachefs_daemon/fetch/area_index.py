@@ -52,12 +52,12 @@ class AreaIndex:
         _, number, block = name
         entry = snapshot.entry(number)
         blocks = block_count(entry.size, snapshot.block_size)
-        places = []
+        positions = []
         if blocks > 1:
-            places.append(AreaPosition(Area(ReadaheadRule.REST, snapshot.id, number, blocks), block, 0))
+            positions.append(AreaPosition(Area(ReadaheadRule.REST, snapshot.id, number, blocks), block, 0))
         if block == 0 or (blocks > 1 and block == 1):
-            places += self._positions_of_file(snapshot, entry, has_blocks=blocks > 1, is_begin=block == 0)
-        return LocatedMiss(name, size, entry.size, places)
+            positions += self._positions_of_file(snapshot, entry, has_blocks=blocks > 1, is_begin=block == 0)
+        return LocatedMiss(name, size, entry.size, positions)
 
     def _positions_of_file(
         self, snapshot: Snapshot, entry: Entry, *, has_blocks: bool, is_begin: bool
@@ -116,18 +116,20 @@ class AreaIndex:
     def find_missing_blocks(self, snapshot: Snapshot, search: AreaSearch) -> AreaSearchResult:
         """Find missing blocks of an area. Raises CachefsError."""
         area, missing, looked, size = search.area.area, list[MissingAreaBlock](), 0, 0
-        for place in search.places:
+        for position in search.places:
             if size >= search.max_bytes:
                 break
             looked += 1
-            file, numbers = (area.first, (place,)) if area.rule is ReadaheadRule.REST else (area.first + place, None)
-            for one in self._missing_blocks_of_file(snapshot, place, file, numbers):
+            file, numbers = (
+                (area.first, (position,)) if area.rule is ReadaheadRule.REST else (area.first + position, None)
+            )
+            for one in self._missing_blocks_of_file(snapshot, position, file, numbers):
                 missing.append(one)
                 size += one.size
         return AreaSearchResult(looked, missing)
 
     def _missing_blocks_of_file(
-        self, snapshot: Snapshot, place: int, file: int, numbers: Sequence[int] | None
+        self, snapshot: Snapshot, position: int, file: int, numbers: Sequence[int] | None
     ) -> Iterator[MissingAreaBlock]:
         """Yield missing blocks of a file. numbers: the blocks to check; None: the first MAX_BLOCKS_OF_FILE."""
         try:
@@ -139,4 +141,4 @@ class AreaIndex:
         for number in numbers:
             key = block_key(content, number)
             if not self._is_here(key):
-                yield MissingAreaBlock(place, file, number, key, block_length(length, snapshot.block_size, number))
+                yield MissingAreaBlock(position, file, number, key, block_length(length, snapshot.block_size, number))

@@ -197,7 +197,7 @@ class FetchProcesses:
         entering = [(room, checksums) for _, room, checksums in written]
         wanted = [ExpectedBlock(one.source.key, one.source.length, one.source.snapshot) for one in batch]
         try:
-            places, rooms, segments = await self._threads.ahead(
+            locations, rooms, segments = await self._threads.ahead(
                 self._reservations.publish_and_reserve, entering, wanted
             )
         except Exception as error:
@@ -207,11 +207,11 @@ class FetchProcesses:
             for process_fetch in (*(load for load, _, _ in written), *batch):
                 process_fetch.give_up()
             return
-        for (process_fetch, _, _), place in zip(written, places, strict=True):
+        for (process_fetch, _, _), location in zip(written, locations, strict=True):
             process_fetch.is_given_up = True  # no fetch by the daemon is needed
-            if place is None:
+            if location is None:
                 self._counts.count_discarded(process_fetch.source.length)
-            process_fetch.on_result(place)
+            process_fetch.on_result(location)
         self._send_batch(batch, rooms, segments)
 
     def _send_batch(

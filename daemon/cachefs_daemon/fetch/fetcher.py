@@ -283,8 +283,8 @@ class Fetcher:
         the interpreter lock once per block, and the store checks the index before it writes.
         """
         sources = self._lookups.find_sources_now(refs)
-        if rest := refs[len(sources) :]:
-            sources += await self._threads.background(self._lookups.find_sources, rest)
+        if remaining := refs[len(sources) :]:
+            sources += await self._threads.background(self._lookups.find_sources, remaining)
         begun: list[BlockFetch | BlockFetchOutcome] = []
         for found, when in zip(sources, needed_at, strict=True):
             one = (

@@ -112,7 +112,8 @@ class Prefetcher:
             return
         now = _now()
         refs = [
-            BlockRef(one.snapshot, *place) for one, place in zip(blocks, self._plan.file_blocks_of(blocks), strict=True)
+            BlockRef(one.snapshot, *file_block)
+            for one, file_block in zip(blocks, self._plan.file_blocks_of(blocks), strict=True)
         ]
         self._plan.note_started(blocks)
         try:

@@ -123,25 +123,27 @@ class FetchProcess:
     ) -> bool:
         """Send a batch of blocks to fetch into their rooms, which lie in these segments. Returns False if it could not
         be sent; the process then writes nothing. now: loop time."""
-        places = {(segment.tier, segment.number): at for at, segment in enumerate(segments)}
-        ways: list[NumberedGetParameters] = []
-        last, way = None, 0
+        segment_indices = {(segment.tier, segment.number): at for at, segment in enumerate(segments)}
+        new_parameters: list[NumberedGetParameters] = []
+        last, number = None, 0
         wanted: list[FetchCommand] = []
         for process_fetch, room in process_fetches:
             order = process_fetch.prepared_get
             if order.way is not last:  # most are the same object, and a comparison takes 5 us
                 last = order.way
                 if last not in self._known_parameters:
-                    ways.append(NumberedGetParameters(self._number_of(last), last))
-                way = self._known_parameters[last]
+                    new_parameters.append(NumberedGetParameters(self._number_of(last), last))
+                number = self._known_parameters[last]
             self._last_number += 1
-            at = places[room.tier, room.segment]
+            at = segment_indices[room.tier, room.segment]
             wanted.append(
-                FetchCommand(self._last_number, way, order.key, order.etag, room.length, room.key, at, room.start)
+                FetchCommand(self._last_number, number, order.key, order.etag, room.length, room.key, at, room.start)
             )
         files = [SegmentToWrite(segment.number, segment.allocate) for segment in segments]
         try:
-            is_sent = self.channel.send(CommandBatch(ways, files, wanted), [segment.descriptor for segment in segments])
+            is_sent = self.channel.send(
+                CommandBatch(new_parameters, files, wanted), [segment.descriptor for segment in segments]
+            )
         except ChannelClosed:
             is_sent = False
         if is_sent:
@@ -169,9 +171,9 @@ class FetchProcess:
         """Kill the process without waiting for its end: a process that hangs at a disk ends when the disk responds."""
         self.process.kill()
 
-    def _number_of(self, way: GetParameters) -> int:
+    def _number_of(self, parameters: GetParameters) -> int:
         self._last_number += 1
-        self._known_parameters[way] = self._last_number
+        self._known_parameters[parameters] = self._last_number
         if len(self._known_parameters) > _MAX_KNOWN_PARAMETERS:
             self._known_parameters.popitem(last=False)
         return self._last_number

@@ -86,13 +86,13 @@ class RandomReads:
             return False
         if self._fetches.is_fetching(source.key):
             return False
-        held, wanted = self._fetches.partial_blocks.parts_of(source.key), _range_of_pieces(ref, source)
+        parts, wanted = self._fetches.partial_blocks.parts_of(source.key), _range_of_pieces(ref, source)
         if wanted.length * MIN_BLOCK_TO_PART_RATIO > source.length:
             return False
-        if any(part.end + source.range.offset == wanted.offset for part in held):
+        if any(part.end + source.range.offset == wanted.offset for part in parts):
             return False  # a sequential reader of the block
         reading = self._reading.get(source.key, {})
-        return (wanted.offset, wanted.length) in reading or len(held) + len(reading) < MAX_PARTS_PER_BLOCK
+        return (wanted.offset, wanted.length) in reading or len(parts) + len(reading) < MAX_PARTS_PER_BLOCK
 
     def read_part(self, ref: BlockRef, source: BlockSource, until: float, on_part: PartCallback) -> None:
         """Read a part for which `can_read_part` returned True. until: loop time."""

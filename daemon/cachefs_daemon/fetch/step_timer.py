@@ -29,23 +29,23 @@ class StepTimer:
 
     def wake(self) -> None:
         """Trigger a step soon: a reader has read on, or a block has arrived."""
-        for news in self._wakeups:
-            news.set()
+        for wakeup in self._wakeups:
+            wakeup.set()
 
     async def repeat_step(self, step: Callable[[], Awaitable[None]]) -> None:
         """Repeat *step* as long as the daemon runs. A `wake` during a step triggers another one."""
-        news = asyncio.Event()
-        self._wakeups.append(news)
+        wakeup = asyncio.Event()
+        self._wakeups.append(wakeup)
         while True:
             try:
-                news.clear()
+                wakeup.clear()
                 if not self._plan.is_empty:
                     await step()
                 await asyncio.sleep(MIN_INTERVAL)
-                if not news.is_set():  # the timeout below costs more than this check
+                if not wakeup.is_set():  # the timeout below costs more than this check
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(IDLE_INTERVAL if self._plan.is_empty else MAX_INTERVAL):
-                            await news.wait()
+                            await wakeup.wait()
             except CachefsError as error:
                 log.warning("prefetching pauses: %s", error)
                 await asyncio.sleep(FAILURE_PAUSE)

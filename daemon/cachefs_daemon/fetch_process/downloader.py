@@ -55,21 +55,21 @@ class _ConnectionPools:
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], tuple[HttpPool, HedgedRequests, Endpoint]] = {}
 
-    def pool_for(self, way: GetParameters) -> tuple[HttpPool, HedgedRequests, Endpoint]:
-        settings = way.settings
-        key = way.route.server, way.verify, settings
+    def pool_for(self, parameters: GetParameters) -> tuple[HttpPool, HedgedRequests, Endpoint]:
+        settings = parameters.settings
+        key = parameters.route.server, parameters.verify, settings
         if key not in self._made:
-            endpoint = Endpoint(way.route.server.url, settings.max_connections, hedge_share=settings.hedge_share)
-            pool = HttpPool(way.route.server, settings, ClientTls(way.verify))
+            endpoint = Endpoint(parameters.route.server.url, settings.max_connections, hedge_share=settings.hedge_share)
+            pool = HttpPool(parameters.route.server, settings, ClientTls(parameters.verify))
             self._made[key] = pool, HedgedRequests(endpoint), endpoint
         return self._made[key]
 
 
 class _ObjectClient:
-    def __init__(self, way: GetParameters, pools: _ConnectionPools) -> None:
-        self.pool, self._hedged_requests, self.endpoint = pools.pool_for(way)
-        self.bucket = way.route.host
-        self._parameters = way
+    def __init__(self, parameters: GetParameters, pools: _ConnectionPools) -> None:
+        self.pool, self._hedged_requests, self.endpoint = pools.pool_for(parameters)
+        self.bucket = parameters.route.host
+        self._parameters = parameters
         self._request_maker: RequestMaker | None = None
         self._maker_expires = 0.0  # monotonic time at which the maker expires
         self._reported_hedges = 0, 0  # hedged and won requests of the endpoint at the last report
@@ -178,11 +178,11 @@ class Downloader:
     async def _download(self, wanted: FetchCommand, files: _BatchSegments) -> None:
         began = self._loop.time()
         try:
-            way = self._clients[wanted.parameters]
+            client = self._clients[wanted.parameters]
             self._clients.move_to_end(wanted.parameters)
-            body = await _download_object(way, wanted)
+            body = await _download_object(client, wanted)
             seconds = self._loop.time() - began
-            way.endpoint.note_response("", wanted.size, time.monotonic() - seconds)
+            client.endpoint.note_response("", wanted.size, time.monotonic() - seconds)
             try:
                 checksums = piece_checksums(wanted.block, body)
                 files.write(wanted, checksums, body)
@@ -197,7 +197,7 @@ class Downloader:
                 BlockFailed(wanted.number, reason, isinstance(error, _RefusedStatus) and error.throttled)
             )
         else:
-            self._done.append(BlockWritten(wanted.number, checksums, seconds, *way.take_hedge_counts()))
+            self._done.append(BlockWritten(wanted.number, checksums, seconds, *client.take_hedge_counts()))
         finally:
             files.release()
             self._send_soon()
@@ -232,31 +232,31 @@ class Downloader:
             self._on_end()
 
 
-async def _download_object(way: _ObjectClient, wanted: FetchCommand) -> memoryview:
+async def _download_object(client: _ObjectClient, wanted: FetchCommand) -> memoryview:
     """Return the bytes of the object. Raises on any failure."""
-    whole = ObjectRange(wanted.key.encode(), wanted.etag.encode(), wanted.size, 0, wanted.size)
-    answer = await way.get_object(whole, wanted.key, wanted.etag)
-    if answer.head.status not in SUCCESS:
-        raise _RefusedStatus(answer.head.status)
+    whole_object = ObjectRange(wanted.key.encode(), wanted.etag.encode(), wanted.size, 0, wanted.size)
+    response = await client.get_object(whole_object, wanted.key, wanted.etag)
+    if response.head.status not in SUCCESS:
+        raise _RefusedStatus(response.head.status)
     try:
-        return await _checked_body(way, wanted, whole, answer)
+        return await _checked_body(client, wanted, whole_object, response)
     except BaseException as error:
-        S3_COUNTERS.count_unused_response(error, len(answer.body or b""))
+        S3_COUNTERS.count_unused_response(error, len(response.body or b""))
         raise
 
 
 async def _checked_body(
-    way: _ObjectClient, wanted: FetchCommand, whole: ObjectRange, answer: HttpResponse
+    client: _ObjectClient, wanted: FetchCommand, whole_object: ObjectRange, response: HttpResponse
 ) -> memoryview:
     """Return the body of a response after checking that it is the object. Raises as `_download_object`."""
-    head, body, _ = answer
+    head, body, _ = response
     if head.status != 200:
         raise _RefusedStatus(head.status)
     headers = head.headers
     before = 0
-    if not is_whole_object(whole, head.length, headers):
-        said, span = (headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
-        before = bytes_before(whole, S3Target(way.bucket, wanted.key, ""), said, head.length, span)
+    if not is_whole_object(whole_object, head.length, headers):
+        etag, span = (headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
+        before = bytes_before(whole_object, S3Target(client.bucket, wanted.key, ""), etag, head.length, span)
     if before or body is None or len(body) != wanted.size:
         raise BrokenS3Response("the answer does not have the object's length")
     if has_checksum(headers):

@@ -101,7 +101,7 @@ class Attribution:
         found = [PassedTripwires(ids[:0], ids[:0])]
         ahead = [one.follower.reads_ahead(ids) for one in followed] if len(followed) > 1 else [np.zeros(len(ids))]
         nearest = np.min(ahead, axis=0)
-        for place, one in enumerate(followed):
+        for index, one in enumerate(followed):
             window = self._plan.window(one.consumer.key, 0, WINDOW_READS)
             if window is not None:
                 shown = float(np.mean(WANTED[states[window.blocks]]))
@@ -112,7 +112,7 @@ class Attribution:
                 # A block that another consumer reaches sooner was read by that consumer. The comparison is with the
                 # nearest position of any consumer, this one included: comparing with each of the others in turn took
                 # 0.3 s for 1,024 consumers.
-                ours = ids[ahead[place] <= nearest]
+                ours = ids[ahead[index] <= nearest]
                 found.append(one.follower.on_tripwires(ours, one.position.left_out_interval(now), unseen))
         return PassedTripwires(
             np.concatenate([one.wires for one in found]), np.concatenate([one.reads for one in found])
@@ -156,16 +156,16 @@ class Attribution:
         for consumer in self._jobs.consumers:
             if consumer.snapshot.id != snapshot:
                 continue
-            name, places = consumer.request.job, here
+            name, indices = consumer.request.job, here
             if consumer.position is None or not self._plan.has_consumer(consumer.key):
-                places = np.arange(len(keys))
+                indices = np.arange(len(keys))
             else:
                 follower = consumer.position.follower
-                places = here[follower.are_own(ids[here])]
-                for place in here[_may_have_read(follower, ids[here])].tolist():
-                    claiming[place].add(name)
-            for place in places.tolist():
-                candidates[place].add(name)
+                indices = here[follower.are_own(ids[here])]
+                for index in here[_may_have_read(follower, ids[here])].tolist():
+                    claiming[index].add(name)
+            for index in indices.tolist():
+                candidates[index].add(name)
         return [_attribute_read(*both) for both in zip(candidates, claiming, strict=True)]
 
     def _owners_of_blocks(self, keys: Sequence[bytes]) -> list[_BlockOwner | None]:
@@ -180,9 +180,9 @@ class Attribution:
                 # waits.
                 blocks = ids[here]
                 theirs = one.follower.are_own(blocks) if len(followed) == 1 else _may_have_read(one.follower, blocks)
-                for place in here[theirs].tolist():
-                    if owners[place] is None:
-                        owners[place] = _BlockOwner(one.consumer, int(ids[place]), int(space.sizes[ids[place]]))
+                for index in here[theirs].tolist():
+                    if owners[index] is None:
+                        owners[index] = _BlockOwner(one.consumer, int(ids[index]), int(space.sizes[ids[index]]))
         return owners
 
     def _followed_by_snapshot(self) -> dict[str, list[_FollowedConsumer]]:

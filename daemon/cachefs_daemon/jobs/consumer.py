@@ -252,8 +252,8 @@ class Consumer:
             and follower is not None
             and self._last_heartbeat.epoch in self._epochs.reads
         ):
-            said, self._last_heartbeat = self._last_heartbeat, None
-            follower.on_heartbeat(said.epoch, self._epochs.reads[said.epoch].reads_after(said.samples))
+            heartbeat, self._last_heartbeat = self._last_heartbeat, None
+            follower.on_heartbeat(heartbeat.epoch, self._epochs.reads[heartbeat.epoch].reads_after(heartbeat.samples))
         if self._epochs.next_unplanned(self.epoch) is not None or self._is_lost:
             self._wakeup.set()
 

@@ -202,8 +202,8 @@ class EpochLoader:
     def _read_block(self, ref: BlockRef, key: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
         """Read a block in the indexer's thread, so that threads of readers do not wait for a disk on its behalf."""
         for _ in range(_INDEX_TRIES):
-            asking = self._fetcher.fetch_on_demand([ref], INDEX_READ_SECONDS)
-            [found] = asyncio.run_coroutine_threadsafe(asking, loop).result()
+            fetching = self._fetcher.fetch_on_demand([ref], INDEX_READ_SECONDS)
+            [found] = asyncio.run_coroutine_threadsafe(fetching, loop).result()
             if isinstance(found, CachefsError):
                 raise found
             if isinstance(found, BypassBlock):

@@ -72,9 +72,9 @@ class JobFiles:
         else:
             self._write(self._path(record.job, PUBLICATION_SUFFIX), msgspec.msgpack.encode(bounded))
 
-    def save_positions(self, job: str, places: ConsumerPositions) -> None:
+    def save_positions(self, job: str, positions: ConsumerPositions) -> None:
         """Write the positions of the job's consumers. Raises CachefsError."""
-        self._write(self._path(job, POSITIONS_SUFFIX), msgspec.msgpack.encode(places))
+        self._write(self._path(job, POSITIONS_SUFFIX), msgspec.msgpack.encode(positions))
 
     def remove(self, job: str) -> None:
         """Remove the files of *job*."""

@@ -29,10 +29,10 @@ class JobPersistence:
 
     async def restore(self) -> None:
         """Restore the jobs of the previous daemon."""
-        for record, places in await self._threads.background(self._files.load):
-            self._saved_positions[record.job] = places
+        for record, positions in await self._threads.background(self._files.load):
+            self._saved_positions[record.job] = positions
             try:
-                self._jobs.restore(record, places)
+                self._jobs.restore(record, positions)
                 log.info("job %s is restored after the restart", record.job)
             except CachefsError as error:
                 log.info("job %s is not restored: %s", record.job, error)
@@ -60,11 +60,13 @@ class JobPersistence:
                 self._jobs.unsaved_jobs.add(name)
                 raise
         for job in self._jobs:
-            places = {one.name: one.epoch_position for one in job.consumers.values() if one.epoch_position is not None}
-            if job.state == JobState.RUNNING and self._saved_positions.get(job.name, {}) != places:
+            positions = {
+                one.name: one.epoch_position for one in job.consumers.values() if one.epoch_position is not None
+            }
+            if job.state == JobState.RUNNING and self._saved_positions.get(job.name, {}) != positions:
                 try:
-                    await self._threads.background(self._files.save_positions, job.name, places)
-                    self._saved_positions[job.name] = places
+                    await self._threads.background(self._files.save_positions, job.name, positions)
+                    self._saved_positions[job.name] = positions
                 except (CachefsError, OSError) as error:
                     failures.append(error)
         if failures:

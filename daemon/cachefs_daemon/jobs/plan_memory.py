@@ -70,21 +70,21 @@ class PlanMemory:
 
     def hold_map(self, sample_map: SampleMap, job: str) -> None:
         """Count one more holder of this map object, for a job of that full name. Raises StoreFull."""
-        held = self._maps.get(id(sample_map))
-        if held is None:
-            held = _HeldMap(sample_map, _map_size(sample_map), owner_of(job))
-            self._check_limits(held.size, 0, held.owner)
-            self._maps[id(sample_map)] = held
-            self._count_bytes(held.size, held.owner)
-        held.holder_count += 1
+        counted = self._maps.get(id(sample_map))
+        if counted is None:
+            counted = _HeldMap(sample_map, _map_size(sample_map), owner_of(job))
+            self._check_limits(counted.size, 0, counted.owner)
+            self._maps[id(sample_map)] = counted
+            self._count_bytes(counted.size, counted.owner)
+        counted.holder_count += 1
 
     def release_map(self, sample_map: SampleMap) -> None:
         """Release one hold of the map; the last one frees its memory."""
-        held = self._maps[id(sample_map)]
-        held.holder_count -= 1
-        if not held.holder_count:
+        counted = self._maps[id(sample_map)]
+        counted.holder_count -= 1
+        if not counted.holder_count:
             del self._maps[id(sample_map)]
-            self._count_bytes(-held.size, held.owner)
+            self._count_bytes(-counted.size, counted.owner)
 
     @contextlib.contextmanager
     def hold_maps(self, job: str, *maps: SampleMap) -> Iterator[None]:

@@ -57,18 +57,18 @@ class ProcessReads:
             (caller.uid, request.asker),
             frozenset((caller.uid, request.namespace, pid) for pid in request.pids),
         )
-        asking = self._helpers.get(key)
-        if asking is None:
+        helper = self._helpers.get(key)
+        if helper is None:
             self._check_limits(caller.uid)
-            asking = self._helpers[key] = _HelperReads(processes, now)
+            helper = self._helpers[key] = _HelperReads(processes, now)
             self._rebuild_index()
-        elif asking.processes != processes:
-            asking.processes = processes
+        elif helper.processes != processes:
+            helper.processes = processes
             self._rebuild_index()
-        asking.requested_at = now
-        reads, missed = list(asking.reads), asking.dropped
-        asking.reads.clear()
-        asking.dropped = 0
+        helper.requested_at = now
+        reads, missed = list(helper.reads), helper.dropped
+        helper.reads.clear()
+        helper.dropped = 0
         return ReadsResponse(reads=reads, missed=missed)
 
     def add_reads(self, reads: Sequence[FileRead]) -> None:
@@ -76,9 +76,9 @@ class ProcessReads:
         for read in reads:
             if len(read.path) > MAX_PATH:
                 continue
-            for asking in self._by_process.get((read.user, read.namespace, read.pid), ()):
-                asking.dropped += len(asking.reads) == MAX_READS
-                asking.reads.append(read)
+            for helper in self._by_process.get((read.user, read.namespace, read.pid), ()):
+                helper.dropped += len(helper.reads) == MAX_READS
+                helper.reads.append(read)
 
     def users_with_helpers(self, now: float) -> list[int]:
         """Return the users with a helper that asks, in ascending order. now: monotonic seconds."""
@@ -86,7 +86,7 @@ class ProcessReads:
         return sorted({user for user, _ in self._helpers})
 
     def _forget_silent(self, now: float) -> None:
-        silent = [key for key, asking in self._helpers.items() if now > asking.requested_at + HELPER_SECONDS]
+        silent = [key for key, helper in self._helpers.items() if now > helper.requested_at + HELPER_SECONDS]
         for key in silent:
             del self._helpers[key]
         if silent:
@@ -101,6 +101,6 @@ class ProcessReads:
 
     def _rebuild_index(self) -> None:
         self._by_process = {}
-        for asking in self._helpers.values():
-            for process in asking.processes:
-                self._by_process.setdefault(process, []).append(asking)
+        for helper in self._helpers.values():
+            for process in helper.processes:
+                self._by_process.setdefault(process, []).append(helper)

@@ -378,7 +378,7 @@ class JobRegistry:
 
     # --- restart ----------------------------------------------------------------------------------------------------
 
-    def restore(self, record: JobRecord, places: ConsumerPositions) -> None:
+    def restore(self, record: JobRecord, positions: ConsumerPositions) -> None:
         """Restore a job of the previous daemon. Raises CachefsError where none of its processes lives or there is no
         memory for its maps, and IndexError or ValueError for a record that makes no sense; nothing has begun then."""
         now = time.monotonic()
@@ -389,7 +389,7 @@ class JobRegistry:
             request = known.request
             if known.map >= 0:
                 request = msgspec.structs.replace(request, map=record.maps[known.map])
-            begins, _ = places.get(request.consumer, (0, 0))
+            begins, _ = positions.get(request.consumer, (0, 0))
             orders = {epoch: decode_order(order) for epoch, order in known.orders.items() if epoch >= begins}
             try:
                 check_publication(request)
@@ -409,8 +409,8 @@ class JobRegistry:
                 consumer = self._add_consumer(job, request, snapshot)
                 consumer.note_lost_orders(known.forgotten, known.refused)
                 consumer.keep_orders(orders, now)
-                if request.consumer in places:
-                    consumer.note_heartbeat(*places[request.consumer], now)
+                if request.consumer in positions:
+                    consumer.note_heartbeat(*positions[request.consumer], now)
             for snapshot_id, sample_map in maps.items():
                 self._set_map(job, snapshot_id, sample_map)
         self._jobs[job.name] = job

@@ -78,8 +78,8 @@ class PushStream:
     async def commands(self, request: PushSubscription) -> AsyncGenerator[PushCommand, None]:
         """Yield the commands for the pusher that sends *request*, as they are decided. They end when the pusher listens
         no longer, or when another pusher of the mount subscribes."""
-        held = [_file_blocks(one) for one in request.held]
-        self._plan.start_pusher(request.budget, held, asyncio.get_running_loop().time(), pushes=request.pushes)
+        files = [_file_blocks(one) for one in request.held]
+        self._plan.start_pusher(request.budget, files, asyncio.get_running_loop().time(), pushes=request.pushes)
         self.is_listening, self.pushes = True, request.pushes
         if not self._subscription:
             self._counters_before_start = Counter(request.counters)
@@ -95,16 +95,16 @@ class PushStream:
 
     async def _commands_of(self, subscription: int) -> AsyncGenerator[PushCommand, None]:
         now = asyncio.get_running_loop().time
-        said = now()
+        last_command_at = now()
         while subscription == self._subscription:
             self._wakeup.clear()
             for order in self._next_commands(now()):
-                said = now()
+                last_command_at = now()
                 yield _encode_command(order)
                 if subscription != self._subscription:
                     return
-            if now() - said > ALIVE_SECONDS:
-                said = now()
+            if now() - last_command_at > ALIVE_SECONDS:
+                last_command_at = now()
                 yield PushCommand(serial=0, snapshot="", entries=b"", numbers=b"")
             await asyncio.sleep(MIN_STEP_SECONDS)
             if not self._wakeup.is_set():  # a timeout takes longer than a check
@@ -157,6 +157,6 @@ def _encode_command(order: PageCommand) -> PushCommand:
     )
 
 
-def _file_blocks(held: StoredPages) -> FileBlocks:
-    entries, numbers = np.frombuffer(held.entries, "<u8"), np.frombuffer(held.numbers, "<u4")
-    return FileBlocks(held.snapshot, entries.astype(np.int64), numbers.astype(np.int64))
+def _file_blocks(pages: StoredPages) -> FileBlocks:
+    entries, numbers = np.frombuffer(pages.entries, "<u8"), np.frombuffer(pages.numbers, "<u4")
+    return FileBlocks(pages.snapshot, entries.astype(np.int64), numbers.astype(np.int64))

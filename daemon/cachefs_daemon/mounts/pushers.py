@@ -168,8 +168,8 @@ class Pushers:
         for stream in self._streams.values():
             states = stream.pages.states.get(snapshot)
             if states is not None:
-                held = np.unique(blocks[states[blocks] == HELD])
-                most = max(most, bytes_of(stream.pages.spaces[snapshot].sizes, held))
+                stored = np.unique(blocks[states[blocks] == HELD])
+                most = max(most, bytes_of(stream.pages.spaces[snapshot].sizes, stored))
         return most
 
     def counters(self) -> Counter[str]:

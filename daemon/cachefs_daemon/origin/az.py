@@ -82,12 +82,12 @@ class AzureStore:
         headers = {**_VERSION, "If-Match": f'"{wanted.version.decode()}"', **range_header(wanted)}
         return await self._credentials.make_request(path, {}, headers)
 
-    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
-        said: str = answer.headers.get("ETag", "").strip('"')
-        return said.encode() == wanted.version if said else None
+    def is_version(self, wanted: ObjectRange, response: WebResponse) -> bool | None:
+        etag: str = response.headers.get("ETag", "").strip('"')
+        return etag.encode() == wanted.version if etag else None
 
-    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
-        return parse_md5(answer.headers.get("Content-MD5", ""))
+    def checksum(self, wanted: ObjectRange, response: WebResponse) -> Checksum | None:
+        return parse_md5(response.headers.get("Content-MD5", ""))
 
     def handle_refusal(self, request: WebRequest) -> bool:
         return self._credentials.handle_refusal(request)

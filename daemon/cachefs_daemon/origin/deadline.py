@@ -14,10 +14,10 @@ class Deadline:
     As a context manager it ends the work with TimeoutError at the deadline. It is not reentrant.
     """
 
-    def __init__(self, until: float, rest: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
-        """until: loop time. rest: sleeps for some seconds between two attempts."""
+    def __init__(self, until: float, pause: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
+        """until: loop time. pause: sleeps for some seconds between two attempts."""
         self.until = until
-        self.pause = rest
+        self.pause = pause
         self.last_error: CachefsError | None = None  # the error of the last attempt, which is retried
         self._timer: _DeadlineTimer | None = None  # while the deadline is enforced
         self._task: asyncio.Task[object] | None = None  # the task that is cancelled at the deadline

@@ -214,8 +214,8 @@ def with_distinct_names(found: Sequence[tuple[EndpointStatus, OriginOptions]]) -
         differing = [
             one for one in _DISTINGUISHING_OPTIONS if len({getattr(other, one) for other in alike[status.name]}) > 1
         ]
-        said = ", ".join(f"{one} {_option(getattr(options, one))}" for one in differing)
-        named.append(msgspec.structs.replace(status, name=f"{status.name} ({said})") if said else status)
+        details = ", ".join(f"{one} {_option(getattr(options, one))}" for one in differing)
+        named.append(msgspec.structs.replace(status, name=f"{status.name} ({details})") if details else status)
     return named
 
 

@@ -72,14 +72,14 @@ class FileOrigin:
 
     def __init__(self, url: str, options: OriginOptions, settings: OriginSettings) -> None:
         """Raises ConfigError."""
-        host, slash, rest = url.removeprefix("file://").partition("/")
-        path = unquote_to_bytes(slash + rest)
+        host, slash, path_text = url.removeprefix("file://").partition("/")
+        path = unquote_to_bytes(slash + path_text)
         if host not in ("", "localhost") or not slash or b"\0" in path:
             raise ConfigError(
                 f"URL {url!r} needs three slashes and an absolute path, such as file:///data/images, with %25 for a "
                 "percent sign"
             )
-        self.url = f"file:///{rest.strip('/')}"
+        self.url = f"file:///{path_text.strip('/')}"
         self.requests = 0
         self.errors = 0
         self.fallback_reads = 0

@@ -29,8 +29,8 @@ class FileVersions:
     def version_of(self, status: os.stat_result) -> bytes:
         if self._mtime_only:
             return b"%d-%d" % (status.st_size, status.st_mtime_ns)
-        whole = _full_version(status)
-        return whole if self._has_stable_inodes(status.st_dev) else whole.rpartition(b"-")[0]
+        full_version = _full_version(status)
+        return full_version if self._has_stable_inodes(status.st_dev) else full_version.rpartition(b"-")[0]
 
     def _has_stable_inodes(self, device: int) -> bool:
         if device not in self._stable_devices:
@@ -41,8 +41,8 @@ class FileVersions:
 
 def is_version(status: os.stat_result, version: bytes) -> bool:
     """Return whether an open file is the listed *version*, as far as the version tells."""
-    whole = _full_version(status)
-    return whole == version or whole.startswith(version + b"-")
+    full_version = _full_version(status)
+    return full_version == version or full_version.startswith(version + b"-")
 
 
 def _full_version(status: os.stat_result) -> bytes:

@@ -115,16 +115,16 @@ class GoogleStore:
             await self._secrets(),
         )
 
-    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
-        said: str = answer.headers.get("x-goog-generation", "")
-        return said.encode() == wanted.version if said else None
+    def is_version(self, wanted: ObjectRange, response: WebResponse) -> bool | None:
+        generation: str = response.headers.get("x-goog-generation", "")
+        return generation.encode() == wanted.version if generation else None
 
-    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
+    def checksum(self, wanted: ObjectRange, response: WebResponse) -> Checksum | None:
         """Return the MD5. Composed objects have none, and a plain installation has no library for CRC-32C."""
-        for value in ",".join(answer.headers.getall("x-goog-hash", [])).split(","):
-            kind, _, said = value.strip().partition("=")
+        for value in ",".join(response.headers.getall("x-goog-hash", [])).split(","):
+            kind, _, md5 = value.strip().partition("=")
             if kind == "md5":
-                return parse_md5(said)
+                return parse_md5(md5)
         return None
 
     def handle_refusal(self, request: WebRequest) -> bool:

@@ -73,9 +73,9 @@ class HubStore:
 
     def __init__(self, url: str, options: OriginOptions) -> None:
         """Raises ConfigError."""
-        kind, _, rest = url.removeprefix("hf://").strip("/").partition("/")
-        owner, _, rest = rest.partition("/")
-        found = _REPOSITORY.fullmatch(rest)
+        kind, _, path = url.removeprefix("hf://").strip("/").partition("/")
+        owner, _, path = path.partition("/")
+        found = _REPOSITORY.fullmatch(path)
         name, at, revision, prefix = found.groups(default="") if found is not None else ("", "", "", "")
         repository = f"{owner}/{name}"
         if kind != "datasets" or not owner or not name or (at and not revision):
@@ -114,10 +114,10 @@ class HubStore:
             if url in seen:
                 raise BrokenWebResponse("the listing repeats itself")
             seen.add(url)
-            body, answer = await fetch_page(functools.partial(self._make_request, url))
+            body, response = await fetch_page(functools.partial(self._make_request, url))
             items = _decode_listing(body, list[_Item])
             yield [each for item in items if (each := self._parse_item(item, found.sha, mtime_ns, report))]
-            more = _NEXT.search(answer.headers.get("Link", ""))
+            more = _NEXT.search(response.headers.get("Link", ""))
             url = more[1] if more else ""
             if url and not url.startswith(f"{self._endpoint}/"):
                 raise BrokenWebResponse("the next page of the listing is on another server")
@@ -129,16 +129,16 @@ class HubStore:
             f"{self._endpoint}/{self._repository}/resolve/{commit}/{path}", range_header(wanted)
         )
 
-    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
-        said: str = answer.own_headers.get("X-Linked-Etag") or answer.own_headers.get("ETag") or ""
+    def is_version(self, wanted: ObjectRange, response: WebResponse) -> bool | None:
+        etag: str = response.own_headers.get("X-Linked-Etag") or response.own_headers.get("ETag") or ""
         expected = content_version(wanted.version).partition(b":")[2]
-        return said.removeprefix("W/").strip('"').encode() == expected if said else None
+        return etag.removeprefix("W/").strip('"').encode() == expected if etag else None
 
-    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
-        kind, _, said = content_version(wanted.version).decode().partition(":")
+    def checksum(self, wanted: ObjectRange, response: WebResponse) -> Checksum | None:
+        kind, _, digest = content_version(wanted.version).decode().partition(":")
         if kind == "sha256":
-            return Checksum("sha256", bytes.fromhex(said))
-        return Checksum("sha1", bytes.fromhex(said), b"blob %d\0" % wanted.size)
+            return Checksum("sha256", bytes.fromhex(digest))
+        return Checksum("sha1", bytes.fromhex(digest), b"blob %d\0" % wanted.size)
 
     def handle_refusal(self, request: WebRequest) -> bool:
         return self._bearer is not None and self._bearer.handle_refusal(request.secrets)

@@ -133,13 +133,13 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._fail(ClosedWithoutResponse())
         return waiter
 
-    def answer_early(self, in_flight: InFlightRequest, answer: HttpResponse) -> bool:
+    def answer_early(self, in_flight: InFlightRequest, response: HttpResponse) -> bool:
         """Answer the request *in_flight* with a response from elsewhere. Return False if it does not wait any more."""
         waiter = self._waiter
         if waiter is None or waiter is not in_flight.waiter or waiter.done():
             return False
         self._waiter = None
-        waiter.set_result(answer)
+        waiter.set_result(response)
         self.abort()
         return True
 

@@ -43,8 +43,8 @@ class Head(NamedTuple):
     @property
     def is_last(self) -> bool:
         """Whether the server closes the connection after the body."""
-        said = self.headers.get(b"connection")
-        return said is not None and b"close" in said.lower()
+        connection = self.headers.get(b"connection")
+        return connection is not None and b"close" in connection.lower()
 
 
 def parse_head(text: bytes) -> Head:

@@ -49,16 +49,16 @@ class HedgedRequests:
         if self._timer is None and race.late_after < math.inf:
             self._timer = self._loop.call_later(race.late_after, self._hedge_late_requests)
         try:
-            answer = await pool.send_request(request, body_size, race)
+            response = await pool.send_request(request, body_size, race)
         except Exception:  # the hedge may still succeed; raised again if there is none
             other = await self._wait_for_hedge(race)
             if other is None:
                 raise
             return other
         else:
-            if race.hedge is None or _is_good(answer):
-                return answer
-            return await self._wait_for_hedge(race) or answer
+            if race.hedge is None or _is_good(response):
+                return response
+            return await self._wait_for_hedge(race) or response
         finally:
             self._in_flight.discard(race)
             if race.hedge is not None:
@@ -70,10 +70,10 @@ class HedgedRequests:
             return None
         race.is_decided_by_hedge = True
         await asyncio.wait((race.hedge,))
-        answer = _good_response_of(race.hedge)
-        if answer is not None:
+        response = _good_response_of(race.hedge)
+        if response is not None:
             self._endpoint.count_hedge_won()
-        return answer
+        return response
 
     def _hedge_late_requests(self) -> None:
         """Hedge late requests."""
@@ -98,22 +98,22 @@ class HedgedRequests:
 
     def _finish_hedge(self, race: _HedgedRequest, rival: "asyncio.Task[HttpResponse]") -> None:
         """Handle the end of a hedge."""
-        answer = _good_response_of(rival)
-        if answer is None:
+        response = _good_response_of(rival)
+        if response is None:
             return
-        if race.connection is not None and race.connection.answer_early(race, answer):
+        if race.connection is not None and race.connection.answer_early(race, response):
             self._endpoint.count_hedge_won()
         elif not race.is_decided_by_hedge:
-            count_unused_body(answer)
+            count_unused_body(response)
 
 
 def _good_response_of(rival: "asyncio.Task[HttpResponse]") -> HttpResponse | None:
     """Return the response of a hedge if it is a good one."""
     if rival.cancelled() or rival.exception() is not None:
         return None
-    answer = rival.result()
-    return answer if _is_good(answer) else None
+    response = rival.result()
+    return response if _is_good(response) else None
 
 
-def _is_good(answer: HttpResponse) -> bool:
-    return answer.head.status in (200, 206) and answer.body is not None
+def _is_good(response: HttpResponse) -> bool:
+    return response.head.status in (200, 206) and response.body is not None

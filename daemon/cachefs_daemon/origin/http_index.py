@@ -117,17 +117,17 @@ class IndexedStore:
         match = {"If-Match": f'"{etag}"'} if etag else {}
         return WebRequest(f"{self._base}/{quote(wanted.key.decode(), safe='/~')}", {**match, **range_header(wanted)})
 
-    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
-        etag, said = _etag(wanted.version), answer.headers.get("ETag", "")
+    def is_version(self, wanted: ObjectRange, response: WebResponse) -> bool | None:
+        etag, received = _etag(wanted.version), response.headers.get("ETag", "")
         if not etag:
             return True  # its checksum proves the version
-        return said == f'"{etag}"' if said else None
+        return received == f'"{etag}"' if received else None
 
-    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
-        kind, _, said = content_version(wanted.version).decode().partition(":")
+    def checksum(self, wanted: ObjectRange, response: WebResponse) -> Checksum | None:
+        kind, _, digest = content_version(wanted.version).decode().partition(":")
         if kind != "sha256":
             return None
-        return Checksum("sha256", bytes.fromhex(said), is_only_proof=not _etag(wanted.version))
+        return Checksum("sha256", bytes.fromhex(digest), is_only_proof=not _etag(wanted.version))
 
     def handle_refusal(self, request: WebRequest) -> bool:
         return False
@@ -193,18 +193,18 @@ def _etag(version: bytes) -> str:
 
 def _read_lines(index: BinaryIO, where: str, most: int) -> Iterator[bytes]:
     """Yield the lines of an index with at most *most* unpacked bytes. Raises ConfigError."""
-    rest, size = b"", 0
+    incomplete, size = b"", 0
     for chunk in _unpack_chunks(index, where):
         if not size:
             chunk = chunk.removeprefix(codecs.BOM_UTF8)
         size += len(chunk)
         if size > most:
             raise listing_too_long_error(f"{where}, unpacked", most)
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, incomplete = (incomplete + chunk).split(b"\n")
         yield from lines
-        if len(rest) > _LONGEST_LINE:
+        if len(incomplete) > _LONGEST_LINE:
             raise ConfigError(f"{where} has a line of more than {_LONGEST_LINE >> 10} KiB; is it an index?")
-    yield rest
+    yield incomplete
 
 
 def _unpack_chunks(index: BinaryIO, where: str) -> Iterator[bytes]:
@@ -215,15 +215,15 @@ def _unpack_chunks(index: BinaryIO, where: str) -> Iterator[bytes]:
             yield chunk
             chunk = index.read(_CHUNK)
         return
-    unpacker, is_whole = zlib.decompressobj(wbits=31), False
+    unpacker, is_complete = zlib.decompressobj(wbits=31), False
     try:
         while chunk:
             yield unpacker.decompress(chunk, _CHUNK)
-            chunk, is_whole = unpacker.unconsumed_tail, unpacker.eof
-            if is_whole:  # gzip files may have several members
+            chunk, is_complete = unpacker.unconsumed_tail, unpacker.eof
+            if is_complete:  # gzip files may have several members
                 chunk, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=31)
             chunk = chunk or index.read(_CHUNK)
     except zlib.error as error:
         raise ConfigError(f"{where} cannot be unpacked: {error}") from None
-    if not is_whole:
+    if not is_complete:
         raise ConfigError(f"{where} ends in the middle; upload it again")

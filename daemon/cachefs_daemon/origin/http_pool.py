@@ -50,10 +50,10 @@ class ServerAddress:
         return f"http{'s' if self.tls else ''}://{host}:{self.port}"
 
 
-def count_unused_body(answer: HttpResponse) -> None:
+def count_unused_body(response: HttpResponse) -> None:
     """Count the unused body of a response."""
-    if answer.head.status in SUCCESS and answer.body is not None:
-        S3_COUNTERS.count_dropped_bytes(len(answer.body))
+    if response.head.status in SUCCESS and response.body is not None:
+        S3_COUNTERS.count_dropped_bytes(len(response.body))
 
 
 async def _wait_for_response(waiter: "asyncio.Future[HttpResponse]") -> HttpResponse:
@@ -100,7 +100,7 @@ class HttpPool:
         )
         while True:
             try:
-                answer = await _wait_for_response(connection.send(request, body_size, in_flight))
+                response = await _wait_for_response(connection.send(request, body_size, in_flight))
                 break
             except ClosedWithoutResponse:
                 if not connection.was_used:
@@ -114,7 +114,7 @@ class HttpPool:
             self._idle_connections.append(connection)
             if self._waiters:
                 self._wake_waiter()
-        return answer
+        return response
 
     def close(self) -> None:
         """Close all connections."""
@@ -204,8 +204,8 @@ class HttpPool:
         loop = asyncio.get_running_loop()
         known = self._addresses
         if known is None or (known.done() and (loop.time() >= self._addresses_until or known.exception())):
-            asked = loop.getaddrinfo(self._server.host, self._server.port, type=socket.SOCK_STREAM)
-            known = self._addresses = asyncio.ensure_future(asked)
+            resolution = loop.getaddrinfo(self._server.host, self._server.port, type=socket.SOCK_STREAM)
+            known = self._addresses = asyncio.ensure_future(resolution)
             known.add_done_callback(retrieve_exception)
             self._addresses_until = loop.time() + _ADDRESS_SECONDS
         return await asyncio.shield(known)

@@ -43,8 +43,8 @@ class ErrorMeaning(NamedTuple):
         """Return the failure of one request. text_values: values of the names in the texts. server_text: the server's
         words. retry_after: seconds after which the server wants the next request."""
         quoted = f" ({server_text})" if server_text else ""
-        way_out = f"; {self.remedy.format_map(text_values)}" if self.remedy else ""
-        error = self.error(f"{self.cause.format_map(text_values)}{quoted}{way_out}")
+        remedy = f"; {self.remedy.format_map(text_values)}" if self.remedy else ""
+        error = self.error(f"{self.cause.format_map(text_values)}{quoted}{remedy}")
         return Failure(error, self.is_transient, self.is_throttled, retry_after if self.is_transient else 0.0)
 
 

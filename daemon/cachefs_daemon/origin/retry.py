@@ -38,11 +38,11 @@ class Failure(NamedTuple):
     retry_after: float = 0.0
 
 
-def parse_retry_after(said: str | None) -> float | None:
+def parse_retry_after(header: str | None) -> float | None:
     """Return the seconds in the header Retry-After; 0 for a date, None without the header."""
-    if said is None:
+    if header is None:
         return None
-    return float(said) if said.isascii() and said.isdigit() and len(said) < _MAX_DIGITS else 0.0
+    return float(header) if header.isascii() and header.isdigit() and len(header) < _MAX_DIGITS else 0.0
 
 
 async def run_with_retries(

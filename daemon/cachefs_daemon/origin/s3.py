@@ -122,8 +122,8 @@ class S3Origin:
         return self.list_from(report, ListingCheckpoint())
 
     async def read(self, wanted: ObjectRange, deadline: Deadline) -> Data:
-        place = self._target(self._prefix + wanted.key.decode())
-        return await self._run_with_retries(functools.partial(self._read, place, wanted), place, deadline)
+        target = self._target(self._prefix + wanted.key.decode())
+        return await self._run_with_retries(functools.partial(self._read, target, wanted), target, deadline)
 
     @property
     def can_read_ranges(self) -> bool:
@@ -132,12 +132,12 @@ class S3Origin:
     async def read_parts(
         self, wanted: ObjectRange, lengths: Sequence[int], on_part: Callable[[int, Data], None]
     ) -> None:
-        place = self._target(self._prefix + wanted.key.decode())
+        target = self._target(self._prefix + wanted.key.decode())
 
         async def request(client: OpenClient) -> None:
             began = await self.endpoint.wait_for_turn(self.url)
-            parts = PartsRequest(place, wanted, lengths, on_part)
-            body = await client.own_client.read(place, wanted, parts)
+            parts = PartsRequest(target, wanted, lengths, on_part)
+            body = await client.own_client.read(target, wanted, parts)
             parts.pass_all_parts(body)
             self.endpoint.note_response(self.url, wanted.length, began)
 
@@ -145,9 +145,9 @@ class S3Origin:
             await self._attempt(request)
         except (UnsupportedByClient, SuspectResponse) as unusual:
             self.errors += 1
-            raise OriginUnavailable(f"{place}: {unusual}") from None
+            raise OriginUnavailable(f"{target}: {unusual}") from None
         except Exception as error:
-            raise self._note_error(error, place).error from None
+            raise self._note_error(error, target).error from None
 
     async def preconnect(self) -> None:
         """Open the connection (see cachefs_daemon.origin.base.PreconnectingOrigin). Sends no request."""
@@ -223,9 +223,9 @@ class S3Origin:
         async def request(client: OpenClient) -> ListingPage:
             # We decode the keys ourselves: botocore would silently replace invalid UTF-8.
             with _LIST_COUNTERS.counted_request(outcome_of) as exchange, exchange.as_current():
-                answer = await client.botocore_client.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
-                exchange.count_received(len(answer[RAW_PAGE]))
-                return parse_page(answer[RAW_PAGE], query["Prefix"])
+                page = await client.botocore_client.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
+                exchange.count_received(len(page[RAW_PAGE]))
+                return parse_page(page[RAW_PAGE], query["Prefix"])
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_SECONDS
         page = await self._run_with_retries(request, self._target(""), Deadline.after(_PAGE_DEADLINE), give_up)
@@ -257,9 +257,9 @@ class S3Origin:
                 self.endpoint.note_response(self.url, wanted.length, began)
                 return data
         self._count_fallback()
-        whole = await self._read_with_fallback(client.botocore_client, target, wanted)
+        body = await self._read_with_fallback(client.botocore_client, target, wanted)
         self.endpoint.note_response(self.url, wanted.length, began)
-        return whole
+        return body
 
     def _count_fallback(self) -> None:
         self.fallback_reads += 1
@@ -271,10 +271,12 @@ class S3Origin:
         # A whole object needs no range, and servers that handle ranges badly then answer right.
         part = {} if wanted.length == wanted.size else {"Range": f"bytes={first}-{last}"}
         with _READ_COUNTERS.counted_request(outcome_of) as exchange, exchange.as_current():
-            answer = await client.get_object(Bucket=self._bucket, Key=target.key, IfMatch=f'"{etag}"', **part)
-            async with answer["Body"] as body:
-                promised = answer.get("ContentLength")
-                skip = bytes_before(wanted, target, answer.get("ETag", ""), promised, answer.get("ContentRange", ""))
+            response = await client.get_object(Bucket=self._bucket, Key=target.key, IfMatch=f'"{etag}"', **part)
+            async with response["Body"] as body:
+                promised = response.get("ContentLength")
+                skip = bytes_before(
+                    wanted, target, response.get("ETag", ""), promised, response.get("ContentRange", "")
+                )
                 more_follows = (promised or 0) > skip + wanted.length
                 data = await _receive(_CountedBody(body, exchange), skip, wanted.length, more_follows)
         _READ_COUNTERS.count_dropped_bytes(skip)

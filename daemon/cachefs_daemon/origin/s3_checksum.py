@@ -36,14 +36,14 @@ def has_checksum(headers: Mapping[bytes, bytes]) -> bool:
 async def verify_checksum(data: memoryview, headers: Mapping[bytes, bytes]) -> None:
     """Verify a whole object. headers: of the response, by name in lower case. Raises BrokenS3Response."""
     for name, count in _KINDS.items():
-        said = headers.get(name)
+        value = headers.get(name)
         # A checksum of the part checksums has another type, or the number of parts behind it.
-        if said is None or b"-" in said or headers.get(_TYPE, b"FULL_OBJECT") != b"FULL_OBJECT":
+        if value is None or b"-" in value or headers.get(_TYPE, b"FULL_OBJECT") != b"FULL_OBJECT":
             continue
         try:
-            expected = base64.b64decode(said, validate=True)
+            expected = base64.b64decode(value, validate=True)
         except binascii.Error:
-            raise BrokenS3Response(f"its {name.decode()} is {said[:80]!r}") from None
+            raise BrokenS3Response(f"its {name.decode()} is {value[:80]!r}") from None
         found = count(data) if len(data) <= _SHORT else await asyncio.to_thread(count, data)
         if found != expected:
             raise BrokenS3Response(f"its bytes do not have the {name.decode()} that the server sent with them")

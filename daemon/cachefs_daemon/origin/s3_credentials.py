@@ -88,13 +88,13 @@ class CurrentCredentials:
         self._is_failing, self._refreshed_at = False, time.monotonic()
 
 
-async def with_timeout(asked: Awaitable[Result]) -> Result:
+async def with_timeout(provider: Awaitable[Result]) -> Result:
     """Return a provider's answer. Raises CredentialRetrievalError if it is late or invalid."""
     try:
         async with asyncio.timeout(_TIMEOUT):
-            return await asked
+            return await provider
     except TimeoutError:
-        said = f"no answer within {_TIMEOUT:g} seconds"
+        reason = f"no answer within {_TIMEOUT:g} seconds"
     except (ValueError, LookupError, OSError) as error:  # output of a program, or its failure to run
-        said = f"{type(error).__name__}: {error}"
-    raise CredentialRetrievalError(provider="the configured provider", error_msg=said)
+        reason = f"{type(error).__name__}: {error}"
+    raise CredentialRetrievalError(provider="the configured provider", error_msg=reason)

@@ -119,11 +119,11 @@ def judge_error(error: Exception, target: S3Target) -> Failure:
 
 
 def _refusal_of(error: boto.ClientError) -> Refusal:
-    facts, said = error.response.get("ResponseMetadata", {}), error.response.get("Error", {})
+    facts, details = error.response.get("ResponseMetadata", {}), error.response.get("Error", {})
     return Refusal.from_response(
         facts.get("HTTPStatusCode", 0),
-        str(said.get("Code", "")),
-        str(said.get("Message", "")),
+        str(details.get("Code", "")),
+        str(details.get("Message", "")),
         facts.get("HTTPHeaders", {}).get("retry-after"),
     )
 

@@ -49,10 +49,10 @@ _PREPARED_SECONDS: Final = 5.0
 class UnsupportedByClient(Exception):
     """A response or request that our own client does not handle, but aiobotocore may."""
 
-    def __init__(self, reason: str, *, asked: bool = True) -> None:
-        """asked: whether a request was sent."""
+    def __init__(self, reason: str, *, was_sent: bool = True) -> None:
+        """was_sent: whether a request was sent."""
         super().__init__(reason)
-        self.was_sent = asked
+        self.was_sent = was_sent
 
 
 class SuspectResponse(Exception):
@@ -107,17 +107,17 @@ class S3Get:
         """
         etag = wanted.version.decode()
         if _needs_botocore(target.key, etag):
-            raise UnsupportedByClient("a key or an ETag has unusual characters", asked=False)
+            raise UnsupportedByClient("a key or an ETag has unusual characters", was_sent=False)
         if self._credentials.is_refresh_due:
             await self._credentials.refresh()
             self._accesses.clear()
-        way = self._accesses.get(target.bucket) or await self._find_access(target.bucket)
+        access = self._accesses.get(target.bucket) or await self._find_access(target.bucket)
         try:
-            request = way.request_maker.make_get(target.key, etag, wanted)
+            request = access.request_maker.make_get(target.key, etag, wanted)
             if parts is None:
-                answer = await self._hedged_requests.send_request(way.pool, request, wanted.length)
+                response = await self._hedged_requests.send_request(access.pool, request, wanted.length)
             else:
-                answer = await way.pool.send_request(request, wanted.length, parts)
+                response = await access.pool.send_request(request, wanted.length, parts)
         except MalformedHead as error:
             raise UnsupportedByClient(f"the head of an answer is not understood: {error}") from None
         except ClosedWithoutResponse:
@@ -125,13 +125,13 @@ class S3Get:
         except IncompleteResponse as error:
             raise BrokenS3Response(str(error)) from None
         except ReadTimeout as error:
-            raise ReadTimeoutError(endpoint_url=way.server.url, error=error) from None
-        if answer.head.status not in SUCCESS:
-            self._raise_refusal(answer, target.bucket)
+            raise ReadTimeoutError(endpoint_url=access.server.url, error=error) from None
+        if response.head.status not in SUCCESS:
+            self._raise_refusal(response, target.bucket)
         try:
-            return await _verify_response(answer, target, wanted)
+            return await _verify_response(response, target, wanted)
         except BaseException as error:
-            S3_COUNTERS.count_unused_response(error, len(answer.body or b"") - (parts.passed_bytes if parts else 0))
+            S3_COUNTERS.count_unused_response(error, len(response.body or b"") - (parts.passed_bytes if parts else 0))
             raise
 
     def prepare_get(self, target: S3Target, wanted: ObjectRange) -> PreparedGet | None:
@@ -139,11 +139,11 @@ class S3Get:
         if self._credentials.is_refresh_due and (self._refresh_task is None or self._refresh_task.done()):
             self._refresh_task = asyncio.create_task(self.prepare_bucket(target.bucket))
             self._refresh_task.add_done_callback(retrieve_exception)
-        way = self._accesses.get(target.bucket)
+        access = self._accesses.get(target.bucket)
         etag = wanted.version.decode()
-        if way is None or time.monotonic() - way.made >= _PREPARED_SECONDS or _needs_botocore(target.key, etag):
+        if access is None or time.monotonic() - access.made >= _PREPARED_SECONDS or _needs_botocore(target.key, etag):
             return None
-        return PreparedGet(way.get_parameters, target.key, etag)
+        return PreparedGet(access.get_parameters, target.key, etag)
 
     async def prepare_bucket(self, bucket: str) -> None:
         """Find out how to send GETs to *bucket* now. Raises UnsupportedByClient, and what aiobotocore's client
@@ -175,22 +175,22 @@ class S3Get:
                     route = reason
                 self._routes[bucket] = route
         if isinstance(route, NoRoute):
-            raise UnsupportedByClient(str(route), asked=False)
+            raise UnsupportedByClient(str(route), was_sent=False)
         frozen = self._credentials.frozen
         if route.region and frozen is None:
-            raise UnsupportedByClient("requests are signed, but there are no credentials", asked=False)
+            raise UnsupportedByClient("requests are signed, but there are no credentials", was_sent=False)
         pool = self._pools.get(route.server)
         if pool is None:
             pool = self._pools[route.server] = HttpPool(route.server, self._settings, self._tls)
         maker = RequestMaker(route, frozen, checksums=self._checksums)
         keys = FrozenCredentials(frozen.access_key, frozen.secret_key, frozen.token) if frozen is not None else None
         ordered = GetParameters(route, keys, self._checksums, self._verify, self._settings)
-        way = self._accesses[bucket] = _BucketAccess(route.server, pool, maker, ordered, time.monotonic())
-        return way
+        access = self._accesses[bucket] = _BucketAccess(route.server, pool, maker, ordered, time.monotonic())
+        return access
 
-    def _raise_refusal(self, answer: HttpResponse, bucket: str) -> None:
+    def _raise_refusal(self, response: HttpResponse, bucket: str) -> None:
         """Raise what aiobotocore's client raises for this response, or UnsupportedByClient, or SuspectResponse."""
-        head, body, _ = answer
+        head, body, _ = response
         if head.status == _NOT_IMPLEMENTED and self._checksums:
             # Cloudflare R2 answers a request for checksums like this.
             self._checksums = False
@@ -204,19 +204,19 @@ class S3Get:
         if is_redirect(error):
             raise UnsupportedByClient(f"bucket {bucket} may be in another region")
         if head.status in _FINAL:
-            _raise_if_suspect(answer)
+            _raise_if_suspect(response)
         raise error
 
 
-async def _verify_response(answer: HttpResponse, place: S3Target, wanted: ObjectRange) -> memoryview:
-    """Return the body, checked to be the *wanted* bytes of the object at *place*. Raises what `S3Get.read` raises."""
-    head, body, _ = answer
+async def _verify_response(response: HttpResponse, target: S3Target, wanted: ObjectRange) -> memoryview:
+    """Return the body, checked to be the *wanted* bytes of the object at *target*. Raises what `S3Get.read` raises."""
+    head, body, _ = response
     if head.status not in (200, 206):
         raise UnsupportedByClient(f"an answer has status {head.status}")
     if head.length is None:
         raise UnsupportedByClient("an answer has no length")
     if not is_whole_object(wanted, head.length, head.headers):
-        _check_range(answer, place, wanted)
+        _check_range(response, target, wanted)
     if body is None:
         raise UnsupportedByClient("the server sent a whole object instead of a range")
     if wanted.length == wanted.size and has_checksum(head.headers):
@@ -229,23 +229,23 @@ def _needs_botocore(key: str, etag: str) -> bool:
     return not key or not etag.isascii() or not etag.isprintable() or " " in etag
 
 
-def _check_range(answer: HttpResponse, place: S3Target, wanted: ObjectRange) -> None:
+def _check_range(response: HttpResponse, target: S3Target, wanted: ObjectRange) -> None:
     """Check that the body is the *wanted* range of the object. Raises OriginError, BrokenS3Response, SuspectResponse,
     UnsupportedByClient."""
-    head = answer.head
-    said, span = (head.headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
+    head = response.head
+    etag, span = (head.headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
     try:
-        before = bytes_before(wanted, place, said, head.length, span)
+        before = bytes_before(wanted, target, etag, head.length, span)
     except OriginError:
-        _raise_if_suspect(answer)
+        _raise_if_suspect(response)
         raise
     if before or head.length != wanted.length:
         raise UnsupportedByClient("the server sent a whole object instead of a range")
 
 
-def _raise_if_suspect(answer: HttpResponse) -> None:
-    """Raise SuspectResponse if *answer*, which would end a read for good, may belong to another request: a server or
+def _raise_if_suspect(response: HttpResponse) -> None:
+    """Raise SuspectResponse if *response*, which would end a read for good, may belong to another request: a server or
     proxy that is out of step sends wrong responses for as long as the connection is used."""
-    if answer.reused_connection is not None:
-        answer.reused_connection.abort()
+    if response.reused_connection is not None:
+        response.reused_connection.abort()
         raise SuspectResponse("a reused connection gave the response to another request")

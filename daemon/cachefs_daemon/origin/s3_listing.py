@@ -123,14 +123,14 @@ class _Range:
 class _ParallelListing:
     """The unlisted rest of a bucket, in ranges that are listed concurrently."""
 
-    def __init__(self, fetch: FetchPage, prefix: str, place: ListingCheckpoint) -> None:
+    def __init__(self, fetch: FetchPage, prefix: str, checkpoint: ListingCheckpoint) -> None:
         self._fetch = fetch
         self._prefix = prefix
-        self._checkpoint = place
-        self._cuts = {one.cut: one for one in place.resumed_cuts}
-        unbegun = {one.cut for one in place.resumed_cuts if not one.is_begun}
+        self._checkpoint = checkpoint
+        self._cuts = {one.cut: one for one in checkpoint.resumed_cuts}
+        unbegun = {one.cut for one in checkpoint.resumed_cuts if not one.is_begun}
         self._remaining = {
-            _Range(one.after, one.until, is_new_part=one.after in unbegun): None for one in place.resumed_ranges
+            _Range(one.after, one.until, is_new_part=one.after in unbegun): None for one in checkpoint.resumed_ranges
         }
         self._requests: dict[asyncio.Task[ListingPage], _Range] = {}
         self._characters = KeyCharacters()
@@ -147,18 +147,18 @@ class _ParallelListing:
             while self._requests:
                 done, _ = await asyncio.wait(self._requests, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    asked = self._requests.pop(task)
-                    start = asked.last
-                    objects = self._accept_page(asked, task.result())
-                    if asked.is_listed:
-                        del self._remaining[asked]
+                    key_range = self._requests.pop(task)
+                    start = key_range.last
+                    objects = self._accept_page(key_range, task.result())
+                    if key_range.is_listed:
+                        del self._remaining[key_range]
                     try:
                         await self._verify_cut(start)
-                        if asked.until is not None:
-                            await self._verify_cut(asked.until)
+                        if key_range.until is not None:
+                            await self._verify_cut(key_range.until)
                     except CachefsError:
                         # The page does not count: a resumed listing begins with it.
-                        asked.last, self._remaining[asked] = start, None
+                        key_range.last, self._remaining[key_range] = start, None
                         raise
                     yield objects
                 self._send_requests()
@@ -167,20 +167,20 @@ class _ParallelListing:
                 task.cancel()
             await asyncio.gather(*self._requests, return_exceptions=True)
 
-    def _accept_page(self, asked: _Range, page: ListingPage) -> list[ListedObject]:
-        start = asked.last
-        objects = asked.accept_page(page)
-        if asked.is_listed and asked.until in self._cuts:
-            seam = self._cuts[asked.until]
+    def _accept_page(self, key_range: _Range, page: ListingPage) -> list[ListedObject]:
+        start = key_range.last
+        objects = key_range.accept_page(page)
+        if key_range.is_listed and key_range.until in self._cuts:
+            seam = self._cuts[key_range.until]
             seam.last = max((one.key for one in objects), default=start)
-            seam.seen_before = asked.beyond
-        if asked.is_new_part and start in self._cuts and (page.objects or not page.token):
+            seam.seen_before = key_range.beyond
+        if key_range.is_new_part and start in self._cuts and (page.objects or not page.token):
             seam = self._cuts[start]
             seam.seen_after = page.objects[0].key if page.objects else None
             seam.is_begun = True
-        if asked.is_new_part:
+        if key_range.is_new_part:
             # One key does not tell how far a page reaches.
-            asked.is_new_part, asked.pages = False, 0
+            key_range.is_new_part, key_range.pages = False, 0
             self._empty_parts += not objects
         else:
             self._pages += bool(objects)
@@ -190,8 +190,8 @@ class _ParallelListing:
 
     def _send_requests(self) -> None:
         """Send as many requests as allowed."""
-        asked = set(self._requests.values())
-        for one in [one for one in self._remaining if one not in asked][: _PARALLEL - len(asked)]:
+        in_flight = set(self._requests.values())
+        for one in [one for one in self._remaining if one not in in_flight][: _PARALLEL - len(in_flight)]:
             self._request_page(one)
         if self._pages < _FIRST_PAGES:
             return
@@ -236,19 +236,24 @@ class _ParallelListing:
         new = sum(one.is_new_part for one in self._requests.values())
         return _EMPTY_PARTS + self._pages // _PAGES_PER_EMPTY_PART - self._empty_parts - new
 
-    def _split_range(self, whole: _Range, most: int) -> list[_Range]:
+    def _split_range(self, key_range: _Range, most: int) -> list[_Range]:
         """Cut at most *most* parts off the end of a range."""
-        until = None if whole.until is None else _text(whole.until)
-        found = choose_cuts(_text(whole.last), until, whole.page_width, self._characters, most)
+        until = None if key_range.until is None else _text(key_range.until)
+        found = choose_cuts(_text(key_range.last), until, key_range.page_width, self._characters, most)
         # Keys that are not UTF-8 are never cut.
-        at = [cut for cut in map(str.encode, found) if whole.last < cut and (whole.until is None or cut < whole.until)]
+        at = [
+            cut
+            for cut in map(str.encode, found)
+            if key_range.last < cut and (key_range.until is None or cut < key_range.until)
+        ]
         if not at:
             return []
         parts = [
-            _Range(after, before, is_new_part=True) for after, before in zip(at, [*at[1:], whole.until], strict=True)
+            _Range(after, before, is_new_part=True)
+            for after, before in zip(at, [*at[1:], key_range.until], strict=True)
         ]
         self._cuts.update((cut, RangeCut(cut)) for cut in at)
-        whole.until, whole.pages = at[0], 0
+        key_range.until, key_range.pages = at[0], 0
         self._remaining.update(dict.fromkeys(parts))
         return parts
 

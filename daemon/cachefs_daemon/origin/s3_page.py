@@ -47,9 +47,9 @@ def parse_page(body: bytes, prefix: str) -> ListingPage:
     if not len(found) == body.count(b"<Contents") == body.count(_END):
         found = []
     # The XML parser checks that the rest is whole.
-    rest = body[: body.index(_BEGIN)] + body[body.rindex(_END) + len(_END) :] if found else body
+    remaining = body[: body.index(_BEGIN)] + body[body.rindex(_END) + len(_END) :] if found else body
     try:
-        root = ElementTree.fromstring(rest)
+        root = ElementTree.fromstring(remaining)
         space = root.tag.rpartition("}")[0]
         space = f"{space}}}" if space else ""
         if root.tag == f"{space}Error":

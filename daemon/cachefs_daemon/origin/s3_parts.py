@@ -15,11 +15,11 @@ class PartsRequest(InFlightRequest):
     __slots__ = ("_ends", "_is_right", "_next_part", "_on_part", "_target", "_wanted")
 
     def __init__(
-        self, place: S3Target, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, memoryview], None]
+        self, target: S3Target, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, memoryview], None]
     ) -> None:
         """lengths: of the parts. arrived: called with the number and the bytes of each."""
         super().__init__()
-        self._target = place
+        self._target = target
         self._wanted = wanted
         self._ends = [sum(lengths[: number + 1]) for number in range(len(lengths))]
         self._on_part = arrived
@@ -49,10 +49,10 @@ class PartsRequest(InFlightRequest):
         """Return whether the head belongs to the listed version. If not, the caller finds out why."""
         if head.status not in (200, 206) or head.length != self._wanted.length:
             return False
-        said, span = head.headers.get(b"etag", b""), head.headers.get(b"content-range", b"")
+        etag, span = head.headers.get(b"etag", b""), head.headers.get(b"content-range", b"")
         try:
             before = bytes_before(
-                self._wanted, self._target, said.decode("latin-1"), head.length, span.decode("latin-1")
+                self._wanted, self._target, etag.decode("latin-1"), head.length, span.decode("latin-1")
             )
         except CachefsError:
             return False

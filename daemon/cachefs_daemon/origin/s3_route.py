@@ -106,8 +106,8 @@ def _scope(headers: dict[str, str]) -> tuple[str, str]:
         if any(name.startswith("x-amz-") for name in headers):
             raise NoRoute("its requests are signed in another way")
         return "", ""
-    algorithm, _, rest = headers["authorization"].partition(" ")
-    fields = dict(field.strip().partition("=")[::2] for field in rest.split(","))
+    algorithm, _, parameters = headers["authorization"].partition(" ")
+    fields = dict(field.strip().partition("=")[::2] for field in parameters.split(","))
     # The access key may contain slashes.
     scope = fields.get("Credential", "").rsplit("/", 4)
     if algorithm != ALGORITHM or len(scope) != 5 or not set(fields.get("SignedHeaders", "").split(";")) <= _SIGNED:

@@ -106,10 +106,10 @@ class WebStore(Protocol):
     async def make_request(self, wanted: ObjectRange) -> WebRequest:
         """Prepare a request for these bytes of an object as it was listed. Raises CachefsError."""
 
-    def is_version(self, wanted: ObjectRange, answer: WebResponse) -> bool | None:
+    def is_version(self, wanted: ObjectRange, response: WebResponse) -> bool | None:
         """Return whether a response has the listed version; None if it does not tell its version."""
 
-    def checksum(self, wanted: ObjectRange, answer: WebResponse) -> Checksum | None:
+    def checksum(self, wanted: ObjectRange, response: WebResponse) -> Checksum | None:
         """Return the checksum of the whole object, if it is known."""
 
     def handle_refusal(self, request: WebRequest) -> bool:
@@ -217,20 +217,20 @@ class WebOrigin:
     async def _read_once(self, key: str, wanted: ObjectRange, last: _Digests) -> Data:
         began = await self.endpoint.wait_for_turn(self.url)
         request = await self._store.make_request(wanted)
-        async with self._client.open_response(request, self._read_counters) as (answer, content):
-            is_version = self._store.is_version(wanted, answer)
+        async with self._client.open_response(request, self._read_counters) as (response, content):
+            is_version = self._store.is_version(wanted, response)
             if is_version is None:
                 # A login page or a maintenance notice.
                 raise BrokenWebResponse("the response does not name the version of the object")
             if not is_version:
                 if is_weak_form(
-                    answer.headers.get("ETag", ""), request.headers.get("If-Match", "").strip('"').encode()
+                    response.headers.get("ETag", ""), request.headers.get("If-Match", "").strip('"').encode()
                 ):
                     raise OriginError(f"{self._display_name(key)}: the answer has a weak ETag; {ALTERED_HINT}")
                 raise ObjectChanged(f"{self._display_name(key)} has changed since it was listed; refresh the dataset")
-            data = await receive_range(content, answer, wanted)
+            data = await receive_range(content, response, wanted)
         try:
-            right = await self._verify(key, wanted, answer, data, last)
+            right = await self._verify(key, wanted, response, data, last)
         except BaseException as error:
             self._read_counters.count_unused_response(error, content.received)
             raise
@@ -239,33 +239,33 @@ class WebOrigin:
         return right
 
     async def _verify(
-        self, key: str, wanted: ObjectRange, answer: WebResponse, data: Data | None, last: _Digests
+        self, key: str, wanted: ObjectRange, response: WebResponse, data: Data | None, last: _Digests
     ) -> Data:
         """Return *data*, verified to be those of the object. data: None if the response has another length."""
-        checksum = self._store.checksum(wanted, answer) if wanted.length == wanted.size else None
+        checksum = self._store.checksum(wanted, response) if wanted.length == wanted.size else None
         if data is None and (checksum is None or not checksum.is_only_proof):
             raise OriginError(
                 f"{self._display_name(key)}: the server sent other bytes than {wanted.length} from {wanted.offset} on "
                 f"of {wanted.size}, but of the version that was listed; {ALTERED_HINT}"
             )
         if checksum is not None:
-            await self._verify_checksum(key, checksum, answer, data, last)
+            await self._verify_checksum(key, checksum, response, data, last)
         assert data is not None  # one of the two would have raised
         return data
 
     async def _verify_checksum(
-        self, key: str, checksum: Checksum, answer: WebResponse, data: Data | None, last: _Digests
+        self, key: str, checksum: Checksum, response: WebResponse, data: Data | None, last: _Digests
     ) -> None:
         """Verify a checksum. data: None if the response has another length. Raises BrokenWebResponse, and ObjectChanged
         if the same wrong bytes, or the same wrong length, arrived twice."""
         if data is None:
-            wrong = f"length {answer.headers.get('Content-Length', '')}".encode()
+            wrong = f"length {response.headers.get('Content-Length', '')}".encode()
         elif checksum.matches(data) if len(data) <= _SHORT else await asyncio.to_thread(checksum.matches, data):
             return
         else:
             wrong = hashlib.sha256(data).digest()
         # Without a version, the response may be an error page, which is transient.
-        is_page = checksum.is_only_proof and not any(answer.headers.get(name) for name in _FILE_HEADERS)
+        is_page = checksum.is_only_proof and not any(response.headers.get(name) for name in _FILE_HEADERS)
         if wrong in last and not is_page:
             raise ObjectChanged(
                 f"{self._display_name(key)} does not have the {checksum.kind} that it was listed or stored with; "
@@ -287,9 +287,9 @@ class WebOrigin:
             return self._store.errors.judge(error.refusal, words, is_listing=not key)
         for kinds, cause in _EXCEPTION_CAUSES:
             if isinstance(error, kinds):
-                said = {"error": str(error) if isinstance(error, BrokenWebResponse) else type(error).__name__}
+                details = {"error": str(error) if isinstance(error, BrokenWebResponse) else type(error).__name__}
                 return ErrorMeaning(OriginUnavailable, cause, is_transient=True).make_failure(
-                    {**words, **said, "tls": _tls_reason(error)}
+                    {**words, **details, "tls": _tls_reason(error)}
                 )
         raise error
 

@@ -138,8 +138,8 @@ class WebClient:
 
         Raises RequestRefused, BrokenWebResponse, what aiohttp raises; ConfigError for a response of more bytes.
         """
-        async with self.open_response(request, self._list_counters) as (answer, content):
-            if answer.status == 206:
+        async with self.open_response(request, self._list_counters) as (web_response, content):
+            if web_response.status == 206:
                 raise BrokenWebResponse("the server sent a part of the listing, although the whole was requested")
             if into is not None:
                 into.seek(0)
@@ -148,13 +148,13 @@ class WebClient:
                     if into.tell() + len(chunk) > most:
                         raise listing_too_long_error(request.url, self._settings.max_listing)
                     self._write(into, chunk)
-                return b"", answer
+                return b"", web_response
             body = await _read_at_most(content, _MAX_PAGE_BYTES + 1)
         if len(body) > _MAX_PAGE_BYTES:
             raise BrokenWebResponse(f"a page of the listing has more than {_MAX_PAGE_BYTES >> 20} MiB")
         if len(body) > most:
             raise listing_too_long_error(request.url, self._settings.max_listing)
-        return body, answer
+        return body, web_response
 
     @contextlib.asynccontextmanager
     async def open_response(
@@ -175,13 +175,13 @@ class WebClient:
                 ) as response:
                     if own is None or urlsplit(url)[:2] == urlsplit(request.url)[:2]:
                         own = response.headers
-                    answer = WebResponse(response.status, response.headers, own)
+                    web_response = WebResponse(response.status, response.headers, own)
                     if response.status in (200, 206):
-                        yield answer, ResponseBody(response.content, exchange)
+                        yield web_response, ResponseBody(response.content, exchange)
                         return
                     where = response.headers.get("Location", "")
                     if response.status not in _REDIRECTS or not where:
-                        raise RequestRefused(await _refusal(answer, response), request)
+                        raise RequestRefused(await _refusal(web_response, response), request)
                     url = redirect_target(url, where)
                     raise _Redirect
         raise BrokenWebResponse(f"it redirects more than {_MAX_REDIRECTS} times")
@@ -222,7 +222,7 @@ class WebClient:
         )
 
 
-async def _refusal(answer: WebResponse, response: aiohttp.ClientResponse) -> Refusal:
+async def _refusal(web_response: WebResponse, response: aiohttp.ClientResponse) -> Refusal:
     """Return the refusal in a response, from its headers, as Azure and the hub send it, or its body."""
     body = b""
     with contextlib.suppress(aiohttp.ClientError, TimeoutError, zlib.error):
@@ -232,12 +232,12 @@ async def _refusal(answer: WebResponse, response: aiohttp.ClientResponse) -> Ref
         if response.headers.get("Content-Encoding", "") == "gzip":
             body = zlib.decompressobj(wbits=31).decompress(body, MAX_ERROR_BODY)
     code, message = parse_error_body(body)
-    own = answer.own_headers
+    own = web_response.own_headers
     return Refusal.from_response(
-        answer.status,
+        web_response.status,
         own.get("x-ms-error-code") or own.get("X-Error-Code") or code,
         message or own.get("X-Error-Message", ""),
-        answer.headers.get("Retry-After"),
+        web_response.headers.get("Retry-After"),
     )
 
 
@@ -268,14 +268,14 @@ def percent_encode(url: str) -> str:
     return quote(url, safe=":/%@!$&'()*+,;=~[]")
 
 
-async def receive_range(content: ResponseBody, answer: WebResponse, wanted: ObjectRange) -> bytearray | None:
+async def receive_range(content: ResponseBody, web_response: WebResponse, wanted: ObjectRange) -> bytearray | None:
     """Return the *wanted* bytes of a response's body; None if the body has other bytes. Raises BrokenWebResponse."""
-    length = answer.headers.get("Content-Length")
+    length = web_response.headers.get("Content-Length")
     promised = int(length) if length is not None and length.isdecimal() else None
     skip = 0
-    if answer.status == 206:
+    if web_response.status == 206:
         span = f"bytes {wanted.offset}-{wanted.offset + wanted.length - 1}/"
-        if answer.headers.get("Content-Range", "") not in (f"{span}{wanted.size}", f"{span}*"):
+        if web_response.headers.get("Content-Range", "") not in (f"{span}{wanted.size}", f"{span}*"):
             return None
         if promised not in (None, wanted.length):
             return None
@@ -293,10 +293,10 @@ async def receive_range(content: ResponseBody, answer: WebResponse, wanted: Obje
             del data[:dropped]
             skip -= dropped
     if missing:
-        if answer.status == 200 and answer.headers.get("Transfer-Encoding", "").lower() == "chunked":
+        if web_response.status == 200 and web_response.headers.get("Transfer-Encoding", "").lower() == "chunked":
             return None  # the object is shorter: the last chunk proves that nothing is missing
         raise BrokenWebResponse(f"the body ended {missing} bytes early")
-    ends_here = answer.status == 206 or wanted.offset + wanted.length == wanted.size
+    ends_here = web_response.status == 206 or wanted.offset + wanted.length == wanted.size
     if ends_here and await content.read(1):
         return None
     return data
@@ -334,8 +334,8 @@ def _with_secret_query(request: WebRequest, url: str) -> str:
 def _is_trusted(request: WebRequest, url: str) -> bool:
     """Return whether credentials may go to this URL: only to their own server. Raises ConfigError for it without
     TLS."""
-    asked, now = urlsplit(request.url), urlsplit(url)
-    if (asked.scheme, asked.netloc) != (now.scheme, now.netloc):
+    original, now = urlsplit(request.url), urlsplit(url)
+    if (original.scheme, original.netloc) != (now.scheme, now.netloc):
         return False
     if now.scheme != "https" and now.hostname not in _LOOPBACK:
         raise ConfigError(

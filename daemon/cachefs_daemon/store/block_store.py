@@ -159,7 +159,7 @@ class BlockStore:
         for batch in batches(keys, COPY_BATCH) if len(self._tiers) > SSD else ():
             left = [key for key in batch if not self._coverage.is_covered(key)]
             found = zip(left, self._index.get_many(left), strict=True)
-            here = [(key, place) for key, place in found if place is not None and place.tier == SSD]
+            here = [(key, location) for key, location in found if location is not None and location.tier == SSD]
             for portion in byte_portions(here):
                 gone = self._transfers.move_blocks(self._tiers[SSD], self._tiers[MEMORY], portion)
                 self._index.commit()

@@ -64,7 +64,7 @@ def memory_room(
     spare: bytes that may be allocated in any case, as long as half of what is to stay free does; negative where there
     are too many already.
     """
-    rooms = [_room(limit - held, min(_CGROUP_HEADROOM, limit // 8), spare) for limit, held in memory_limits(proc, sys)]
+    rooms = [_room(limit - used, min(_CGROUP_HEADROOM, limit // 8), spare) for limit, used in memory_limits(proc, sys)]
     if min_free and (available := _available(proc)) is not None:
         rooms.append(_room(available, min_free, spare))
     return min(rooms, default=None)

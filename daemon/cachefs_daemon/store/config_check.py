@@ -25,12 +25,12 @@ def problems(config: StoreConfig) -> Iterator[str]:
     if not found:
         yield from _format_problems(state)
     for number, tier in _tiers(config):
-        place = configured_directory(number, tier)
+        directory = configured_directory(number, tier)
         try:
             check_budget(number, tier, config.block_size)
         except ConfigError as error:
             yield str(error)
-        found = list(owned_directory.problems(place, any_owner=_is_root(), coming=config.state_dir))
+        found = list(owned_directory.problems(directory, any_owner=_is_root(), coming=config.state_dir))
         yield from found
         if not found:
             try:
@@ -50,15 +50,15 @@ def _format_problems(state: ConfiguredDirectory) -> Iterator[str]:
 
 def notes(config: StoreConfig) -> Iterator[str]:
     """Yield warnings about settings that are probably mistakes, a line each."""
-    for place in _configured_directories(config):
+    for directory in _configured_directories(config):
         try:
-            owner = place.path.stat().st_uid
+            owner = directory.path.stat().st_uid
         except (OSError, ValueError):
             continue
         if _is_root() and owner != 0:
             yield (
-                f"{place.setting} {place.path} belongs to user {owned_directory.user_name(owner)}: that is right only"
-                " if the daemon runs as that user"
+                f"{directory.setting} {directory.path} belongs to user {owned_directory.user_name(owner)}: that is"
+                " right only if the daemon runs as that user"
             )
     for former in former_tiers.find(config.state_dir, (tier.directory for _, tier in _tiers(config))):
         yield str(former)

@@ -76,29 +76,29 @@ def report(state_dir: Path, current: Iterable[Path]) -> None:
 def _examine_directories(state_dir: Path, current: tuple[Path, ...]) -> list[FormerTier]:
     """Look at all former directories at once, each in a thread of its own, which may hang forever with its disk."""
     directories = [directory for directory in _remembered(state_dir) if directory not in current]
-    answers: SimpleQueue[FormerTier] = SimpleQueue()
+    results: SimpleQueue[FormerTier] = SimpleQueue()
     for directory in directories:
-        look = partial(_examine_directory, answers, directory, current)
+        look = partial(_examine_directory, results, directory, current)
         threading.Thread(target=look, name="former-tier", daemon=True).start()
     deadline = time.monotonic() + LOOK_SECONDS
     found: dict[Path, FormerTier] = {}
     with suppress(Empty):
         while len(found) < len(directories):
-            former = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            former = results.get(timeout=max(0.0, deadline - time.monotonic()))
             found[former.directory] = former
     return [found.get(directory, FormerTier(directory, None)) for directory in directories]
 
 
-def _examine_directory(answers: SimpleQueue[FormerTier], directory: Path, current: tuple[Path, ...]) -> None:
+def _examine_directory(results: SimpleQueue[FormerTier], directory: Path, current: tuple[Path, ...]) -> None:
     try:
         is_current = os.path.realpath(directory) in map(os.path.realpath, current)
         size = 0 if is_current else _segment_bytes(directory)
     except (FileNotFoundError, NotADirectoryError):
         size = 0
     except OSError:
-        answers.put(FormerTier(directory, None))
+        results.put(FormerTier(directory, None))
         return
-    answers.put(FormerTier(directory, size))
+    results.put(FormerTier(directory, size))
 
 
 def _write(state_dir: Path, directories: Iterable[Path]) -> None:

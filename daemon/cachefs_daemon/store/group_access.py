@@ -31,20 +31,22 @@ def give_to_group(config: StoreConfig, group: int) -> None:
     Only files of the daemon's user change. There are some hundred, and one that has the group already costs one stat.
     Raises ConfigError.
     """
-    for place, is_wanted in _directories_with_files(config):
-        descriptor = open_owned(place)
+    for directory, is_wanted in _directories_with_files(config):
+        descriptor = open_owned(directory)
         try:
             _give_directory(descriptor, group)
             for name in filter(is_wanted, os.listdir(descriptor)):
                 _give_file(name, descriptor, group)
         except OSError as error:
             if error.errno != errno.EROFS:
-                raise place.unusable_error(
+                raise directory.unusable_error(
                     f"daemon.socket_group could not be made the group of its files ({error.strerror}); chgrp -R it to "
                     f"group {group}, or unset daemon.socket_group"
                 ) from None
             log.warning(
-                "%s %s is read-only: daemon.socket_group may not read all of its files", place.setting, place.path
+                "%s %s is read-only: daemon.socket_group may not read all of its files",
+                directory.setting,
+                directory.path,
             )
         finally:
             os.close(descriptor)

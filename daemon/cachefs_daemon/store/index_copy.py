@@ -38,7 +38,7 @@ def copy_entries(old: Path, new: Path) -> str:
 
     start = StartupTimer()
     command = [sys.executable, "-m", __name__, str(os.getpid()), str(old), str(new)]
-    with tempfile.TemporaryFile() as said, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said) as child:
+    with tempfile.TemporaryFile() as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as child:
         assert child.stdout is not None
         copied = 0
         while parts := _next_parts(child.stdout.fileno(), PART_SECONDS):
@@ -48,8 +48,8 @@ def copy_entries(old: Path, new: Path) -> str:
             child.kill()
             return f"nothing of it was copied for {PART_SECONDS:g} s, after {format_size(copied)}"
         status = child.wait()
-        said.seek(0)
-        lines = said.read().decode(errors="replace").strip().splitlines()
+        stderr.seek(0)
+        lines = stderr.read().decode(errors="replace").strip().splitlines()
     if status < 0:
         return f"reading it ended with signal {-status}"
     return "" if status == 0 else (lines or ["unreadable"])[-1]

@@ -36,95 +36,97 @@ class ConfiguredDirectory:
         return ConfigError(f"{self.setting} {self.path} cannot be used: {reason}")
 
 
-def open_owned(place: ConfiguredDirectory) -> int:
+def open_owned(directory: ConfiguredDirectory) -> int:
     """Return a descriptor of the directory, which is created if missing. Raises ConfigError where it is unusable."""
-    _require_mounts(place)
+    _require_mounts(directory)
     try:
-        descriptor = _open(place, make=True)
+        descriptor = _open(directory, make=True)
     except OSError as error:
-        raise place.unusable_error(_unusable_reason(place, error)) from None
+        raise directory.unusable_error(_unusable_reason(directory, error)) from None
     try:
-        _require_ours(place, os.fstat(descriptor))
+        _require_ours(directory, os.fstat(descriptor))
         _keep_group_out(descriptor)
     except (ConfigError, OSError) as error:
         os.close(descriptor)
         if isinstance(error, OSError):
-            raise place.unusable_error(f"{error.strerror}; make it a writable directory") from None
+            raise directory.unusable_error(f"{error.strerror}; make it a writable directory") from None
         raise
     return descriptor
 
 
-def problems(place: ConfiguredDirectory, *, any_owner: bool = False, coming: Path | None = None) -> Iterator[str]:
+def problems(directory: ConfiguredDirectory, *, any_owner: bool = False, coming: Path | None = None) -> Iterator[str]:
     """Yield the reasons for which `open_owned` would refuse the directory, without creating it. any_owner: accept any
     owner; coming: a directory that will exist by then."""
     try:
-        _require_mounts(place)
-        descriptor = _open(place, make=False)
+        _require_mounts(directory)
+        descriptor = _open(directory, make=False)
         try:
             found = os.fstat(descriptor)
-            _require_ours(place, found, found.st_uid if any_owner else None)
+            _require_ours(directory, found, found.st_uid if any_owner else None)
         finally:
             os.close(descriptor)
     except ConfigError as error:
         yield str(error)
     except FileNotFoundError as error:
-        if place.path.parent == coming:
+        if directory.path.parent == coming:
             return
-        if not place.path.parent.is_dir():
-            yield str(place.unusable_error(_unusable_reason(place, error)))
-        elif not os.access(place.path.parent, os.W_OK | os.X_OK):
-            yield str(place.unusable_error(f"user {user_name(os.geteuid())} may not make it in {place.path.parent}"))
+        if not directory.path.parent.is_dir():
+            yield str(directory.unusable_error(_unusable_reason(directory, error)))
+        elif not os.access(directory.path.parent, os.W_OK | os.X_OK):
+            yield str(
+                directory.unusable_error(f"user {user_name(os.geteuid())} may not make it in {directory.path.parent}")
+            )
     except (OSError, ValueError) as error:
-        yield str(place.unusable_error(_unusable_reason(place, error)))
+        yield str(directory.unusable_error(_unusable_reason(directory, error)))
 
 
-def _require_mounts(place: ConfiguredDirectory) -> None:
-    if place.required_mount is not None and not is_mounted(place.required_mount):
-        raise place.unusable_error(f"nothing is mounted on {place.required_mount}, which is required; mount it")
-    point = missing_mount(place.path)
+def _require_mounts(directory: ConfiguredDirectory) -> None:
+    if directory.required_mount is not None and not is_mounted(directory.required_mount):
+        raise directory.unusable_error(f"nothing is mounted on {directory.required_mount}, which is required; mount it")
+    point = missing_mount(directory.path)
     if point is not None:
-        raise place.unusable_error(
+        raise directory.unusable_error(
             f"nothing is mounted on {point}, though it is in {FSTAB}; mount it, or take it out of there"
         )
 
 
-def _open(place: ConfiguredDirectory, *, make: bool) -> int:
+def _open(directory: ConfiguredDirectory, *, make: bool) -> int:
     """Raises OSError, ConfigError."""
     try:
-        return _open_or_follow(place)
+        return _open_or_follow(directory)
     except FileNotFoundError:
         # Only the directory itself: where its parents are missing, the path is mistyped or its disk is not mounted.
         if not make:
             raise
     with contextlib.suppress(FileExistsError):
-        place.path.mkdir(mode=_MODE)
-    return _open_or_follow(place)
+        directory.path.mkdir(mode=_MODE)
+    return _open_or_follow(directory)
 
 
-def _open_or_follow(place: ConfiguredDirectory) -> int:
+def _open_or_follow(directory: ConfiguredDirectory) -> int:
     """Open the directory. Only symbolic links of root and of the daemon's user are followed."""
     try:
-        return os.open(place.path, _FLAGS | os.O_NOFOLLOW)
+        return os.open(directory.path, _FLAGS | os.O_NOFOLLOW)
     except OSError:
-        link = place.path.lstat()
+        link = directory.path.lstat()
         if not stat.S_ISLNK(link.st_mode):
             raise
         if link.st_uid not in (0, os.geteuid()):
-            raise place.unusable_error(
+            raise directory.unusable_error(
                 f"it is a symbolic link of user {user_name(link.st_uid)}; remove it, or choose another"
             ) from None
-    return os.open(place.path, _FLAGS)
+    return os.open(directory.path, _FLAGS)
 
 
-def _require_ours(place: ConfiguredDirectory, found: os.stat_result, owner: int | None = None) -> None:
+def _require_ours(directory: ConfiguredDirectory, found: os.stat_result, owner: int | None = None) -> None:
     us = os.geteuid() if owner is None else owner
     if found.st_uid != us:
-        raise place.unusable_error(
+        raise directory.unusable_error(
             f"it belongs to user {user_name(found.st_uid)}; the daemon, which runs as {user_name(us)}, would have to "
             "trust its content; remove it, or choose another, or chown -R it if you trust its content"
         )
     if found.st_mode & stat.S_IWOTH:
-        raise place.unusable_error(
+        raise directory.unusable_error(
             f"any user may write to it (mode {stat.S_IMODE(found.st_mode):04o}); choose a new directory in it, or "
             "chmod it to 0750 if only cachefs uses it"
         )
@@ -138,9 +140,9 @@ def _keep_group_out(descriptor: int) -> None:
         os.fchmod(descriptor, mode & ~stat.S_IWGRP)
 
 
-def _unusable_reason(place: ConfiguredDirectory, error: OSError | ValueError) -> str:
-    if isinstance(error, FileNotFoundError) and not place.path.parent.exists():
-        return f"{place.path.parent} does not exist (is its disk mounted?); make it, or choose another"
+def _unusable_reason(directory: ConfiguredDirectory, error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError) and not directory.path.parent.exists():
+        return f"{directory.path.parent} does not exist (is its disk mounted?); make it, or choose another"
     return f"{getattr(error, 'strerror', None) or error}; make it a writable directory, or choose another"
 
 

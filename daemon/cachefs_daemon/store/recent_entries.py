@@ -64,9 +64,9 @@ class RecentEntries:
             self._make_room()
             # A change since *mark* is still cached, and newer. Later it may have been forgotten.
             if self._generation <= mark + 1:
-                for key, place in found:
+                for key, location in found:
                     if key not in self._young and key not in self._old:
-                        self._young[key] = place
+                        self._young[key] = location
 
     def _make_room(self) -> None:
         """Make room in the young generation. Needs the lock."""

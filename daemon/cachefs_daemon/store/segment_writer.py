@@ -154,11 +154,11 @@ def read_block(file: SegmentFile, key: bytes, location: BlockLocation) -> bytes 
 def read_into(directory: int, blocks: Sequence[tuple[bytes, BlockLocation, memoryview]]) -> list[bool]:
     """Read blocks (key, location, buffer of its length) of a tier into their buffers. directory: the tier's descriptor.
     Return False for each that is damaged or not there."""
-    reads = [(segment_name(place.segment).encode(), place.offset, buffer) for _, place, buffer in blocks]
+    reads = [(segment_name(location.segment).encode(), location.offset, buffer) for _, location, buffer in blocks]
     got = batch_io.read_many(directory, os.O_RDONLY | _SAFELY, reads)
     return [
-        size == place.length and piece_checksums(key, buffer) == place.checksums
-        for size, (key, place, buffer) in zip(got, blocks, strict=True)
+        size == location.length and piece_checksums(key, buffer) == location.checksums
+        for size, (key, location, buffer) in zip(got, blocks, strict=True)
     ]
 
 

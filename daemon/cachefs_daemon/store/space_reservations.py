@@ -91,10 +91,10 @@ class SpaceReservations:
             claimed.update(n for n in left if tiering.quotas.expect_fetch(blocks[n].key, blocks[n].snapshot, now))
         for tier in self._tiers:
             incoming = [IncomingBlock(blocks[n].key, span(blocks[n].length)) for n in left]
-            for n, place in zip(left, self._transfers.reserve(tier, incoming), strict=True):
-                if place is not None:
+            for n, allocated in zip(left, self._transfers.reserve(tier, incoming), strict=True):
+                if allocated is not None:
                     rooms[n] = ReservedSpace(
-                        blocks[n].key, blocks[n].length, tier.number, *place, is_quota_counted=n in claimed
+                        blocks[n].key, blocks[n].length, tier.number, *allocated, is_quota_counted=n in claimed
                     )
             left = [n for n in left if rooms[n] is None]
         self._settle_quotas([blocks[n].key for n in left if n in claimed])
@@ -168,8 +168,8 @@ class SpaceReservations:
         """Settle the quotas for blocks that count for a dataset, after they have arrived or failed."""
         if keys:
             with self._tiering as tiering:
-                for key, place in zip(keys, self._index.get_many(keys), strict=True):
-                    tiering.quotas.end_expected_fetch(key, is_here=place is not None)
+                for key, location in zip(keys, self._index.get_many(keys), strict=True):
+                    tiering.quotas.end_expected_fetch(key, is_here=location is not None)
 
 
 def _location_of(room: ReservedSpace, checksums: bytes) -> BlockLocation:

@@ -279,16 +279,16 @@ class Tier:
         """Return segment and offset of each span for which room is reserved, up to the first for which no segment can
         be created; the room of that one and of all others is given back. Call `note_ended_writes` for each in the
         end."""
-        places: list[tuple[int, int]] = []
+        allocated: list[tuple[int, int]] = []
         try:
             for size in spans:
                 number, (start,) = self._allocate([size])
-                places.append((number, start))
+                allocated.append((number, start))
         except OSError as error:
-            self.release(sum(spans[len(places) :]))
+            self.release(sum(spans[len(allocated) :]))
             if error.errno not in _FULL_ERRORS:
                 self._note_failure(error)
-        return places
+        return allocated
 
     def open_segment(self, number: int) -> int:
         """Return a descriptor for writing, which the caller closes. After an OSError nothing more is written there."""
@@ -565,15 +565,15 @@ class Tier:
             _log.warning("%s tier takes blocks again", self.name)
 
     def _open_directory(self) -> TierDirectory:
-        place = configured_directory(self.number, self.config)
-        directory = TierDirectory(place)
+        configured = configured_directory(self.number, self.config)
+        directory = TierDirectory(configured)
         try:
             check_size(self.number, self.config, capacity.disk_size(directory.descriptor))
             if self.number == MEMORY and on_disk(directory.descriptor):
                 _log.warning("[memory] dir %s is on a disk: use a directory on tmpfs, as /dev/shm is", self.directory)
             taken = directory.probe()
             if taken > PAGE:
-                raise place.unusable_error(
+                raise configured.unusable_error(
                     f"its file system frees no less than {taken} bytes at a time, and blocks begin every {PAGE}; use"
                     f" one with units of {PAGE} bytes (ext4 without bigalloc, tmpfs without huge pages, xfs)"
                 )
@@ -581,7 +581,7 @@ class Tier:
             # A disk that is full or read-only can still be read.
             if error.errno not in _TEMPORARY_ERRORS:
                 directory.close()
-                raise _unusable_error(place, error) from None
+                raise _unusable_error(configured, error) from None
             self._note_failure(error)
         except ConfigError:
             directory.close()
@@ -589,9 +589,9 @@ class Tier:
         return directory
 
 
-def _unusable_error(place: ConfiguredDirectory, error: OSError) -> ConfigError:
+def _unusable_error(directory: ConfiguredDirectory, error: OSError) -> ConfigError:
     if error.errno == errno.EOPNOTSUPP:
-        return place.unusable_error(
+        return directory.unusable_error(
             "its file system cannot punch holes into files; use one on ext4, xfs, btrfs or tmpfs"
         )
-    return place.unusable_error(f"{error.strerror}; make it a writable directory")
+    return directory.unusable_error(f"{error.strerror}; make it a writable directory")

@@ -104,10 +104,10 @@ class Transfers:
             return found
         fits = self._make_room(tier, blocks, False)
         wanted = [number for number, fit in enumerate(fits) if fit]
-        places = tier.allocate_spans([blocks[number].size for number in wanted])
-        self._release_quotas([blocks[number].key for number in wanted[len(places) :]])
-        for number, place in zip(wanted, places, strict=False):
-            found[number] = place
+        spans = tier.allocate_spans([blocks[number].size for number in wanted])
+        self._release_quotas([blocks[number].key for number in wanted[len(spans) :]])
+        for number, allocated in zip(wanted, spans, strict=False):
+            found[number] = allocated
         return found
 
     def write_transient(self, block: NewBlock) -> BlockLocation:
@@ -130,15 +130,15 @@ class Transfers:
             return []
         with self._tiering as tiering:
             there = self._index.get_many([key for key, _ in written])
-            new = {key: place for (key, place), known in zip(written, there, strict=True) if known is None}
+            new = {key: location for (key, location), known in zip(written, there, strict=True) if known is None}
             self._index.apply_changes(new)
             for key, _ in written:
                 tiering.quotas.note_written(key)
             for key, location in new.items():
                 tiering.note_entered(key, TierLocation(location.tier, span(location.length)), transient=transient)
         found = [new[key] if known is None else known for (key, _), known in zip(written, there, strict=True)]
-        for (_, location), place in zip(written, found, strict=True):
-            if place is not location:
+        for (_, location), published in zip(written, found, strict=True):
+            if published is not location:
                 self._tiers[location.tier].free_blocks([location])
         return found
 
@@ -160,7 +160,7 @@ class Transfers:
                 waiting = [number for number in waiting if not reserved[number]]
                 if waiting and not transient:
                     incoming = [blocks[number] for number in waiting]
-                    waiting = [waiting[place] for place in tiering.rank_incoming(tier, incoming)]
+                    waiting = [waiting[index] for index in tiering.rank_incoming(tier, incoming)]
                 incoming = [blocks[number] for number in waiting]
                 victims = tiering.choose_victims(tier, incoming, transient=transient) if incoming else []
                 behind = bool(waiting) and not victims and tiering.catch_up(tier)
@@ -249,7 +249,7 @@ class Transfers:
         bytes after a commit."""
         with self._tiering as tiering:
             there = zip(keys, self._index.get_many(keys), strict=True)
-            gone = {key: place for key, place in there if place is not None and tier in (None, place.tier)}
+            gone = {key: location for key, location in there if location is not None and tier in (None, location.tier)}
             self._index.apply_changes(dict.fromkeys(gone))
             for key, location in gone.items():
                 tiering.note_left(key, location.tier)
@@ -275,14 +275,14 @@ class Transfers:
         """Move blocks into room that *target* has reserved. Return the old locations of those that moved."""
         buffer = self._buffers.get_buffer(sum(location.length for _, location in blocks))
         contents = source.read_many(blocks, memoryview(buffer))
-        whole = [(block, data) for block, data in zip(blocks, contents, strict=True) if data is not None]
-        if len(whole) < len(blocks):
+        read_blocks = [(block, data) for block, data in zip(blocks, contents, strict=True) if data is not None]
+        if len(read_blocks) < len(blocks):
             damaged = [block for block, data in zip(blocks, contents, strict=True) if data is None]
             self._release_quotas([key for key, _ in damaged])
             target.release(sum(span(location.length) for _, location in damaged))
-        copies = self._write_reserved(target, [NewBlock(key, old.checksums, data) for (key, old), data in whole])
+        copies = self._write_reserved(target, [NewBlock(key, old.checksums, data) for (key, old), data in read_blocks])
         self._buffers.put_back(buffer)
-        written = [(key, old, new) for ((key, old), _), new in zip(whole, copies, strict=True) if new is not None]
+        written = [(key, old, new) for ((key, old), _), new in zip(read_blocks, copies, strict=True) if new is not None]
         return {key: old for (key, old, _), done in zip(written, self._update_locations(written), strict=True) if done}
 
 

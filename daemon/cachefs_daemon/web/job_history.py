@@ -82,7 +82,7 @@ class SampleCount:
 
     def add_progress(self, progress: Mapping[str, EpochProgress]) -> int:
         """Add the reads up to places: the present consumers, by name. Return the samples read since the last call."""
-        new = sum(_samples_between(self._places.get(name), place) for name, place in progress.items())
+        new = sum(_samples_between(self._places.get(name), position) for name, position in progress.items())
         self._places = dict(progress)
         self.total += new
         return new

@@ -63,8 +63,10 @@ def job_row(node: Node, job: Job) -> JobRow:
     consumers = list(job.consumers.values())
     every = max(1, -(-len(consumers) // MAX_CONSUMERS))
     looked_at = consumers[::every]
-    places = [(*one.progress, one.rate) for one in looked_at]
-    epoch, read, length, rate = min(places, key=lambda one: (one[0], one[1] / max(1, one[2])), default=(None, 0, 0, 0))
+    positions = [(*one.progress, one.rate) for one in looked_at]
+    epoch, read, length, rate = min(
+        positions, key=lambda one: (one[0], one[1] / max(1, one[2])), default=(None, 0, 0, 0)
+    )
     views = [*job.ended_views, *(one.make_view(0, time.monotonic()) for one in looked_at)]
     loaders = group_by_loader(views[-MAX_CONSUMERS:])
     return JobRow(
@@ -79,7 +81,7 @@ def job_row(node: Node, job: Job) -> JobRow:
         epoch=epoch,
         part=read / length if length else None,
         left=(length - read) / rate if length and rate > 0 else None,
-        rate=every * sum(one[3] for one in places),
+        rate=every * sum(one[3] for one in positions),
         waited=node.jobs.waited_reads(job.name)[1],
         fetched=job.fetched_bytes,
         from_peers=job.peer_bytes,

@@ -168,8 +168,8 @@ def _tier(usage: TierUsage) -> TierRow:
 
 
 def _page_caches(node: Node) -> list[TierRow]:
-    held, budget = node.lookahead.pushers.page_cache_use()
-    return [TierRow("page cache", held, budget, budget)] if budget else []
+    used, budget = node.lookahead.pushers.page_cache_use()
+    return [TierRow("page cache", used, budget, budget)] if budget else []
 
 
 def _totals(node: Node) -> OverviewTotals:

@@ -74,9 +74,9 @@ class JobRecorder:
     def _make_row(self, job: Job, record: _JobRecord, pushed: Mapping[str, int], now: float) -> JobHistoryRow:
         consumers = list(job.consumers.values())
         every = max(1, -(-len(consumers) // MAX_CONSUMERS))
-        places = {one.name: EpochProgress(*one.progress) for one in consumers[::every]}
-        record.samples.add_progress(places)
-        record.epoch = max([record.epoch, *(place.epoch for place in places.values())])
+        positions = {one.name: EpochProgress(*one.progress) for one in consumers[::every]}
+        record.samples.add_progress(positions)
+        record.epoch = max([record.epoch, *(position.epoch for position in positions.values())])
         return JobHistoryRow(
             when=now,
             origin=job.fetched_bytes,

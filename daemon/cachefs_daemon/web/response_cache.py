@@ -26,12 +26,12 @@ class ResponseCache:
 
     async def get_or_make(self, request: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the result of *make*, at most a second old. A failure is not kept."""
-        answer = self._responses.pop(request, None) or _CachedResponse()
-        self._responses[request] = answer
+        response = self._responses.pop(request, None) or _CachedResponse()
+        self._responses[request] = response
         while len(self._responses) > MAX_RESPONSES:
             del self._responses[next(iter(self._responses))]
-        async with answer.lock:
-            if time.monotonic() - answer.made_at >= FRESH_SECONDS:
-                answer.body = await make()
-                answer.made_at = time.monotonic()
-            return answer.body
+        async with response.lock:
+            if time.monotonic() - response.made_at >= FRESH_SECONDS:
+                response.body = await make()
+                response.made_at = time.monotonic()
+            return response.body
