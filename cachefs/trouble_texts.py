@@ -31,13 +31,16 @@ class Cause(StrEnum):
     FAILED = "failed"
     # Another node of the cluster does not answer.
     PEER = "peer"
+    # Reads have waited for seconds for another node, which answers other requests.
+    SLOW_PEER = "slow-peer"
     # A tier takes no new blocks, or fewer than it should.
     TIER = "tier"
 
 
 # Order of display: first the causes for which reads wait or fail.
 DISPLAY_ORDER: Final = (
-    Cause.ORIGIN, Cause.REFUSED, Cause.CHANGED, Cause.FAILED, Cause.SLOT, Cause.SLOW, Cause.TIER, Cause.PEER,
+    Cause.ORIGIN, Cause.REFUSED, Cause.CHANGED, Cause.FAILED, Cause.SLOT, Cause.SLOW,
+    Cause.SLOW_PEER, Cause.TIER, Cause.PEER,
 )  # fmt: skip
 # A short text for each, for a column of a table.
 SHORT_TEXTS: Final = {
@@ -48,6 +51,7 @@ SHORT_TEXTS: Final = {
     Cause.CHANGED: "changed",
     Cause.FAILED: "failed",
     Cause.PEER: "peer away",
+    Cause.SLOW_PEER: "slow peer",
     Cause.TIER: "tier full",
 }
 _FAILING_CAUSES: Final = (Cause.REFUSED, Cause.CHANGED, Cause.FAILED)
@@ -90,6 +94,9 @@ def describe_trouble(trouble: Trouble, now: float) -> str:
                 f"node {trouble.subject} has not answered for {for_how_long}{waiting}; its blocks come from other "
                 f"nodes or the origin{because}"
             )
+        case Cause.SLOW_PEER:
+            waiting = _describe_waiting(trouble, f"for node {trouble.subject}")
+            return f"{waiting}; it answers, and may be waiting for its origin{because}"
         case Cause.TIER:
             return f"the {trouble.subject} tier {trouble.reason}"
         case _:  # of a newer daemon
@@ -133,6 +140,8 @@ def remedy(trouble: Trouble) -> str:
             return f"cachectl dataset refresh {trouble.subject}"
         case Cause.PEER:
             return "see `cachectl cluster`, and the daemon of that node"
+        case Cause.SLOW_PEER:
+            return f"see `cachectl status` on node {trouble.subject}, which names what it waits for"
         case Cause.TIER:
             return "make room on the disk, or give the tier another one; see `cachectl status`"
         case _:
@@ -178,6 +187,8 @@ def describe_end(trouble: Trouble, now: float) -> str:
             return f"the {trouble.subject} tier takes blocks again, after {lasted}"
         case Cause.SLOT | Cause.SLOW:
             return f"reads of {trouble.subject} continue, after {lasted}"
+        case Cause.SLOW_PEER:
+            return f"reads from node {trouble.subject} continue, after {lasted}"
         case _:
             return ""  # reads that have failed stay so
 
@@ -196,13 +207,15 @@ def describe_past(trouble: Trouble, seconds: float) -> str:
             return f"reads waited for {lasted} for a free request to {subject}"
         case Cause.SLOW:
             return f"reads waited for {lasted} for {subject}, which answered slowly"
+        case Cause.SLOW_PEER:
+            return f"reads waited for {lasted} for node {subject}, which answered slowly"
         case _:
             return f"{describe_failures(trouble)}; {SEE_ERRORS}"
 
 
 def is_delaying(cause: str) -> bool:
     """Return whether reads wait because of the trouble, so that a job has waited for as long as it lasted."""
-    return cause in (Cause.ORIGIN, Cause.SLOT, Cause.SLOW)
+    return cause in (Cause.ORIGIN, Cause.SLOT, Cause.SLOW, Cause.SLOW_PEER)
 
 
 def is_failing(cause: str) -> bool:

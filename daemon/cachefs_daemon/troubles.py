@@ -6,7 +6,7 @@ Reading costs nothing extra: no counting or bookkeeping happens where reads are 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -71,9 +71,10 @@ class TroubleInputs:
 def derive_troubles(inputs: TroubleInputs, now: float) -> list[Trouble]:
     """Return all troubles, the worst first, including old failures. now: unix time in seconds."""
     servers = {id(one.endpoint): one for one in inputs.servers}
+    away = {one.name for one in inputs.nodes}
     waiting: dict[tuple[Cause, str], list[WaitingRead]] = {}
     for read in inputs.reads:
-        waiting.setdefault(_cause_of(read, servers.get(id(read.endpoint)), inputs.datasets), []).append(read)
+        waiting.setdefault(_cause_of(read, servers.get(id(read.endpoint)), away, inputs.datasets), []).append(read)
     troubles = [
         *(_silent_server_trouble(one, waiting.pop((Cause.ORIGIN, one.status.name), []), inputs.loop_now, now)
           for one in inputs.servers if one.status.silent),
@@ -93,15 +94,17 @@ def derive_troubles(inputs: TroubleInputs, now: float) -> list[Trouble]:
     return sort_by_severity(troubles)[:MAX_TROUBLES]
 
 
-def _cause_of(read: WaitingRead, server: ServerWithDatasets | None, datasets: dict[str, str]) -> tuple[Cause, str]:
-    """Return the cause for which a read waits, and its subject."""
+def _cause_of(
+    read: WaitingRead, server: ServerWithDatasets | None, away: Collection[str], datasets: dict[str, str]
+) -> tuple[Cause, str]:
+    """Return the cause for which a read waits, and its subject. away: names of the nodes that do not answer."""
     if isinstance(read.trouble, OriginAccessDenied):
         return Cause.REFUSED, datasets.get(read.snapshot, read.snapshot[:12])
     name = server.status.name if server is not None else read.endpoint.name
     if server is not None and server.status.silent:
         return Cause.ORIGIN, name
     if read.peers:
-        return Cause.PEER, read.peers[0]
+        return Cause.PEER if read.peers[0] in away else Cause.SLOW_PEER, read.peers[0]
     # A read that has failed pauses until its next attempt, and waits for no slot.
     is_throttled = server is not None and server.status.width < server.status.most
     has_failed = read.trouble is not None and not is_throttled

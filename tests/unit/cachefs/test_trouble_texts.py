@@ -75,6 +75,10 @@ def waiting(one: Trouble, count: int, longest: float) -> Trouble:
             AWAY,
             "node b has not answered for 35 s; its blocks come from other nodes or the origin (it sends no heartbeats)",
         ),
+        (
+            Trouble(Cause.SLOW_PEER, "b", SINCE, NOW, "", 2, 35.0),
+            "2 reads wait for node b, the first for 35 s; it answers, and may be waiting for its origin",
+        ),
         (FULL, "the ssd tier has no more room"),
         (Trouble("sunspots", "the sky", SINCE, NOW, "too bright"), "the sky: too bright"),
     ],

@@ -78,7 +78,7 @@ def test_reads_wait_for_an_origin_that_is_silent() -> None:
     [
         ({}, Cause.SLOW, "S3 at x"),
         ({"has_permit": False}, Cause.SLOT, "S3 at x"),
-        ({"peers": ("b",)}, Cause.PEER, "b"),
+        ({"peers": ("b",)}, Cause.SLOW_PEER, "b"),
         ({"trouble": OriginAccessDenied("expired")}, Cause.REFUSED, "pets"),
     ],
 )
@@ -87,6 +87,14 @@ def test_each_read_waits_for_one_thing(fields: dict[str, Any], cause: Cause, sub
     [one] = derive_troubles(found(well, reads=[read(well, 480.0, **fields), read(well, 490.0, **fields)]), NOW)
     assert told(one) == (cause, subject, 2, 20.0)
     assert one.since == NOW - 20.0
+
+
+def test_only_a_node_that_is_away_is_said_not_to_answer() -> None:
+    """A home that waits for its own origin is well, so a restart of it would help nothing."""
+    well = server()
+    reads = [read(well, 480.0, peers=("b",)), read(well, 490.0, peers=("c",))]
+    troubles = derive_troubles(found(well, reads=reads, nodes=[AwayNode("b", "cut off", NOW - 9)]), NOW)
+    assert [told(one) for one in troubles] == [(Cause.SLOW_PEER, "c", 1, 10.0), (Cause.PEER, "b", 1, 20.0)]
 
 
 def test_a_read_that_waits_for_a_slot_says_how_many_there_are() -> None:
