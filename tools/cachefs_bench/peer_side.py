@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from cachefs.block import block_key, content_id
 from cachefs.messages import BlockRef
-from cachefs_cluster.membership.membership import NoMembership
-from cachefs_cluster.membership.view import ClusterView, NodeRecord
+from cachefs_cluster.membership.membership import Listener
+from cachefs_cluster.membership.view import ClusterView, NodeRecord, State
 from cachefs_cluster.peers.client import PeerClient
 from cachefs_cluster.peers.peer_requests import BlockRequest, PeerBlock, PeerResponse, RequestOptions
 from cachefs_cluster.peers.server_process import PeerServers, ServerSettings
@@ -40,11 +40,29 @@ _CHUNK: Final = 256 << 10
 RAMP_SECONDS: Final = 0.2
 
 
-class _ConstantMembership(NoMembership):
-    """A constant view."""
+class _ConstantMembership:
+    """A membership with a constant view."""
 
     def __init__(self, view: ClusterView) -> None:
         self.view = view
+
+    def add_listener(self, callback: Listener) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def announce(self, state: State) -> None: ...
+
+    async def refresh(self) -> None: ...
+
+    def note_answer(self, node_id: str, incarnation: str = "") -> None: ...
+
+    def note_silence(self, node_id: str) -> None: ...
+
+    def note_record(self, record: NodeRecord) -> None: ...
+
+    async def leave(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 def side_record(number: int, host: str, port: int) -> NodeRecord:

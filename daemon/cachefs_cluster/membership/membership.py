@@ -1,4 +1,4 @@
-"""The interface of all kinds of membership, and the membership of a node that is in no cluster."""
+"""The interface of all kinds of membership."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -47,27 +47,3 @@ class Membership(Protocol):
 
     async def stop(self) -> None:
         """Remove this node's record at once: the daemon ends. May be called at any time, and again."""
-
-
-class NoMembership:
-    """Membership of a node that is in no cluster. Opens no port and starts nothing."""
-
-    view = ClusterView()
-
-    def add_listener(self, callback: Listener) -> None: ...
-
-    async def start(self) -> None: ...
-
-    async def announce(self, state: State) -> None: ...
-
-    async def refresh(self) -> None: ...
-
-    def note_answer(self, node_id: str, incarnation: str = "") -> None: ...
-
-    def note_silence(self, node_id: str) -> None: ...
-
-    def note_record(self, record: NodeRecord) -> None: ...
-
-    async def leave(self) -> None: ...
-
-    async def stop(self) -> None: ...

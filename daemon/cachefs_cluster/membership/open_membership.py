@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cachefs_cluster.membership.identity import load_identity, make_own_record
-from cachefs_cluster.membership.membership import Membership, NoMembership
+from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.shared import SharedMembership
 from cachefs_cluster.membership.static import StaticMembership
 from cachefs_cluster.membership.store import RecordStore
@@ -12,12 +12,12 @@ from cachefs_cluster.section import ClusterSection
 
 
 def open_membership(section: ClusterSection, state_dir: Path, memory: int, ssd: int) -> Membership:
-    """Return the membership of this node, before its `start`. memory, ssd: bytes that the node's tiers may take.
+    """Return the membership of a node in a cluster, before its `start`.
+
+    memory, ssd: bytes that the node's tiers may take.
 
     Raises ConfigError.
     """
-    if not section.enabled:
-        return NoMembership()
     record = make_own_record(section, load_identity(state_dir), memory, ssd)
     if section.membership == "static":
         return StaticMembership(section, record)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from cachefs_cluster.membership.membership import NoMembership
 from cachefs_cluster.membership.open_membership import open_membership
 from cachefs_cluster.membership.static import StaticMembership, list_epoch, listed_id
 from cachefs_cluster.membership.view import ClusterView
@@ -112,17 +111,6 @@ async def test_it_starts_and_stops() -> None:
     await found.start()
     await found.refresh()
     await found.stop()
-    await found.stop()
-
-
-@on_virtual_time
-async def test_none_is_nothing(tmp_path: Any) -> None:
-    found = open_membership(ClusterSection(), tmp_path, 1, 1)
-    assert isinstance(found, NoMembership)
-    await found.start()
-    await found.announce("active")
-    assert found.view == dataclasses.replace(ClusterView(), since=found.view.since)
-    assert list(tmp_path.iterdir()) == []
     await found.stop()
 
 
