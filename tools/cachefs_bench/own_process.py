@@ -16,12 +16,12 @@ def in_own_process(measure: Callable[Given, Result], *args: Given.args, **option
     Ctrl-C in a terminal sends SIGINT to all processes of the command; the child would print a traceback.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the child process inherits the mask
         try:
-            running = pool.submit(measure, *args, **options)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        try:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the child process inherits the mask
+            try:
+                running = pool.submit(measure, *args, **options)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)  # raises an interruption that came meanwhile
             return running.result()
         except KeyboardInterrupt:
             for child in active_children():

@@ -1,11 +1,15 @@
 """Ctrl-C, which goes to all processes of the command, ends cachefs-bench with one line, and nothing is left."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -49,6 +53,21 @@ def runs(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def test_an_interruption_while_a_measurement_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new process ignores the signal, and starting it takes a while on a busy machine."""
+    submit = ProcessPoolExecutor.submit
+
+    def submit_and_interrupt(*arguments: Any, **options: Any) -> "Future[Any]":
+        running = submit(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGINT)
+        return running
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        in_own_process(time.sleep, 1000)
+    assert not multiprocessing.active_children()
 
 
 def test_a_measurement_in_a_process_of_its_own() -> None:
