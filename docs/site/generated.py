@@ -1,4 +1,5 @@
-"""Writes the generated parts of the documentation, and cachefsd.toml: `.venv/bin/python docs/site/generated.py`.
+"""Writes the generated parts of the documentation, and examples of configurations: `.venv/bin/python
+docs/site/generated.py`.
 
 A generated part stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a page, and is made from the
 code by the function of that name in PARTS.
@@ -40,7 +41,8 @@ def main() -> None:
         text = path.read_text()
         if (new := with_parts(text)) != text:
             path.write_text(new)
-    configuration_keys.EXAMPLE.write_text(configuration_keys.example())
+    for path, example in configuration_keys.examples().items():
+        path.write_text(example)
 
 
 if __name__ == "__main__":

@@ -112,20 +112,47 @@ ObjectName = Annotated[str, AfterValidator(_object_name)]
 class KubeSection(SchedulerSection):
     """[kube]: the Kubernetes integration; absent if the file has no such table."""
 
-    # Address for kube-scheduler and the API server's webhooks; with TLS if there is a certificate.
-    listen: Annotated[str, AfterValidator(_listen_address)] = "0.0.0.0:8443"
-    tls_cert: OptionalPath = None
-    tls_key: OptionalPath = None
-    client_ca: OptionalPath = None
-    # Largest request in bytes: `nodeCacheCapable: false` sends whole nodes.
-    most_body: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
-    # The API server: "pod" (that of the pod in which this runs), "off", or the path of a kubeconfig file.
-    api: Literal["pod", "off"] | AbsolutePath = "off"
-    # The Lease by which replicas elect the leader; namespace "": that of the pod, or the kubeconfig's.
-    namespace: ObjectName = ""
-    lease: Annotated[ObjectName, Field(min_length=1)] = "cachefs-scheduler"
-    # Label selector of the followed pods; "": all pods, skipping those without the annotation.
-    selector: Annotated[str, Field(max_length=1000)] = ""
+    listen: Annotated[str, AfterValidator(_listen_address)] = Field(
+        default="0.0.0.0:8443",
+        description="HOST:PORT where kube-scheduler and the API server's webhooks ask, and Prometheus (`/metrics`) and "
+        "probes (`/healthz`)",
+    )
+    tls_cert: OptionalPath = Field(
+        default=None,
+        description="file (PEM) with the service's certificate; a new file is used without a restart. Without it the "
+        "service answers without encryption",
+    )
+    tls_key: OptionalPath = Field(
+        default=None,
+        description="file (PEM) with the key of that certificate; a new file is used without a restart",
+    )
+    client_ca: OptionalPath = Field(
+        default=None,
+        description="file (PEM) with authorities; if set, the service answers only clients with a certificate of one "
+        "of them",
+    )
+    most_body: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = Field(
+        default=64 << 20,
+        description="bytes of a request. With `nodeCacheCapable: false` a node has 1 to 15 KB",
+    )
+    api: Literal["pod", "off"] | AbsolutePath = Field(
+        default="off",
+        description="the API server: `pod` (that of the service's own pod), the path of a kubeconfig file, or `off`. "
+        "With `off` the service answers kube-scheduler, but opens no gates: use no webhook then",
+    )
+    namespace: ObjectName = Field(
+        default="",
+        description="namespace of the Lease by which replicas agree which of them opens gates; without it that of the "
+        "pod, or of the kubeconfig file",
+    )
+    lease: Annotated[ObjectName, Field(min_length=1)] = Field(
+        default="cachefs-scheduler", description="name of this Lease"
+    )
+    selector: Annotated[str, Field(max_length=1000)] = Field(
+        default="",
+        description="a label selector of the pods that the service follows; without it the service follows all, and "
+        "drops those without the annotation",
+    )
 
     @model_validator(mode="after")
     def _certificate_and_key(self) -> "KubeSection":
@@ -167,72 +194,137 @@ Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[!-~]+$")]
 class ServiceSection(SchedulerSection):
     """[service]: the service itself and its endpoints."""
 
-    socket: AbsolutePath = Path("/run/cachefs-scheduler/cachefs-scheduler.sock")
-    socket_group: str = ""
-    listen: OptionalAddress = None
-    tls_ca: OptionalPath = None
-    tls_cert: OptionalPath = None
-    tls_key: OptionalPath = None
-    insecure: bool = False
-    state_dir: AbsolutePath = Path("/var/lib/cachefs-scheduler")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    socket: AbsolutePath = Field(
+        default=Path("/run/cachefs-scheduler/cachefs-scheduler.sock"),
+        description="unix socket where `cachectl sched` and hint commands ask; for the service's user",
+    )
+    socket_group: str = Field(default="", description="a group whose members may ask too")
+    listen: OptionalAddress = Field(
+        default=None,
+        description="HOST:PORT for the same over TCP, such as `0.0.0.0:7390`. Anything but loopback needs certificates."
+        "\n\n"
+        "On loopback without certificates **every user of that machine** may do everything that `cachectl sched` and "
+        "`cachectl scale` do, such as draining nodes and dropping copies; the log says so at the start",
+    )
+    tls_ca: OptionalPath = Field(
+        default=None,
+        description="file (PEM) with the trusted authority of clients. New files of it, `tls_cert` and `tls_key` are "
+        "used without a restart",
+    )
+    tls_cert: OptionalPath = Field(default=None, description="file (PEM) with the service's certificate")
+    tls_key: OptionalPath = Field(default=None, description="file (PEM) with the key of that certificate")
+    insecure: bool = Field(default=False, description="TCP without certificates on other addresses than loopback")
+    state_dir: AbsolutePath = Field(default=Path("/var/lib/cachefs-scheduler"), description="the queue, over a restart")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="`debug`, `info`, `warning` or `error`"
+    )
 
 
 class ObservedClusterSection(SchedulerSection):
     """[cluster]: the daemons that the service queries."""
 
-    nodes: Annotated[tuple[Address, ...], Field(max_length=64)] = ()
-    name: Name = "cachefs-scheduler"
-    tls_ca: OptionalPath = None
-    tls_cert: OptionalPath = None
-    tls_key: OptionalPath = None
-    orders: bool = True
+    nodes: Annotated[tuple[Address, ...], Field(max_length=64)] = Field(
+        default=(),
+        description="one daemon or some to begin with, as their `cluster.listen`; all others are learnt from these. "
+        "Every configuration needs this key",
+        examples=[("127.0.0.1:7380",)],
+    )
+    name: Name = Field(
+        default="cachefs-scheduler",
+        description="the name of the service, as the daemons have it in `cluster.schedulers`",
+    )
+    tls_ca: OptionalPath = Field(
+        default=None,
+        description="file (PEM) with the nodes' authority. New files of it, `tls_cert` and `tls_key` are used without "
+        "a restart",
+    )
+    tls_cert: OptionalPath = Field(default=None, description="file (PEM) with a certificate that names `name`")
+    tls_key: OptionalPath = Field(default=None, description="file (PEM) with the key of that certificate")
+    orders: bool = Field(
+        default=True, description="false: the service only observes daemons, and sends them no commands"
+    )
 
 
 class LinksSection(SchedulerSection):
-    """[links]: network bandwidths in bytes per second; 0: unknown."""
+    """[links]: bandwidths of the network, in bytes in a second."""
 
-    origin: Rate = 0
-    zone: Rate = 0
-    region: Rate = 0
-    node: Rate = 0
-    node_origin: Rate = 0
+    origin: Rate = Field(
+        default=0,
+        description="bytes in a second that all nodes together get from origins; 0: unknown",
+    )
+    zone: Rate = Field(default=0, description="bytes in a second that a zone gets from other zones; 0: unknown")
+    region: Rate = Field(default=0, description="bytes in a second that a region gets from other regions; 0: unknown")
+    node: Rate = Field(
+        default=0,
+        description="bytes in a second of one node's link; 0: the most that came to a node of its zone of late",
+    )
+    node_origin: Rate = Field(
+        default=0,
+        description="bytes in a second that one node gets from origins; 0: the most that came to a node of its zone of "
+        "late",
+    )
 
 
 Cleanup = Literal["none", "ttl", "lru", "pin"]
 
 
 class DatasetSection(SchedulerSection):
-    """[datasets.NAME], and [defaults] for all others: limits of jobs on a dataset, and the clean-up of its copies."""
+    """[defaults]: limits of jobs on a dataset, and the clean-up of its copies. [datasets.NAME] has the same keys."""
 
-    max_jobs_per_copy: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    max_copies: Annotated[int, Field(ge=1, le=1024)] = 4
-    cleanup: Cleanup = "none"
-    ttl: Seconds = 7 * 86400.0
-    preload: bool = True
-    release: bool = True
+    max_jobs_per_copy: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=0,
+        description="jobs that may read one copy at once; 0: any number. A job may name another number",
+    )
+    max_copies: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=4, description="copies that policy `clone` makes at most"
+    )
+    cleanup: Cleanup = Field(default="none", description="of copies that no job reads: `none`, `ttl`, `lru`, `pin`")
+    ttl: Seconds = Field(default=7 * 86400.0, description="seconds since the last read on any node, for cleanup `ttl`")
+    preload: bool = Field(default=True, description="fetch a job's data as soon as it is placed")
+    release: bool = Field(
+        default=True,
+        description="let nodes that a job has left give up its data once other nodes have them",
+    )
 
 
 class QueueSection(SchedulerSection):
     """[queue]: waiting jobs."""
 
-    forgotten: Seconds = 900.0
-    most_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    copy_from: Annotated[float, Field(gt=0, le=1)] = ENOUGH_HELD
+    forgotten: Seconds = Field(
+        default=900.0,
+        description="seconds without a message from its scheduler after which a waiting job loses its place; a running "
+        "job after ten times as long",
+    )
+    most_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=10_000, description="jobs that are known at once; any further job may start"
+    )
+    copy_from: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=ENOUGH_HELD, description="the part of a dataset from which on it counts as a copy"
+    )
 
 
 class SchedulerConfig(SchedulerSection):
-    """The whole configuration."""
+    """The whole configuration. docs/site/generated.py makes cachefs-scheduler.toml and the tables of
+    docs/configuration.md from it: see `cachefs_daemon.section`."""
 
     service: ServiceSection = ServiceSection()
     cluster: ObservedClusterSection = ObservedClusterSection()
-    names: dict[Name, Name] = Field(default_factory=dict)
-    regions: dict[str, str] = Field(default_factory=dict)
+    names: dict[Name, Name] = Field(
+        default_factory=dict,
+        description="the scheduler's name of a node = the name that cachefs has for it, where these differ",
+        examples=[{"gpu-17.example.org": "gpu17"}],
+    )
+    regions: dict[str, str] = Field(default_factory=dict, description="zone = region", examples=[{"rack1": "hall1"}])
     links: LinksSection = LinksSection()
-    defaults: DatasetSection = DatasetSection()
-    datasets: Annotated[dict[str, DatasetSection], Field(max_length=10_000)] = Field(default_factory=dict)
     queue: QueueSection = QueueSection()
-    kube: KubeSection | None = None
+    defaults: DatasetSection = DatasetSection()
+    datasets: Annotated[dict[str, DatasetSection], Field(max_length=10_000)] = Field(
+        default_factory=dict,
+        title="datasets.NAME",
+        description="as `[defaults]`, for one dataset. `cachectl sched policy` overrides it",
+        examples=[{"max_jobs_per_copy": 2, "cleanup": "lru"}],
+    )
+    kube: KubeSection | None = Field(default=None, description="Kubernetes: see [below](#kube-of-cachefs-scheduler)")
 
     def dataset_section(self, name: str) -> DatasetSection:
         """Return the section that applies to a dataset."""

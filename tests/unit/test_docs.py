@@ -153,9 +153,18 @@ def test_generated_parts_are_what_the_code_makes(part: str) -> None:
     assert text == with_parts(text), "run .venv/bin/python docs/site/generated.py"
 
 
-def test_the_example_of_the_configuration_is_what_the_code_makes() -> None:
-    text = configuration_keys.EXAMPLE.read_text()
-    assert text == configuration_keys.example(), "run .venv/bin/python docs/site/generated.py"
+@pytest.mark.parametrize("example", configuration_keys.examples(), ids=lambda path: path.name)
+def test_examples_of_configurations_are_what_the_code_makes(example: Path) -> None:
+    text = configuration_keys.examples()[example]
+    assert example.read_text() == text, "run .venv/bin/python docs/site/generated.py"
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "live-settings"])
+def test_every_row_of_a_generated_table_says_something(part: str) -> None:
+    """Descriptions begin with a small letter and have no full stop at the end: examples of configurations add both."""
+    for row in list(PARTS[part]())[2:]:
+        key, _, meaning = re.split(r"(?<!\\)\|", row)[1:-1]
+        assert re.fullmatch(r" (HOST:PORT|TCP|Kubernetes|[^A-Z\s]).*[^.\s] ", meaning), key
 
 
 def test_the_table_of_sizes_is_what_the_formulas_say() -> None:

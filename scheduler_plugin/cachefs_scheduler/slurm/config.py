@@ -23,36 +23,65 @@ def _address(text: str) -> str:
 class SlurmSection(SchedulerSection):
     """[slurm]: Slurm's commands, and what Slurm is told."""
 
-    # Directory of scontrol, squeue and sinfo; None: found through PATH.
-    commands: OptionalPath = None
-    # Part of job names in a service of several clusters: `slurm:CLUSTER/JOBID`.
-    cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
-    # Seconds between polls of nodes and jobs.
-    interval: Annotated[float, Field(ge=0.2, le=600)] = 5.0
-    # Rate limit of scontrol calls that change something.
-    calls_per_second: Annotated[float, Field(gt=0, le=100)] = 10.0
-    # The file that Lua reads.
-    hint_file: AbsolutePath = Path("/run/cachefs-slurm-hint/hints")
-    # Seconds after the service's last answer from which Lua ignores the file.
-    hints_last: Annotated[int, Field(ge=2, le=86400)] = 60
-    # Datasets with features; the datasets with the most cached data come first.
-    datasets: Annotated[int, Field(ge=1, le=1000)] = 200
-    # Seconds for which a node's last report counts.
-    oldest: Annotated[float, Field(gt=0, le=30 * 86400)] = 600.0
-    # How jobs with the policy `suspend` wait: their begin time is postponed, or they are held.
-    wait: Literal["begin", "hold"] = "begin"
-    # Seconds by which a begin time is postponed; jobs start after this time if this program stops.
-    wait_for: Annotated[int, Field(ge=4, le=86400)] = 120
+    commands: OptionalPath = Field(
+        default=None,
+        description="directory of scontrol, squeue and sinfo; without it they are found in PATH",
+    )
+    cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = Field(
+        default="",
+        description="part of the names of jobs in the service (`slurm:CLUSTER/JOBID`), if the service serves several "
+        "clusters of Slurm",
+    )
+    interval: Annotated[float, Field(ge=0.2, le=600)] = Field(
+        default=5.0,
+        description="seconds between two looks at nodes and jobs. Looks that take long are less frequent",
+    )
+    calls_per_second: Annotated[float, Field(gt=0, le=100)] = Field(
+        default=10.0, description="calls of scontrol that change something, in a second"
+    )
+    hint_file: AbsolutePath = Field(
+        default=Path("/run/cachefs-slurm-hint/hints"),
+        description="the file that Lua reads; `cachefs.file` in job_submit.lua names another one. Keep it on a local "
+        "disk: a file system that hangs would hold up slurmctld",
+    )
+    hints_last: Annotated[int, Field(ge=2, le=86400)] = Field(
+        default=60, description="seconds after the service's last answer from which on Lua ignores the file"
+    )
+    datasets: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=200,
+        description="datasets for which nodes get features; those with most cached bytes come first, and one node gets "
+        "at most 400 features",
+    )
+    oldest: Annotated[float, Field(gt=0, le=30 * 86400)] = Field(
+        default=600.0, description="seconds for which the last report of a silent node counts"
+    )
+    wait: Literal["begin", "hold"] = Field(
+        default="begin",
+        description="how jobs with the policy `suspend` wait: with `begin` their begin time is put off by `wait_for` "
+        "seconds again and again, so they start if this program stops; with `hold` they are held until they are "
+        "released",
+    )
+    wait_for: Annotated[int, Field(ge=4, le=86400)] = Field(
+        default=120, description="seconds by which a begin time is put off"
+    )
 
 
 class ServiceAddressSection(SchedulerSection):
     """[service]: address and certificates of cachefs-scheduler."""
 
-    address: Annotated[str, AfterValidator(_address)] = "unix:/run/cachefs-scheduler/cachefs-scheduler.sock"
-    # For https: CA of the service's certificate, and the client's certificate and key.
-    tls_ca: OptionalPath = None
-    tls_cert: OptionalPath = None
-    tls_key: OptionalPath = None
+    address: Annotated[str, AfterValidator(_address)] = Field(
+        default="unix:/run/cachefs-scheduler/cachefs-scheduler.sock",
+        description="where cachefs-scheduler answers: `unix:/PATH`, `https://HOST:PORT`, or `http://` on this machine",
+    )
+    tls_ca: OptionalPath = Field(
+        default=None, description="for `https://`: file (PEM) with the authority of the service's certificate"
+    )
+    tls_cert: OptionalPath = Field(
+        default=None, description="for `https://`: file (PEM) with this program's own certificate"
+    )
+    tls_key: OptionalPath = Field(
+        default=None, description="for `https://`: file (PEM) with the key of that certificate"
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -62,7 +91,8 @@ class ServiceAddressSection(SchedulerSection):
 
 
 class SlurmHintConfig(SchedulerSection):
-    """The whole configuration."""
+    """The whole configuration. docs/site/generated.py makes slurm-hint.toml and the table of docs/configuration.md from
+    it: see `cachefs_daemon.section`."""
 
     service: ServiceAddressSection = ServiceAddressSection()
     slurm: SlurmSection = SlurmSection()

@@ -18,16 +18,11 @@ from cachefs_cluster.config import ClusterConfig
 from cachefs_daemon import config, live_settings
 from cachefs_daemon.config import Config, InvalidConfig
 from cachefs_daemon.origin_settings import origin_settings
-from cachefs_daemon.section import LiveEffect, Section
+from cachefs_daemon.section import LiveEffect
 from cachefs_daemon.store_settings import store_config
 from cachefsd.command import main
 
 EXAMPLE = (resources.files("cachefs_daemon") / "cachefsd.toml").read_text()
-KEYS = [
-    pytest.param(section, key, id=f"{name}.{key}")
-    for name, section in config.sections_of(ClusterConfig).items()
-    for key in section.model_fields
-]
 
 
 def problems(values: dict[str, Any]) -> list[str]:
@@ -69,14 +64,6 @@ def test_sizes_are_shown_as_people_write_them() -> None:
     shown = [format_size(size) for size in (0, 1023, 1024, 3 << 29, 4 << 20)]
     assert shown == ["0 B", "1023 B", "1 KiB", "1.5 GiB", "4 MiB"]
     assert str(SizeSetting(percent=12.5)) == "12.5%"
-
-
-@pytest.mark.parametrize(("section", "key"), KEYS)
-def test_every_key_has_a_description(section: type[Section], key: str) -> None:
-    """Small first letters and no full stop at the end, as the page has them; the example adds both."""
-    text = section.model_fields[key].description or ""
-    assert re.fullmatch(r"[^A-Z\s].*[^.\s]|HOST:PORT.*[^.\s]", text, re.DOTALL)
-    assert "|" not in text, "it is a cell of a table"
 
 
 def test_settings_that_take_effect_at_once() -> None:

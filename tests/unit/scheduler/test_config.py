@@ -1,11 +1,13 @@
 """The configuration of cachefs-scheduler: every problem is told in one line."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import cachefs_scheduler
-from cachefs_scheduler.config import InvalidSchedulerConfig, SchedulerConfig, load
+from cachefs_scheduler.config import InvalidSchedulerConfig, KubeSection, SchedulerConfig, load
 
 EXAMPLE = Path(cachefs_scheduler.__file__).parent / "cachefs-scheduler.toml"
 
@@ -21,9 +23,13 @@ def problems(tmp_path: Path, text: str) -> list[str]:
 def test_the_example_is_right_and_says_the_defaults() -> None:
     config = load(EXAMPLE)
     assert config == SchedulerConfig.model_validate({"cluster": {"nodes": ["127.0.0.1:7380"]}})
-    commented = EXAMPLE.read_text().replace("# max_jobs", "max_jobs").replace("# ttl", "ttl")
-    assert "ttl = 604800" in commented
-    assert config.defaults.ttl == 604800
+    whole = SchedulerConfig.model_validate(
+        tomllib.loads(re.sub(r"^#(?=\S)", "", EXAMPLE.read_text(), flags=re.MULTILINE))
+    )
+    assert (whole.service, whole.cluster, whole.links, whole.queue, whole.defaults, whole.kube) == (
+        *(config.service, config.cluster, config.links, config.queue, config.defaults),
+        KubeSection(),
+    )
 
 
 @pytest.mark.parametrize(
