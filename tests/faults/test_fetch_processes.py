@@ -27,10 +27,10 @@ from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import FetchCounts, FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetch_processes import FetchProcesses
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.origin import s3_get
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.s3 import S3Origin
+from cachefs_daemon.origin.s3 import get as s3_get
+from cachefs_daemon.origin.s3.origin import S3Origin
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import PAGE, span

@@ -8,10 +8,10 @@ import pytest
 
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.http_connection import ClosedWithoutResponse, HttpResponse, IncompleteResponse
-from cachefs_daemon.origin.http_hedging import HedgedRequests
-from cachefs_daemon.origin.http_pool import HttpPool, ServerAddress
-from cachefs_daemon.origin.http_tls import ClientTls
+from cachefs_daemon.origin.http.connection import ClosedWithoutResponse, HttpResponse, IncompleteResponse
+from cachefs_daemon.origin.http.hedging import HedgedRequests
+from cachefs_daemon.origin.http.pool import HttpPool, ServerAddress
+from cachefs_daemon.origin.http.tls import ClientTls
 from tests.waiting import until_async
 
 ROOM = 100

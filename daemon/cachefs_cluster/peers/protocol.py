@@ -24,7 +24,7 @@ from cachefs.block import KEY_SIZE, SSD, piece_count
 from cachefs_cluster.membership.handshake import Greeting
 from cachefs_cluster.membership.secret import ClusterSecret, is_nonce, proofs_match
 from cachefs_cluster.membership.view import PROTOCOL, is_id
-from cachefs_daemon.origin.http_head import HEAD_END, MAX_HEAD_BYTES, MalformedHead, parse_head, parse_header_lines
+from cachefs_daemon.origin.http.head import HEAD_END, MAX_HEAD_BYTES, MalformedHead, parse_head, parse_header_lines
 
 # Limits of one request: blocks and their bytes; bytes of its body and of its head; seconds of its deadline.
 MAX_BLOCKS: Final = 256

@@ -41,7 +41,7 @@ from cachefs_cluster.peers.protocol import (
     status_chunk,
 )  # fmt: skip
 from cachefs_cluster.peers.wire import ConnectionLost, Wire
-from cachefs_daemon.origin.http_head import HEAD_END
+from cachefs_daemon.origin.http.head import HEAD_END
 
 # Seconds that a connection may stay idle: of a known node, and of one that has not identified itself yet; and seconds
 # within which a request must arrive, from its first byte.

@@ -8,7 +8,7 @@ from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange, Origin, PreconnectingOrigin, RangeOrigin, ReportProblem
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.prepared_get import PreparedGet, PreparedGetOrigin
+from cachefs_daemon.origin.s3.prepared_get import PreparedGet, PreparedGetOrigin
 
 
 class AnyOrigin:

@@ -19,7 +19,7 @@ from cachefs_daemon.fetch.fetch_parts import FetchCounts
 from cachefs_daemon.fetch.process import FetchProcess, ProcessFetch, ProcessResultCallback, start_fetch_process
 from cachefs_daemon.fetch_process.channel import ChannelClosed
 from cachefs_daemon.fetch_process.frames import MAX_BLOCKS, BlockWritten
-from cachefs_daemon.origin.prepared_get import PreparedGetOrigin
+from cachefs_daemon.origin.s3.prepared_get import PreparedGetOrigin
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.space_reservations import (

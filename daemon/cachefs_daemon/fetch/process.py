@@ -22,8 +22,8 @@ from cachefs_daemon.fetch_process.frames import (
     NumberedGetParameters,
     SegmentToWrite,
 )
-from cachefs_daemon.origin.prepared_get import GetParameters, PreparedGet, PreparedGetOrigin
 from cachefs_daemon.origin.request_counters import ChildCounterSet
+from cachefs_daemon.origin.s3.prepared_get import GetParameters, PreparedGet, PreparedGetOrigin
 from cachefs_daemon.store.space_reservations import ReservedSpace, WritableSegment
 
 # Called with the location of the block; or, at most once and before that, with None: fetch it in another way too. The

@@ -23,14 +23,14 @@ from cachefs_daemon.fetch_process.frames import (
 )
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.http_connection import S3_COUNTERS, SUCCESS, HttpResponse
-from cachefs_daemon.origin.http_hedging import HedgedRequests
-from cachefs_daemon.origin.http_pool import HttpPool
-from cachefs_daemon.origin.http_tls import ClientTls
-from cachefs_daemon.origin.prepared_get import GetParameters
-from cachefs_daemon.origin.s3_checksum import has_checksum, verify_checksum
-from cachefs_daemon.origin.s3_request import RequestMaker
-from cachefs_daemon.origin.s3_response import BrokenS3Response, S3Target, bytes_before, is_whole_object
+from cachefs_daemon.origin.http.connection import S3_COUNTERS, SUCCESS, HttpResponse
+from cachefs_daemon.origin.http.hedging import HedgedRequests
+from cachefs_daemon.origin.http.pool import HttpPool
+from cachefs_daemon.origin.http.tls import ClientTls
+from cachefs_daemon.origin.s3.checksum import has_checksum, verify_checksum
+from cachefs_daemon.origin.s3.prepared_get import GetParameters
+from cachefs_daemon.origin.s3.request import RequestMaker
+from cachefs_daemon.origin.s3.response import BrokenS3Response, S3Target, bytes_before, is_whole_object
 from cachefs_daemon.store.segment_writer import Record, SegmentFile, write_record
 
 # Ways that are remembered, most recently used.

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs_daemon.origin.prepared_get import GetParameters
+from cachefs_daemon.origin.s3.prepared_get import GetParameters
 
 # Largest packet in bytes. The kernel's own limit is about 200 KiB.
 MAX_BYTES: Final = 128 << 10

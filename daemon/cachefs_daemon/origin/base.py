@@ -172,41 +172,41 @@ class PreconnectingOrigin(Protocol):
 
 
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.file import FileOrigin
+    from cachefs_daemon.origin.file.origin import FileOrigin
 
     return FileOrigin(url, options, settings)
 
 
 def _s3(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.s3 import S3Origin  # aiobotocore takes 0.5 s to import
+    from cachefs_daemon.origin.s3.origin import S3Origin  # aiobotocore takes 0.5 s to import
 
     return S3Origin(url, options, settings)
 
 
 def _gs(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.gs import GoogleStore
-    from cachefs_daemon.origin.web import WebOrigin
+    from cachefs_daemon.origin.web.gs import GoogleStore
+    from cachefs_daemon.origin.web.origin import WebOrigin
 
     return WebOrigin(GoogleStore(url, options), settings)
 
 
 def _az(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.az import AzureStore
-    from cachefs_daemon.origin.web import WebOrigin
+    from cachefs_daemon.origin.web.az import AzureStore
+    from cachefs_daemon.origin.web.origin import WebOrigin
 
     return WebOrigin(AzureStore(url, options), settings)
 
 
 def _http(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.http_index import IndexedStore
-    from cachefs_daemon.origin.web import WebOrigin
+    from cachefs_daemon.origin.web.http_index import IndexedStore
+    from cachefs_daemon.origin.web.origin import WebOrigin
 
     return WebOrigin(IndexedStore(url, settings), settings)
 
 
 def _hf(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.hf import HubStore
-    from cachefs_daemon.origin.web import WebOrigin
+    from cachefs_daemon.origin.web.hf import HubStore
+    from cachefs_daemon.origin.web.origin import WebOrigin
 
     return WebOrigin(HubStore(url, options), settings)
 

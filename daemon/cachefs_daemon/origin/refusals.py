@@ -1,7 +1,7 @@
 """The meaning of a server's refusal: the error, whether a retry may succeed, and the remedy.
 
-Each kind of store has a table of its documented error codes (`s3_codes.py`, `gs_codes.py`, `az_codes.py`,
-`hf_codes.py`). A code that is in no table is judged by its HTTP status, with tables here that all stores share. The
+Each kind of store has a table of its documented error codes (`s3/codes.py`, `web/gs.py`, `web/az.py`,
+`web/hf.py`). A code that is in no table is judged by its HTTP status, with tables here that all stores share. The
 server's own words are always repeated, since a policy, a proxy or a newer server may say what no table knows.
 """
 

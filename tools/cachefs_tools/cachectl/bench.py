@@ -61,7 +61,7 @@ def bench(  # noqa: PLR0913  # a parameter for each option
     the node before is evicted again, and nothing is left mounted.
     """
     with require_extra("mount,daemon", "cachectl bench"):
-        import cachefs_daemon.origin.s3  # noqa: F401
+        import cachefs_daemon.origin.s3.origin  # noqa: F401
         from cachefs_tools.trial.extent import TrialJob, choose_files, origin_bounds
         from cachefs_tools.trial.trial import Trial
         from cachefs_tools.trial.verdict import verdict_sentences

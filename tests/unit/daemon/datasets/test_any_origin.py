@@ -16,7 +16,7 @@ from cachefs_daemon.origin.base import (
     open_origin,
 )
 from cachefs_daemon.origin.deadline import Deadline
-from cachefs_daemon.origin.prepared_get import PreparedGetOrigin
+from cachefs_daemon.origin.s3.prepared_get import PreparedGetOrigin
 from tests import virtual_time
 
 WANTED = ObjectRange(b"key", b"v", 1, 0, 1)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cachefs.errors import OriginAccessDenied
-from cachefs_daemon.origin import bearer
+from cachefs_daemon.origin.web import bearer
 from tests import virtual_time
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cachefs_daemon.origin import confined_open
-from cachefs_daemon.origin.confined_open import has_openat2, open_confined, walk_confined
+from cachefs_daemon.origin.file import confined_open
+from cachefs_daemon.origin.file.confined_open import has_openat2, open_confined, walk_confined
 
 Open = Callable[[int, bytes, int], int]
 

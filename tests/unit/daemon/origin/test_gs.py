@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cachefs.errors import ConfigError, OriginAccessDenied
-from cachefs_daemon.origin import bearer
 from cachefs_daemon.origin.base import Origin
+from cachefs_daemon.origin.web import bearer
 from tests.servers.stores import GoogleServer, StoreServer
 from tests.stores import Kind, listing, part_of, read, whole, with_origin
 

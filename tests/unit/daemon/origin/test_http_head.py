@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs_daemon.origin.http_head import MAX_HEADER_LINES, MalformedHead, parse_head
+from cachefs_daemon.origin.http.head import MAX_HEADER_LINES, MalformedHead, parse_head
 
 NAMES = st.text("abcDEF-_!#09", min_size=1, max_size=12).filter(lambda name: name.lower() not in ("e", "etag"))
 VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=255, exclude_characters="\x7f"), max_size=20)

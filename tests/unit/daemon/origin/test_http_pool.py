@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs_bench.lab.ports import free_port
-from cachefs_daemon.origin import http_connection
 from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.origin.http_connection import ClosedWithoutResponse, HttpResponse, IncompleteResponse, ReadTimeout
-from cachefs_daemon.origin.http_head import MAX_HEAD_BYTES, MalformedHead
-from cachefs_daemon.origin.http_pool import HttpPool, ServerAddress
-from cachefs_daemon.origin.http_tls import ClientTls
+from cachefs_daemon.origin.http import connection as http_connection
+from cachefs_daemon.origin.http.connection import ClosedWithoutResponse, HttpResponse, IncompleteResponse, ReadTimeout
+from cachefs_daemon.origin.http.head import MAX_HEAD_BYTES, MalformedHead
+from cachefs_daemon.origin.http.pool import HttpPool, ServerAddress
+from cachefs_daemon.origin.http.tls import ClientTls
 from tests import virtual_time
 from tests.servers import faulty
 from tests.servers.scripted import HALF_CLOSE, RESET, Script, ScriptedServer, scripted

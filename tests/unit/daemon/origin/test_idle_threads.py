@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from cachefs_daemon.origin.idle_threads import IdleThreads
+from cachefs_daemon.origin.file.idle_threads import IdleThreads
 from tests.waiting import until_async
 
 

@@ -7,13 +7,13 @@ import pytest
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import Trouble
 from cachefs.trouble_texts import cause_of_errno, describe_trouble, remedy
-from cachefs_daemon.origin.az_codes import AZURE
-from cachefs_daemon.origin.gs_codes import GOOGLE
-from cachefs_daemon.origin.hf_codes import HUB
 from cachefs_daemon.origin.refusals import ErrorMeaning, ErrorTable, Refusal, parse_error_body
-from cachefs_daemon.origin.s3_codes import S3
-from cachefs_daemon.origin.s3_errors import client_error_of, judge_error
-from cachefs_daemon.origin.s3_response import S3Target
+from cachefs_daemon.origin.s3.codes import S3
+from cachefs_daemon.origin.s3.errors import client_error_of, judge_error
+from cachefs_daemon.origin.s3.response import S3Target
+from cachefs_daemon.origin.web.az import AZURE
+from cachefs_daemon.origin.web.gs import GOOGLE
+from cachefs_daemon.origin.web.hf import HUB
 
 TABLES = {"s3": S3, "gs": GOOGLE, "az": AZURE, "hf": HUB}
 WORDS = {

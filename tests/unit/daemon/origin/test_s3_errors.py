@@ -6,8 +6,8 @@ import pytest
 from botocore.exceptions import SSLError
 
 from cachefs.errors import OriginAccessDenied, OriginUnavailable
-from cachefs_daemon.origin.s3_errors import client_error_of, judge_error
-from cachefs_daemon.origin.s3_response import S3Target
+from cachefs_daemon.origin.s3.errors import client_error_of, judge_error
+from cachefs_daemon.origin.s3.response import S3Target
 
 
 def test_a_server_that_takes_signed_requests_only_is_told_so() -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.s3_page import ListingPage, parse_page, parse_time
-from cachefs_daemon.origin.s3_response import BrokenS3Response
+from cachefs_daemon.origin.s3.page import ListingPage, parse_page, parse_time
+from cachefs_daemon.origin.s3.response import BrokenS3Response
 
 TIME_NS = 1_767_323_045_678_000_000
 USUAL = (

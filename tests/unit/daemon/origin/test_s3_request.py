@@ -18,10 +18,10 @@ from botocore.credentials import ReadOnlyCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs_daemon.origin import s3_route
 from cachefs_daemon.origin.base import ObjectRange
-from cachefs_daemon.origin.s3_request import RequestMaker
-from cachefs_daemon.origin.s3_route import NoRoute, S3Route, find_route, register_capture
+from cachefs_daemon.origin.s3 import route as s3_route
+from cachefs_daemon.origin.s3.request import RequestMaker
+from cachefs_daemon.origin.s3.route import NoRoute, S3Route, find_route, register_capture
 
 KEYS = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=40),

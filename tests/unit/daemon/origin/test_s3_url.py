@@ -9,8 +9,8 @@ from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import OriginSettings, open_origin
 from cachefs_daemon.origin.key_ranges import KeyRange, ListingCheckpoint
-from cachefs_daemon.origin.s3 import S3Origin
-from cachefs_daemon.origin.s3_page import ListingPage
+from cachefs_daemon.origin.s3.origin import S3Origin
+from cachefs_daemon.origin.s3.page import ListingPage
 from tests import virtual_time
 
 POINT = "arn:aws:s3:us-east-1:123456789012:accesspoint"

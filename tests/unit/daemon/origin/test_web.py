@@ -19,10 +19,11 @@ from cachefs.errors import (
 from cachefs.extras import install_command
 from cachefs.messages import OriginOptions
 from cachefs_bench.lab.ports import free_port
-from cachefs_daemon.origin import web, web_client
 from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
-from cachefs_daemon.origin.gs_codes import GOOGLE
 from cachefs_daemon.origin.refusals import Refusal
+from cachefs_daemon.origin.web import client as web_client
+from cachefs_daemon.origin.web import origin as web
+from cachefs_daemon.origin.web.gs import GOOGLE
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.stores import FilesServer, StoreServer, running

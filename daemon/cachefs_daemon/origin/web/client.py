@@ -25,7 +25,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.sizes import format_size
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
-from cachefs_daemon.origin.http_tls import ClientTls
+from cachefs_daemon.origin.http.tls import ClientTls
 from cachefs_daemon.origin.refusals import MAX_ERROR_BODY, Refusal, parse_error_body
 from cachefs_daemon.origin.request_counters import CountedRequest, RequestCounters, RequestOutcome
 

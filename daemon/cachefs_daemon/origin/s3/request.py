@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 from cachefs_daemon.origin.base import ObjectRange
-from cachefs_daemon.origin.s3_checksum import CHECKSUM_HEADER
-from cachefs_daemon.origin.s3_route import S3Route
-from cachefs_daemon.origin.sigv4 import Signer
+from cachefs_daemon.origin.s3.checksum import CHECKSUM_HEADER
+from cachefs_daemon.origin.s3.route import S3Route
+from cachefs_daemon.origin.s3.sigv4 import Signer
 
 _Headers = list[tuple[str, str]]
 

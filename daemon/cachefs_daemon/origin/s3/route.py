@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from cachefs_daemon.origin.http_pool import ServerAddress
-from cachefs_daemon.origin.sigv4 import ALGORITHM
+from cachefs_daemon.origin.http.pool import ServerAddress
+from cachefs_daemon.origin.s3.sigv4 import ALGORITHM
 
 # No object has this ETag.
 _PROBE_ETAG: Final = '"cachefs: never sent"'

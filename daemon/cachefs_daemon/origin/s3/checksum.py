@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from cachefs_daemon.origin.s3_response import BrokenS3Response
+from cachefs_daemon.origin.s3.response import BrokenS3Response
 
 # The header that requests checksums, as botocore sends it.
 CHECKSUM_HEADER: Final = ("x-amz-checksum-mode", "ENABLED")

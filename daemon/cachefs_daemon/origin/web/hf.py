@@ -3,7 +3,8 @@ revision is written %2F; `refs/convert/parquet` and `refs/pr/3` may be written a
 
 A listing resolves the revision (`main` by default) to a commit, and all files are read at that commit, which never
 changes. The hub gives the SHA-256 of each file's content (LFS) or its git SHA-1. These identify the content, so that
-files that a later commit leaves unchanged stay cached, and whole files are checked with them.
+files that a later commit leaves unchanged stay cached, and whole files are checked with them. Error codes come in the
+header X-Error-Code.
 """
 
 import functools
@@ -17,16 +18,46 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from cachefs.errors import ConfigError, OriginAccessDenied
+from cachefs.errors import ConfigError, NotFound, OriginAccessDenied
 from cachefs.messages import OriginOptions
 from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, ReportProblem
-from cachefs_daemon.origin.bearer import BearerTokens, Token
-from cachefs_daemon.origin.hf_codes import HUB
-from cachefs_daemon.origin.web import Checksum, PageFetcher, range_header
-from cachefs_daemon.origin.web_client import BrokenWebResponse, Headers, WebRequest, WebResponse, checked_endpoint
+from cachefs_daemon.origin.refusals import GONE, THROTTLED, ErrorMeaning, ErrorMeanings, ErrorTable
+from cachefs_daemon.origin.web.bearer import BearerTokens, Token
+from cachefs_daemon.origin.web.client import BrokenWebResponse, Headers, WebRequest, WebResponse, checked_endpoint
+from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, range_header
 
+# The hub does not tell whether a private repository exists.
+_REFUSED: Final = ErrorMeaning(
+    OriginAccessDenied,
+    "{url} is not at {endpoint}, or is private and the daemon's token has no access to it",
+    "check the URL, or {token}",
+)
+_GATED: Final = ErrorMeaning(
+    OriginAccessDenied,
+    "{url} is gated",
+    "accept its conditions at {page} and give the daemon a token of that account ({token})",
+)
+_CODES: Final[ErrorMeanings] = {
+    "GatedRepo": _GATED,
+    "RepoNotFound": _REFUSED,
+    "DisabledRepo": ErrorMeaning(OriginAccessDenied, "{url} is disabled", "ask its owner, or the hub"),
+    "RevisionNotFound": ErrorMeaning(
+        NotFound,
+        "{url} has no revision {revision} at {endpoint}",
+        "check the URL; a slash in the name of a branch or tag is written %2F there",
+    ),
+    "EntryNotFound": GONE,
+    "TooManyRequests": THROTTLED,
+    401: _REFUSED,
+    403: _REFUSED,
+}
+_LISTING: Final[ErrorMeanings] = {
+    "EntryNotFound": ErrorMeaning(NotFound, "there is no such directory as {url}", "check the URL")
+}
+
+HUB: Final = ErrorTable(_CODES, _LISTING)
 _HUB: Final = "https://huggingface.co"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 # A revision with slashes, as the hub's own library writes it, is one of the hub's references.
@@ -69,7 +100,7 @@ class _Revision(msgspec.Struct, frozen=True):
 
 
 class HubStore:
-    """The Hugging Face hub (see cachefs_daemon.origin.web.WebStore)."""
+    """The Hugging Face hub (see cachefs_daemon.origin.web.origin.WebStore)."""
 
     def __init__(self, url: str, options: OriginOptions) -> None:
         """Raises ConfigError."""

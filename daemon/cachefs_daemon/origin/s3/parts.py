@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from cachefs.errors import CachefsError
 from cachefs_daemon.origin.base import ObjectRange
-from cachefs_daemon.origin.http_connection import InFlightRequest
-from cachefs_daemon.origin.http_head import Head
-from cachefs_daemon.origin.s3_response import S3Target, bytes_before
+from cachefs_daemon.origin.http.connection import InFlightRequest
+from cachefs_daemon.origin.http.head import Head
+from cachefs_daemon.origin.s3.response import S3Target, bytes_before
 
 
 class PartsRequest(InFlightRequest):

@@ -10,8 +10,8 @@ from typing import Final
 
 from cachefs.planning.requests.request_times import are_few_late
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.http_connection import HttpResponse, InFlightRequest
-from cachefs_daemon.origin.http_pool import HttpPool, count_unused_body
+from cachefs_daemon.origin.http.connection import HttpResponse, InFlightRequest
+from cachefs_daemon.origin.http.pool import HttpPool, count_unused_body
 
 # Least seconds between two checks for late requests; and seconds to the next check after a hedge was not possible.
 _MIN_CHECK_SECONDS: Final = 0.002

@@ -13,7 +13,7 @@ from botocore.exceptions import ReadTimeoutError
 from cachefs.errors import OriginError
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.http_connection import (
+from cachefs_daemon.origin.http.connection import (
     S3_COUNTERS,
     SUCCESS,
     ClosedWithoutResponse,
@@ -21,18 +21,18 @@ from cachefs_daemon.origin.http_connection import (
     IncompleteResponse,
     ReadTimeout,
 )
-from cachefs_daemon.origin.http_head import MalformedHead
-from cachefs_daemon.origin.http_hedging import HedgedRequests
-from cachefs_daemon.origin.http_pool import HttpPool, ServerAddress
-from cachefs_daemon.origin.http_tls import ClientTls, retrieve_exception
-from cachefs_daemon.origin.prepared_get import FrozenCredentials, GetParameters, PreparedGet
-from cachefs_daemon.origin.s3_checksum import has_checksum, verify_checksum
-from cachefs_daemon.origin.s3_credentials import CredentialSource, CurrentCredentials
-from cachefs_daemon.origin.s3_errors import client_error_of, is_redirect
-from cachefs_daemon.origin.s3_parts import PartsRequest
-from cachefs_daemon.origin.s3_request import RequestMaker
-from cachefs_daemon.origin.s3_response import BrokenS3Response, S3Target, bytes_before, is_whole_object
-from cachefs_daemon.origin.s3_route import NoRoute, S3Route, find_route
+from cachefs_daemon.origin.http.head import MalformedHead
+from cachefs_daemon.origin.http.hedging import HedgedRequests
+from cachefs_daemon.origin.http.pool import HttpPool, ServerAddress
+from cachefs_daemon.origin.http.tls import ClientTls, retrieve_exception
+from cachefs_daemon.origin.s3.checksum import has_checksum, verify_checksum
+from cachefs_daemon.origin.s3.credentials import CredentialSource, CurrentCredentials
+from cachefs_daemon.origin.s3.errors import client_error_of, is_redirect
+from cachefs_daemon.origin.s3.parts import PartsRequest
+from cachefs_daemon.origin.s3.prepared_get import FrozenCredentials, GetParameters, PreparedGet
+from cachefs_daemon.origin.s3.request import RequestMaker
+from cachefs_daemon.origin.s3.response import BrokenS3Response, S3Target, bytes_before, is_whole_object
+from cachefs_daemon.origin.s3.route import NoRoute, S3Route, find_route
 
 _NOT_IMPLEMENTED: Final = 501
 # Replaces the body if an overloaded server sends it in chunks, as AWS does.

@@ -2,14 +2,24 @@
 
 Symbolic links to files are followed if they stay beneath the directory, or always if security.follow_symlinks is set.
 Links to directories, which may form loops, and special files are left out and reported. A file's version is checked on
-the open file before and after each read (see cachefs_daemon.origin.file_version).
+the open file before and after each read.
+
+A version is a text, `size-mtime-ctime-inode`, which is kept in snapshots and is part of a block's name in the cache. It
+may end early: missing parts are not compared, and snapshots of earlier releases have `size-mtime`. Size and mtime alone
+do not suffice: `cp -p`, `rsync -t` and tar set any mtime, so that a file could be put together from blocks of two
+versions. The ctime cannot be set, and a file that is renamed over another one has another inode. The remaining gap is a
+file that is written in place within the clock tick of the file system (at most 10 ms) in which it was listed.
+
+The root is opened for each access, which costs 2 us. A descriptor kept open would keep the file system from being
+unmounted, and show the old one after another was mounted.
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
@@ -24,17 +34,19 @@ from cachefs.errors import (
     OriginUnavailable,
 )
 from cachefs.messages import OriginOptions
+from cachefs.mount_table import file_system_kinds
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, ReportProblem
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.file_tree import FileTree
-from cachefs_daemon.origin.file_version import FileVersions, is_version
-from cachefs_daemon.origin.idle_threads import IdleThreads
+from cachefs_daemon.origin.file.confined_open import open_confined
+from cachefs_daemon.origin.file.idle_threads import IdleThreads
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.request_counters import OWN_COUNTERS, RequestOutcome
 from cachefs_daemon.origin.retry import Failure, run_with_retries
 
+# Clients of these file systems may make up inode numbers, which differ after the next mount or even the next access.
+_UNSTABLE_INODE_KINDS: Final = ("fuse", "cifs", "smb", "9p", "overlay")
 # Entries per portion: the listing of a directory with a million files shows progress and stays small in memory.
 _PORTION: Final = 5000
 _PARALLEL_SCANS: Final = 16
@@ -42,6 +54,97 @@ _READ: Final = OWN_COUNTERS.counters_of("file")
 _LINK: Final = "is a symbolic link that leads out of the dataset, and security.follow_symlinks is not set"
 # Errors of a path whose file is gone, or is no file any more.
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+
+
+class FileTree:
+    """The root of a dataset and its access rules. Used in any thread."""
+
+    def __init__(self, root: bytes, allowed: Sequence[str], *, follow_symlinks: bool) -> None:
+        """allowed: directories, one of which must contain the root and every target of a link; empty: any.
+        follow_symlinks: also links that lead out of the root."""
+        self.root = root
+        self._allowed = [os.fsencode(os.path.normpath(path)) for path in allowed]
+        self._follow = follow_symlinks
+
+    def path(self, key: bytes) -> bytes:
+        return os.path.join(self.root, key) if key else self.root
+
+    def open(self, key: bytes, flags: int) -> int:
+        """Return a descriptor of the object *key*; "" for the root.
+
+        Raises OSError, with EXDEV if a link leads to a forbidden place, and OriginAccessDenied if the root itself is in
+        no allowed directory.
+        """
+        with self._open_root() as root:
+            if not self._follow:
+                return open_confined(root, key, flags)
+            fd = os.open(key or b".", flags | os.O_CLOEXEC, dir_fd=root)
+        if not self._is_allowed(fd):
+            os.close(fd)
+            raise OSError(errno.EXDEV, "leads out of security.file_roots")
+        return fd
+
+    def has_entries(self) -> bool:
+        """Return whether the root is a directory with any entry. As a dataset is never empty, an empty root is the
+        mount point of a file system that is not mounted."""
+        try:
+            with os.scandir(self.root) as entries:
+                return next(entries, None) is not None
+        except OSError:
+            return False
+
+    @contextlib.contextmanager
+    def _open_root(self) -> Iterator[int]:
+        fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not self._is_allowed(fd):
+                shown = os.fsdecode(self.root).encode("utf-8", "backslashreplace").decode()
+                allowed = ", ".join(os.fsdecode(path) for path in self._allowed)
+                raise OriginAccessDenied(f"{shown} is in none of security.file_roots ({allowed})")
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _is_allowed(self, fd: int) -> bool:
+        if not self._allowed:
+            return True
+        real = os.readlink(b"/proc/self/fd/%d" % fd)
+        return _is_in(real, self._allowed) or _is_in(real, [os.path.realpath(path) for path in self._allowed])
+
+
+def _is_in(path: bytes, directories: Sequence[bytes]) -> bool:
+    return any(path == one or path.startswith(one.rstrip(b"/") + b"/") for one in directories)
+
+
+class FileVersions:
+    """Makes the versions of one listing."""
+
+    def __init__(self, *, mtime_only: bool) -> None:
+        """mtime_only: see cachefs.messages.OriginOptions."""
+        self._mtime_only = mtime_only
+        self._stable_devices: dict[int, bool] = {}  # by device: whether its inode numbers are stable
+
+    def version_of(self, status: os.stat_result) -> bytes:
+        if self._mtime_only:
+            return b"%d-%d" % (status.st_size, status.st_mtime_ns)
+        full_version = _full_version(status)
+        return full_version if self._has_stable_inodes(status.st_dev) else full_version.rpartition(b"-")[0]
+
+    def _has_stable_inodes(self, device: int) -> bool:
+        if device not in self._stable_devices:
+            kind = file_system_kinds().get(f"{os.major(device)}:{os.minor(device)}", "")
+            self._stable_devices[device] = not kind.startswith(_UNSTABLE_INODE_KINDS)
+        return self._stable_devices[device]
+
+
+def is_version(status: os.stat_result, version: bytes) -> bool:
+    """Return whether an open file is the listed *version*, as far as the version tells."""
+    full_version = _full_version(status)
+    return full_version == version or full_version.startswith(version + b"-")
+
+
+def _full_version(status: os.stat_result) -> bytes:
+    return b"%d-%d-%d-%d" % (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 class _Scan(NamedTuple):

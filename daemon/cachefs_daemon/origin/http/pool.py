@@ -13,7 +13,7 @@ import aiohappyeyeballs
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, SSLError
 
 from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.origin.http_connection import (
+from cachefs_daemon.origin.http.connection import (
     S3_COUNTERS,
     SUCCESS,
     ClosedWithoutResponse,
@@ -21,7 +21,7 @@ from cachefs_daemon.origin.http_connection import (
     HttpResponse,
     InFlightRequest,
 )
-from cachefs_daemon.origin.http_tls import ClientTls, retrieve_exception
+from cachefs_daemon.origin.http.tls import ClientTls, retrieve_exception
 
 # Seconds for which resolved addresses are cached, so that many new connections resolve the name once.
 _ADDRESS_SECONDS: Final = 10.0

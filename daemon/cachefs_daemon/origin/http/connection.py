@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachefs_daemon.origin.http_head import HEAD_END, MAX_HEAD_BYTES, Head, MalformedHead, parse_head
+from cachefs_daemon.origin.http.head import HEAD_END, MAX_HEAD_BYTES, Head, MalformedHead, parse_head
 from cachefs_daemon.origin.request_counters import OWN_COUNTERS, RequestOutcome
 
 if TYPE_CHECKING:

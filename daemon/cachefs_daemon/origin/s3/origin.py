@@ -26,16 +26,16 @@ from cachefs_daemon.origin.base import (
 )
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.key_ranges import ListingCheckpoint
-from cachefs_daemon.origin.prepared_get import PreparedGet
 from cachefs_daemon.origin.request_counters import OWN_COUNTERS, CountedRequest
 from cachefs_daemon.origin.retry import Failure, run_with_retries
-from cachefs_daemon.origin.s3_connection import RAW_PAGE, OpenClient, shared_connection
-from cachefs_daemon.origin.s3_errors import are_credentials_refused, judge_error, outcome_of
-from cachefs_daemon.origin.s3_get import SuspectResponse, UnsupportedByClient
-from cachefs_daemon.origin.s3_listing import list_bucket
-from cachefs_daemon.origin.s3_page import ListingPage, parse_page
-from cachefs_daemon.origin.s3_parts import PartsRequest
-from cachefs_daemon.origin.s3_response import BrokenS3Response, S3Target, bytes_before
+from cachefs_daemon.origin.s3.connection import RAW_PAGE, OpenClient, shared_connection
+from cachefs_daemon.origin.s3.errors import are_credentials_refused, judge_error, outcome_of
+from cachefs_daemon.origin.s3.get import SuspectResponse, UnsupportedByClient
+from cachefs_daemon.origin.s3.listing import list_bucket
+from cachefs_daemon.origin.s3.page import ListingPage, parse_page
+from cachefs_daemon.origin.s3.parts import PartsRequest
+from cachefs_daemon.origin.s3.prepared_get import PreparedGet
+from cachefs_daemon.origin.s3.response import BrokenS3Response, S3Target, bytes_before
 
 # Seconds for all attempts for one page of the listing together.
 _PAGE_DEADLINE: Final = 120.0
@@ -155,7 +155,7 @@ class S3Origin:
             await client.own_client.prepare_bucket(self._bucket)
 
     def prepare_get(self, wanted: ObjectRange) -> PreparedGet | None:
-        """See cachefs_daemon.origin.prepared_get.PreparedGetOrigin."""
+        """See cachefs_daemon.origin.s3.prepared_get.PreparedGetOrigin."""
         client = self._connection.current
         if client is None or self.endpoint.is_limited or self._connection.fallback.is_active:
             return None

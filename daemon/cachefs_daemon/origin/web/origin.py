@@ -32,7 +32,7 @@ from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.refusals import ErrorMeaning, ErrorTable
 from cachefs_daemon.origin.request_counters import OWN_COUNTERS
 from cachefs_daemon.origin.retry import Failure, run_with_retries
-from cachefs_daemon.origin.web_client import (
+from cachefs_daemon.origin.web.client import (
     BrokenWebResponse,
     Headers,
     RequestRefused,

@@ -21,8 +21,8 @@ from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, ReportProblem
 from cachefs_daemon.origin.refusals import ErrorMeaning, ErrorTable
-from cachefs_daemon.origin.web import Checksum, PageFetcher, range_header
-from cachefs_daemon.origin.web_client import WebRequest, WebResponse, is_plain, listing_too_long_error, percent_encode
+from cachefs_daemon.origin.web.client import WebRequest, WebResponse, is_plain, listing_too_long_error, percent_encode
+from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, range_header
 
 _INDEX: Final = "index.jsonl"
 _INDEXES: Final = (".jsonl", ".jsonl.gz")
@@ -64,7 +64,7 @@ class IndexLine(msgspec.Struct, frozen=True):
 
 
 class IndexedStore:
-    """A web server with an index (see cachefs_daemon.origin.web.WebStore)."""
+    """A web server with an index (see cachefs_daemon.origin.web.origin.WebStore)."""
 
     def __init__(self, url: str, settings: OriginSettings) -> None:
         """Raises ConfigError."""

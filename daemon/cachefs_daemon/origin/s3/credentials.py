@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from botocore.exceptions import CredentialRetrievalError
 
-from cachefs_daemon.origin.http_tls import retrieve_exception
+from cachefs_daemon.origin.http.tls import retrieve_exception
 
 # Least seconds between two reads of the credentials.
 FRESH_SECONDS: Final = 1.0

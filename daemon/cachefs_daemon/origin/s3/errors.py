@@ -1,4 +1,4 @@
-"""The meaning of a failed S3 request, as an error of cachefs that says what to do (see refusals.py, s3_codes.py)."""
+"""The meaning of a failed S3 request, as an error of cachefs that says what to do (see refusals.py, codes.py)."""
 
 import asyncio
 import ssl
@@ -14,8 +14,8 @@ from cachefs.errors import CachefsError, ConfigError, OriginAccessDenied, Origin
 from cachefs_daemon.origin.refusals import ErrorMeaning, Refusal
 from cachefs_daemon.origin.request_counters import RequestOutcome
 from cachefs_daemon.origin.retry import Failure
-from cachefs_daemon.origin.s3_codes import OTHER_REGION, S3
-from cachefs_daemon.origin.s3_response import BrokenS3Response, S3Target
+from cachefs_daemon.origin.s3.codes import OTHER_REGION, S3
+from cachefs_daemon.origin.s3.response import BrokenS3Response, S3Target
 
 _PAYER: Final = ", or add --requester-pays if the bucket's readers pay"
 

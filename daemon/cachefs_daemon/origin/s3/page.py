@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from botocore.utils import parse_timestamp
 
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.s3_response import BrokenS3Response
+from cachefs_daemon.origin.s3.response import BrokenS3Response
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BEGIN: Final = b"<Contents>"

@@ -26,13 +26,13 @@ from cachefs.errors import ConfigError, has_secrets
 from cachefs.messages import OriginOptions
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.fallback_client import FallbackState
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.request_counters import count_current_request
-from cachefs_daemon.origin.s3_credentials import with_timeout
-from cachefs_daemon.origin.s3_get import S3Get
-from cachefs_daemon.origin.s3_page import parse_time
-from cachefs_daemon.origin.s3_route import register_capture
+from cachefs_daemon.origin.s3.credentials import with_timeout
+from cachefs_daemon.origin.s3.fallback_client import FallbackState
+from cachefs_daemon.origin.s3.get import S3Get
+from cachefs_daemon.origin.s3.page import parse_time
+from cachefs_daemon.origin.s3.route import register_capture
 
 # Seconds after its last request when a client is closed.
 IDLE_SECONDS: Final = 300.0
@@ -286,7 +286,7 @@ async def _credentials_of(session: AioSession) -> tuple[str, str | None] | None:
 
 
 def _let_requester_pay(params: dict[str, Any], model: Any, **_: Any) -> None:
-    """Let the requester pay. Our own client copies the header from the request that s3_route.py captures."""
+    """Let the requester pay. Our own client copies the header from the request that route.py captures."""
     if "RequestPayer" in model.input_shape.members:
         params["RequestPayer"] = "requester"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
-from cachefs_daemon.origin.s3_route import S3Route
+from cachefs_daemon.origin.s3.route import S3Route
 
 
 @dataclass(frozen=True, slots=True)

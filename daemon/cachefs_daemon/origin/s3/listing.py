@@ -25,8 +25,8 @@ from cachefs_daemon.origin.key_ranges import (
     choose_cuts,
     common_length,
 )
-from cachefs_daemon.origin.s3_page import ListingPage
-from cachefs_daemon.origin.s3_response import BrokenS3Response
+from cachefs_daemon.origin.s3.page import ListingPage
+from cachefs_daemon.origin.s3.response import BrokenS3Response
 
 # Pages read before keys are cut. Each range reads half a page too much on average, so small buckets are not cut.
 _FIRST_PAGES: Final = 8

@@ -1,0 +1,1 @@
+"""The origin `file://`: a tree of files that the daemon reads in threads."""
