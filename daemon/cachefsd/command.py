@@ -79,7 +79,7 @@ def _check_config(config: Config) -> None:
     wrong, warnings = list(config_check.problems(store)), [*config_check.notes(store), *config.remarks()]
     if config.cluster.enabled:
         from cachefs_cluster.config import cluster_section
-        from cachefs_cluster.peers.own_certificate import own_certificate_problem
+        from cachefs_cluster.peers.tls import own_certificate_problem
 
         try:
             if why := own_certificate_problem(cluster_section(config)):

@@ -20,7 +20,7 @@ from cachefs.messages import OriginOptions
 from cachefs_daemon.origin import retry
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.deadline import Deadline
-from cachefs_daemon.origin.s3 import fallback_client
+from cachefs_daemon.origin.s3 import connection
 from tests.servers import scripted as scripted_server
 from tests.servers.scripted import RESET, Script, ScriptedServer, scripted
 
@@ -162,9 +162,9 @@ def test_a_server_that_is_always_unusual_is_not_asked_twice_each_time(monkeypatc
     async def scene(server: ScriptedServer, origin: Origin) -> None:
         for _ in range(30):
             assert await read(origin) == BODY
-        assert (sum(map(is_ours, server.requests)), origin.fallback_reads) == (fallback_client._FAILURES_TO_SWITCH, 30)
+        assert (sum(map(is_ours, server.requests)), origin.fallback_reads) == (connection._FAILURES_TO_SWITCH, 30)
 
-    monkeypatch.setattr(fallback_client, "_SHORTEST", 60.0)
+    monkeypatch.setattr(connection, "_SHORTEST", 60.0)
     play(unless_ours(chunked(BODY)), scene)
 
 

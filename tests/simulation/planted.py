@@ -13,7 +13,7 @@ from unittest import mock
 from cachefs.errors import CachefsError
 from cachefs_cluster.peers import connection
 from cachefs_cluster.peers.in_flight import BytesInFlight
-from cachefs_cluster.peers.peer_health import PeerHealth
+from cachefs_cluster.peers.peer import PeerHealth
 from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.peer_search import PeerSearch
 from cachefs_cluster.search.search_state import PeerSearchState

@@ -9,10 +9,9 @@ from cachefs.cluster_messages import PeerTraffic
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.secret import ClusterSecret
 from cachefs_cluster.peers.client import PeerClient
-from cachefs_cluster.peers.own_certificate import own_certificate_problem, tls_files
 from cachefs_cluster.peers.server_messages import ServedTotals
 from cachefs_cluster.peers.server_process import PeerServers, ServedListener, ServerSettings
-from cachefs_cluster.peers.tls import Certificates
+from cachefs_cluster.peers.tls import Certificates, own_certificate_problem, tls_files
 from cachefs_cluster.section import ClusterSection
 from cachefs_daemon.runtime.error_log import ErrorLog
 

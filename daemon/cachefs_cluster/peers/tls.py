@@ -17,6 +17,7 @@ from typing import Any, Final
 from cachefs.errors import ConfigError
 from cachefs.pem_files import PemFiles, file_stamps
 from cachefs_cluster.membership.view import NodeRecord
+from cachefs_cluster.section import ClusterSection
 
 log = logging.getLogger(__name__)
 
@@ -140,3 +141,17 @@ def _with_files(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     return PemFiles(files.cert, files.key, files.ca, _SETTINGS).load(context)
+
+
+def own_certificate_problem(section: ClusterSection) -> str:
+    """Return why other nodes would refuse this node's certificate; "" if they would not, or without TLS. Raises
+    ConfigError if the certificate cannot be used at all."""
+    files = tls_files(section) if section.enabled else None
+    return certificate_problem(files, section.own_name) if files is not None else ""
+
+
+def tls_files(section: ClusterSection) -> TlsFiles | None:
+    """Return the configured TLS files; None without TLS."""
+    if section.tls_ca is None or section.tls_cert is None or section.tls_key is None:
+        return None
+    return TlsFiles(section.tls_ca, section.tls_cert, section.tls_key)

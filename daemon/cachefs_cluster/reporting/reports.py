@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from cachefs.planning.blocks.presence import ShardBytes
 from cachefs.planning.sequences.plan import Plan
 from cachefs.snapshot import Snapshot
 from cachefs_cluster.membership.membership import Membership
-from cachefs_cluster.reporting.load import LoadMeter
 from cachefs_cluster.reporting.shard_warmups import ShardWarmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.registry import JobRegistry
@@ -33,6 +33,12 @@ from cachefs_daemon.reporting.residency import Residency
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import TierUsage
 
+# Seconds in which a peak decays to half: a link that got slower shows within a quarter of an hour. Seconds with less
+# than _IN_USE_SHARE of the peak do not count: an unused link is as fast as it was.
+HALF_LIFE: Final = 600.0
+_IN_USE_SHARE: Final = 0.01
+# Seconds over which the present rate is averaged, about.
+_AVERAGE_SECONDS: Final = 5.0
 log = logging.getLogger(__name__)
 
 # The observers' name in Residency.
@@ -48,6 +54,50 @@ _SMALL_CHANGE_SECONDS: Final = 15.0
 _MAX_JOBS: Final = 1024
 # Consumers whose rates may be in one sum.
 _MAX_READERS: Final = 1 << 16
+
+
+class RateMeter:
+    """One flow of bytes."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0  # bytes per second, recently
+        self.peak = 0.0  # the most bytes in one second
+        self._total = 0
+        self._counted_at: float | None = None  # monotonic seconds
+
+    def add_total(self, total: int, now: float) -> None:
+        """Record that *total* bytes have come since the start; now: monotonic seconds."""
+        if self._counted_at is not None and now > self._counted_at:
+            seconds = now - self._counted_at
+            rate = max(0, total - self._total) / seconds
+            if rate >= _IN_USE_SHARE * self.peak:
+                self.peak = max(rate, self.peak * math.exp2(-seconds / HALF_LIFE))
+            self.rate += (1 - math.exp(-seconds / _AVERAGE_SECONDS)) * (rate - self.rate)
+        self._total, self._counted_at = total, now
+
+
+class LoadMeter:
+    """The flows of a node."""
+
+    def __init__(self) -> None:
+        self._fetched, self._received, self._sent = RateMeter(), RateMeter(), RateMeter()
+
+    def add_totals(self, fetched: int, received: int, sent: int, now: float) -> None:
+        """Record bytes since the start: from origins, from other nodes, to other nodes."""
+        self._fetched.add_total(fetched, now)
+        self._received.add_total(received, now)
+        self._sent.add_total(sent, now)
+
+    def load(self, demand: float) -> NodeLoad:
+        """Return the load. demand: bytes per second that jobs read."""
+        return NodeLoad(
+            origin_rate=self._fetched.peak,
+            peer_rate=self._received.peak,
+            fetched=self._fetched.rate,
+            received=self._received.rate,
+            given=self._sent.rate,
+            demand=demand,
+        )
 
 
 @dataclass(frozen=True, slots=True)

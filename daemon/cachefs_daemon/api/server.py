@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,15 +23,15 @@ from cachefs.errors import (
     OriginAccessDenied,
     Unidentified,
 )
-from cachefs.identity import identity_socket_path
+from cachefs.identity import IDENTITY_KEY, identity_socket_path
 from cachefs.messages import Message
-from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Method, encode, response_decoder
-from cachefs_daemon.api.call_authorizer import CallAuthorizer
+from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, AccessRight, Method, encode, response_decoder
 from cachefs_daemon.api.fetch_channel import FetchChannelServer
 from cachefs_daemon.api.identity import CallerRights, Identities
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.api.socket_keeper import SocketKeeper
 from cachefs_daemon.api.socket_path import SocketPath
+from cachefs_daemon.caller import Caller
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,32 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
     AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
     OriginAccessDenied: grpc.StatusCode.PERMISSION_DENIED,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CallAuthorizer:
+    """Checks the identity and the rights of each call. docs/operations.md has a table of the rights for users."""
+
+    identities: Identities
+    admission: CallerRights
+
+    def authorize_call(self, method: Method[Any, Any], context: Any) -> tuple[Caller, ...]:
+        """Return the arguments about the caller that *method* needs: the caller where jobs belong to users, else none.
+        Raises AccessDenied where the caller may not call, Unidentified where it must identify itself first."""
+        if method.right == AccessRight.LOOK:
+            return ()
+        identity = next((value for key, value in context.invocation_metadata() or () if key == IDENTITY_KEY), "")
+        caller = self.identities.verify(identity)
+        if caller is None:
+            raise Unidentified(
+                f"the daemon cannot identify the caller of {method.name}: {self.identities.socket_path.path} cannot be "
+                "reached; in a container, mount the directory of the daemon's socket, not only the socket"
+            )
+        if method.right == AccessRight.ADMINISTER and not caller.is_administrator:
+            raise AccessDenied(f"{caller} may not call {method.name}: only {self.admission.administrators} may")
+        if method.right == AccessRight.MOUNT:
+            self.admission.require_mount_right(caller)
+        return (caller,) if method.right == AccessRight.JOB else ()
 
 
 class RpcServer:

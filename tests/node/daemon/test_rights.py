@@ -16,8 +16,8 @@ from cachefs.errors import AccessDenied, DaemonUnavailable, Unidentified
 from cachefs.identity import UNKNOWN_USER_PREFIX, identity_socket_path, request_identity
 from cachefs.job_messages import JobName, JobProgress
 from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, AccessRight, DaemonClient, Method
-from cachefs_daemon.api.call_authorizer import CallAuthorizer
 from cachefs_daemon.api.identity import CallerRights, Identities
+from cachefs_daemon.api.server import CallAuthorizer
 from tests.as_user import NOBODY, as_user, public_directory
 from tests.cachectl import CachectlOfUser
 from tests.cachectl import cachectl as cachectl_of_root

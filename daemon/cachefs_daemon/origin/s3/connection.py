@@ -7,6 +7,8 @@ and 14 MiB, is loaded in a thread and once per process; with it, a client takes 
 import asyncio
 import contextlib
 import functools
+import logging
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ProfileNotFound
 
+from cachefs.backoff import Backoff
 from cachefs.errors import ConfigError, has_secrets
 from cachefs.messages import OriginOptions
 from cachefs_daemon.origin.base import OriginSettings
@@ -29,17 +32,64 @@ from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.request_counters import count_current_request
 from cachefs_daemon.origin.s3.credentials import with_timeout
-from cachefs_daemon.origin.s3.fallback_client import FallbackState
 from cachefs_daemon.origin.s3.get import S3Get
 from cachefs_daemon.origin.s3.page import parse_time
 from cachefs_daemon.origin.s3.route import register_capture
 
+log = logging.getLogger(__name__)
+
+# Rejected responses in a row after which our client is not used; and for how many seconds at first, and at most.
+_FAILURES_TO_SWITCH: Final = 16
+_SHORTEST: Final = 1.0
+_LONGEST: Final = 300.0
+# Seconds between two log lines.
+_LOG_SECONDS: Final = 3600.0
 # Seconds after its last request when a client is closed.
 IDLE_SECONDS: Final = 300.0
 # Seconds between two searches for other credentials, since some come from a server or a program.
 RENEW_SECONDS: Final = 1.0
 # The key of the unparsed body in a response to ListObjectsV2.
 RAW_PAGE: Final = "RawPage"
+
+
+class FallbackState:
+    """The circuit breaker from our own client to aiobotocore, the fallback client, and its log lines, for one server.
+
+    Each response that our client rejects costs a second request. If a server sends nothing else, our client is not used
+    for a while. Used on the event loop.
+    """
+
+    def __init__(self, name: str) -> None:
+        """name: of the origin, for people."""
+        self._name = name
+        self._consecutive = 0
+        self._total = 0
+        self._backoff = Backoff(_SHORTEST, _LONGEST)  # in monotonic seconds; without failures, the fallback is off
+        self._logged_at = -math.inf  # monotonic seconds
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the fallback client is to be used."""
+        return not self._backoff.is_due(time.monotonic())
+
+    def note_accepted(self) -> None:
+        """Record a response that our client accepted."""
+        self._consecutive = 0
+        self._backoff.reset()
+
+    def note_rejected(self, reason: str) -> None:
+        """Record a response that our client rejected, or a request that it could not send."""
+        now = time.monotonic()
+        self._consecutive += 1
+        self._total += 1
+        if self._consecutive >= _FAILURES_TO_SWITCH and self._backoff.is_due(now):
+            self._backoff.note_failure(now)
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            log.warning(
+                "%s: %s; such objects are read through aiobotocore, which takes more processor time (%d so far)",
+                self._name, reason, self._total,
+            )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)

@@ -6,8 +6,7 @@ import pytest
 
 from cachefs.errors import ConfigError
 from cachefs_cluster import config
-from cachefs_cluster.peers.own_certificate import own_certificate_problem
-from cachefs_cluster.peers.tls import TlsFiles
+from cachefs_cluster.peers.tls import TlsFiles, own_certificate_problem
 from tests.certificates import Authority
 
 

@@ -1,6 +1,6 @@
 """When a peer is asked: not while it is dead, and again once a probe gets through."""
 
-from cachefs_cluster.peers.peer_health import FIRST_PAUSE, MAX_BUSY_SECONDS, MAX_PAUSE, PeerHealth
+from cachefs_cluster.peers.peer import FIRST_PAUSE, MAX_BUSY_SECONDS, MAX_PAUSE, PeerHealth
 
 
 def test_pauses_between_probes_grow_until_it_gives_answers() -> None:

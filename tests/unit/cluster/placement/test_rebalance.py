@@ -27,7 +27,7 @@ from cachefs_cluster.peers.peer_requests import (
     PeerResponse,
     RequestOptions,
 )
-from cachefs_cluster.placement import block_pull, missing_blocks
+from cachefs_cluster.placement import missing_blocks, rebalance
 from cachefs_cluster.placement.holders import PlacementRing
 from cachefs_cluster.placement.rebalance import Rebalance, RebalanceParts
 from cachefs_cluster.placement.rebalance_status import ring_digest
@@ -195,17 +195,17 @@ def test_a_node_that_comes_back_asks_those_who_stood_in_for_it(tmp_path: Path) -
 def test_of_what_nobody_has_only_a_sample_is_asked_for(tmp_path: Path) -> None:
     others = Others(BLOCK_NOT_FOUND, always=True)
     assert filled(tmp_path, others, Listing(files=9000)) == set()
-    assert len(own(Listing(files=9000))) > block_pull.MIN_BLOCKS_TO_SAMPLE
-    assert 0 < others.times.total() <= block_pull.SAMPLED_BLOCKS
+    assert len(own(Listing(files=9000))) > rebalance.MIN_BLOCKS_TO_SAMPLE
+    assert 0 < others.times.total() <= rebalance.SAMPLED_BLOCKS
 
 
 def test_a_node_that_has_no_time_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_pull, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(rebalance, "RETRY_SECONDS", 0.0)
     assert filled(tmp_path, Others(PEER_OVERLOADED, PEER_OVERLOADED), Listing()) == own(Listing()).keys()
 
 
 def test_what_was_lost_evicts_nothing(tmp_path: Path) -> None:
-    assert len(filled(tmp_path, Others(), Listing(), free=SIZE - 1)) <= block_pull.BATCH_BLOCKS
+    assert len(filled(tmp_path, Others(), Listing(), free=SIZE - 1)) <= rebalance.BATCH_BLOCKS
 
 
 def test_one_snapshot_is_looked_at_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """What a node says of its links."""
 
-from cachefs_cluster.reporting.load import HALF_LIFE, LoadMeter
+from cachefs_cluster.reporting.reports import HALF_LIFE, LoadMeter
 
 RATE = 1_000_000_000
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs_cluster.sharing.packing import pack, unpack
+from cachefs_cluster.sharing.blobs import pack, unpack
 from cachefs_cluster.sharing.peer_http import PeerFailed
 from cachefs_cluster.sharing.sections import CONSUMERS, ConsumerFacts, OrderRef
 from tests import virtual_time

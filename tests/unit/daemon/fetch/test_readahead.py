@@ -16,8 +16,8 @@ from cachefs.planning.prefetch.readahead_budget import BUSY_BYTES, IDLE_BYTES, R
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.area_index import AreaIndex
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.directory_readahead import AreaIndex
 from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.readahead import ReadaheadFetcher

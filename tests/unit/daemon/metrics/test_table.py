@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cachefs_daemon.metrics.exposition import Exposition
 from cachefs_daemon.metrics.page import page
 from cachefs_daemon.metrics.samples import MetricSample
+from cachefs_daemon.metrics.scrape import Exposition
 from cachefs_daemon.metrics.table import TABLE, Metric, MetricKind
 
 REPOSITORY = Path(__file__).parents[4]

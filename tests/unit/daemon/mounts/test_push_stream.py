@@ -13,8 +13,7 @@ from cachefs.planning.pagecache.push_lookahead import PushReader
 from cachefs.planning.pagecache.push_plan import MountConsumers, PushPlan
 from cachefs.planning.pagecache.states import Blocks
 from cachefs.push_messages import PushCommand, PushReport, PushResult, PushSubscription, StoredPages
-from cachefs_daemon.mounts.push_stream import PushStream
-from cachefs_daemon.mounts.pushers import MountConsumersSource, Pushers, TierFacts
+from cachefs_daemon.mounts.pushers import MountConsumersSource, Pushers, PushStream, TierFacts
 from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, OpenStore, fill, key_of, memory_directory, opened, store_config
 

@@ -8,8 +8,7 @@ from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, O
 from cachefs.messages import Trouble
 from cachefs.trouble_texts import cause_of_errno, describe_trouble, remedy
 from cachefs_daemon.origin.refusals import ErrorMeaning, ErrorTable, Refusal, parse_error_body
-from cachefs_daemon.origin.s3.codes import S3
-from cachefs_daemon.origin.s3.errors import client_error_of, judge_error
+from cachefs_daemon.origin.s3.errors import S3, client_error_of, judge_error
 from cachefs_daemon.origin.s3.response import S3Target
 from cachefs_daemon.origin.web.az import AZURE
 from cachefs_daemon.origin.web.gs import GOOGLE

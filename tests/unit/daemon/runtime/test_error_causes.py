@@ -1,7 +1,6 @@
 """Failures of one cause are one row, whatever failed and however often."""
 
-from cachefs_daemon.runtime.error_causes import MAX_CAUSES
-from cachefs_daemon.runtime.error_log import ErrorLog
+from cachefs_daemon.runtime.error_log import MAX_CAUSES, ErrorLog
 
 
 def down(key: str, port: int = 9000) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.block import BlockLocation
-from cachefs_daemon.store.recent_entries import NOT_CACHED, RecentEntries
+from cachefs_daemon.store.index_writer import NOT_CACHED, RecentEntries
 
 
 def place(number: int) -> BlockLocation:
