@@ -124,8 +124,8 @@ class Config(Section):
         """Yield a warning for each setting that is allowed but probably a mistake, or goes with the next release."""
         if self.daemon.policy in REMOVED_POLICIES:
             yield (
-                f"daemon.policy = {self.daemon.policy!r}: this policy is gone, and {self.daemon.eviction_policy!s} is "
-                f'used in its place; set policy = "{self.daemon.eviction_policy!s}", since the next release refuses '
+                f"daemon.policy = {self.daemon.policy!r}: this policy is gone, and {self.daemon.eviction_policy} is "
+                f'used in its place; set policy = "{self.daemon.eviction_policy}", since the next release refuses '
                 "the old name"
             )
         memory = min([int(psutil.virtual_memory().total), *(limit for limit, _ in memory_limits())])

@@ -11,7 +11,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from cachefs.planning.eviction.policies import PolicyName
+from cachefs.planning.eviction.policies import POLICIES
+from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
+from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.sizes import SizeSetting
 from cachefs.socket_path import DEFAULT_SOCKET
 from cachefs_daemon.local_listen import LocalListen
@@ -34,14 +36,12 @@ MAX_PROCESSES: Final = 64
 
 
 # Policies that 0.3 removed: the policy that runs in place of each. Release 0.4 is to refuse their names.
-REMOVED_POLICIES: Final[Mapping[str, PolicyName]] = {
-    "refcount": PolicyName.CLAIRVOYANT, "lfu": PolicyName.LRU, "fifo": PolicyName.LRU,
-}  # fmt: skip
+REMOVED_POLICIES: Final[Mapping[str, str]] = {"refcount": Clairvoyant.name, "lfu": Lru.name, "fifo": Lru.name}
 
 
 def _parse_policy(value: object) -> str:
-    if not isinstance(value, str) or value not in (*PolicyName, *REMOVED_POLICIES):
-        raise ValueError(f"expected one of {', '.join(PolicyName)}")
+    if not isinstance(value, str) or value not in (*POLICIES, *REMOVED_POLICIES):
+        raise ValueError(f"expected one of {', '.join(POLICIES)}")
     return str(value)
 
 
@@ -77,12 +77,10 @@ class DaemonSection(Section):
         "it if the new size is smaller",
     )
     policy: Annotated[str, BeforeValidator(_parse_policy)] = Field(
-        default=PolicyName.CLAIRVOYANT.value,
-        description="which blocks stay when a tier is full: `clairvoyant` keeps those that running jobs have published "
-        "to read soonest, and without such jobs works as `minio`. `minio` keeps the blocks that came first, `lru` "
-        "those used last; `alsd` uses published sequences as `clairvoyant` does, where only a part of their order is "
-        "certain.\n\n"
-        "`refcount`, `lfu` and `fifo` are gone: see below",
+        default=Clairvoyant.name,
+        description="which blocks stay when a tier is full: "
+        + "; ".join(f"`{name}` {policy.description}" for name, policy in POLICIES.items())
+        + ".\n\n`refcount`, `lfu` and `fifo` are gone: see below",
     )
     read_deadline: Seconds = Field(
         default=60.0,
@@ -101,9 +99,9 @@ class DaemonSection(Section):
     )
 
     @property
-    def eviction_policy(self) -> PolicyName:
+    def eviction_policy(self) -> str:
         """The policy of the tiers: `policy`, or the one in place of a removed policy."""
-        return REMOVED_POLICIES.get(self.policy) or PolicyName(self.policy)
+        return REMOVED_POLICIES.get(self.policy, self.policy)
 
 
 class MemorySection(Section):

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from cachefs.planning.eviction.policies import PolicyName
+from cachefs.planning.eviction.policies import POLICIES
+from cachefs.planning.eviction.policies.ranked import RankedPolicy
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs_bench.lab.slow_link import LinkLimits
 
-POLICIES: Final = tuple(policy.value for policy in PolicyName)
 # Seconds between the starts of two jobs on one dataset.
 STAGGER_SECONDS: Final = 30.0
 
@@ -132,13 +132,12 @@ def _small_tiers(base: Scenario) -> Iterator[Scenario]:
     """
     scenario = _limit_origin(base, 0.75)
     for share in (0.35, 0.5, 0.8):
-        for policy in ("clairvoyant", "alsd", "minio", "lru"):
-            knows = policy in ("clairvoyant", "alsd")
+        for name, policy in POLICIES.items():
             yield replace(
                 scenario,
-                title=f"{policy} {share:.0%}",
-                policy=policy,
-                publishing=Publishing.SPEC if knows else Publishing.NONE,
+                title=f"{name} {share:.0%}",
+                policy=name,
+                publishing=Publishing.SPEC if issubclass(policy, RankedPolicy) else Publishing.NONE,
                 tiers=replace(base.tiers, capacity=share),
             )
 

@@ -27,6 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from cachefs.planning.eviction.policies import POLICIES
 from cachefs_bench import scenario, training_run
 from cachefs_bench.lab.scratch_node import S3Credentials
 from cachefs_bench.lab.slow_link import LinkLimits
@@ -213,7 +214,7 @@ def _node_cells(document: dict[str, Any]) -> list[str]:
     multiple=True,
     default=["clairvoyant"],
     show_default=True,
-    type=click.Choice(scenario.POLICIES),
+    type=click.Choice(tuple(POLICIES)),
     help="Eviction policy; may be given several times.",
 )
 @click.option(

@@ -2,11 +2,13 @@
 
 The store calls a policy under its lock, and a simulator can call the very same object in a loop. Sizes are bytes as
 accounted by the tier. May import cachefs.planning.pagecache, .cluster, .sequences and .blocks.
+
+A new policy is a module with its class, which has its name and description, and an entry in _FACTORIES. The
+documentation and the choices of the configuration and of cachefs-bench are made from the classes.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import StrEnum
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from cachefs.errors import ConfigError
 from cachefs.planning.cluster.ownership import Ownership
@@ -16,15 +18,6 @@ from cachefs.planning.eviction.policies.lru import Lru, UseOrder
 from cachefs.planning.eviction.policies.minio import Minio
 from cachefs.planning.pagecache.states import MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
-
-
-class PolicyName(StrEnum):
-    """The names of policies in the configuration."""
-
-    CLAIRVOYANT = "clairvoyant"
-    ALSD = "alsd"
-    MINIO = "minio"
-    LRU = "lru"
 
 
 class EvictionPolicy(Protocol):
@@ -78,14 +71,25 @@ class EvictionPolicy(Protocol):
         ...
 
 
+class ConfigurablePolicy(EvictionPolicy, Protocol):
+    """A policy that the configuration can name."""
+
+    # Name in the configuration.
+    name: ClassVar[str]
+    # A clause whose subject is the policy: Markdown.
+    description: ClassVar[str]
+
+
 _PolicyFactory = Callable[[Plan, MemoryCoverage | None, UseOrder | None, Ownership | None], EvictionPolicy]
 
-POLICIES: Final[Mapping[PolicyName, _PolicyFactory]] = {
-    PolicyName.CLAIRVOYANT: lambda plan, cached, uses, standing: Clairvoyant(plan, cached, standing),
-    PolicyName.ALSD: lambda plan, cached, uses, standing: Alsd(plan, cached, standing),
-    PolicyName.MINIO: lambda plan, cached, uses, standing: Minio(),
-    PolicyName.LRU: lambda plan, cached, uses, standing: Lru(uses),
+_FACTORIES: Final[Mapping[type[ConfigurablePolicy], _PolicyFactory]] = {
+    Clairvoyant: lambda plan, cached, uses, standing: Clairvoyant(plan, cached, standing),
+    Alsd: lambda plan, cached, uses, standing: Alsd(plan, cached, standing),
+    Minio: lambda plan, cached, uses, standing: Minio(),
+    Lru: lambda plan, cached, uses, standing: Lru(uses),
 }
+# All policies by name.
+POLICIES: Final[Mapping[str, type[ConfigurablePolicy]]] = {policy.name: policy for policy in _FACTORIES}
 
 
 def make_policy(
@@ -99,7 +103,7 @@ def make_policy(
     *coverage* in page caches and kept below, or in a cluster blocks that are not this node's to keep according to
     *ownership*. uses: the order of uses, shared by the tiers between which blocks move. Raises ConfigError for an
     unknown name."""
-    try:
-        return POLICIES[PolicyName(name)](plan, coverage, uses, ownership)
-    except ValueError:
-        raise ConfigError(f"policy {name!r} does not exist; choose one of: {', '.join(POLICIES)}") from None
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise ConfigError(f"policy {name!r} does not exist; choose one of: {', '.join(POLICIES)}")
+    return _FACTORIES[policy](plan, coverage, uses, ownership)

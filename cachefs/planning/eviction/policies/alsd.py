@@ -12,7 +12,7 @@ Distances become seconds by each job's rate, and the soonest job decides. The po
 reads, but not in which order.
 """
 
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -29,6 +29,11 @@ CERTAIN_READS: Final = 1024
 
 class Alsd(RankedPolicy):
     """Scores are expected seconds until the next read."""
+
+    name: ClassVar = "alsd"
+    description: ClassVar = (
+        "uses published sequences as `clairvoyant` does, where only a part of their order is certain"
+    )
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Final
+from typing import ClassVar, Final
 
 # Removed blocks are purged from the queue once they outnumber the others, and exceed this number.
 _MIN_OUTDATED: Final = 1024
@@ -46,6 +46,8 @@ class Lru:
     there, and no block that was used later is evicted for it.
     """
 
+    name: ClassVar = "lru"
+    description: ClassVar = "keeps the blocks that were used last"
     can_evict: Final = True
 
     def __init__(self, uses: UseOrder | None = None) -> None:

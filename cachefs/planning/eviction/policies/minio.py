@@ -6,12 +6,14 @@ VLDB 2021, section 4.1). The policy needs no memory per block.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 
 class Minio:
     """Takes blocks while there is room for them, and never evicts one."""
 
+    name: ClassVar = "minio"
+    description: ClassVar = "keeps the blocks that came first"
     can_evict: Final = False
 
     def can_admit(self, key: bytes, size: int, free: int) -> bool:
