@@ -9,8 +9,7 @@ from cachefs_daemon.config import Config
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.fetch.fetching import Fetching
-from cachefs_daemon.fetch.prefetcher import Prefetcher
-from cachefs_daemon.fetch.promoter import Promoter
+from cachefs_daemon.fetch.prefetcher import Prefetcher, Promoter
 from cachefs_daemon.fetch.readahead import ReadaheadFetcher
 from cachefs_daemon.fetch.reader_callbacks import PageCacheCallbacks, ReaderCallbacks
 from cachefs_daemon.fetch.step_timer import StepTimer

@@ -30,7 +30,7 @@ from cachefs_cluster.peers import (
     server_process,
     wire,
 )
-from cachefs_daemon.fetch import block_lookups
+from cachefs_daemon.fetch import fetcher
 from tests.simulation import loop as simulated
 from tests.simulation.loop import OUTSIDE, PROCESS, Process, SimulatedLoop, running_loop
 from tests.simulation.network import End, Listener, Network, Poll, Transport, WakeUp
@@ -264,7 +264,7 @@ def in_place(loop: Machine, seed: int, outlet: Callable[..., Any]) -> Iterator[N
         (server_process, "subprocess", _Like(subprocess, Popen=_Child)),
         (server_process, "_bind_socket", _bind_socket),
         (server_process, "_processors", lambda: 1),
-        (block_lookups, "count_disk_waits", lambda: 0),
+        (fetcher, "count_disk_waits", lambda: 0),
         (aiohttp.connector.aiohappyeyeballs, "start_connection", _start_connection),
         (last_known, "save_last_known", files.save),
         (last_known, "load_last_known", files.load),

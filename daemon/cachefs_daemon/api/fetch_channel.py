@@ -34,8 +34,7 @@ from cachefs.fetch_frames import (
 from cachefs.messages import BlockRef, FetchedBlock, Message
 from cachefs_daemon.api.identity import CallerRights, peer_credentials
 from cachefs_daemon.api.socket_path import ACCEPT_BACKLOG, BACKLOG, SocketPath
-from cachefs_daemon.fetch.block_fetch import BlockResult
-from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.block_fetch import BlockResult, BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import REQUESTER
 from cachefs_daemon.fetch.fetcher import MAX_EARLY_BYTES, Fetcher, FetchForPeer, PeerOutcome
 from cachefs_daemon.runtime.error_log import ErrorLog

@@ -73,7 +73,7 @@ from cachefs_daemon.caller import Caller
 from cachefs_daemon.content import forecast, inventory, verify
 from cachefs_daemon.content.cached_share import cached_share
 from cachefs_daemon.datasets import browsing, selection, trial
-from cachefs_daemon.fetch.readahead_views import readahead_counts, readahead_views
+from cachefs_daemon.fetch.readahead import readahead_counts, readahead_views
 from cachefs_daemon.jobs.owners import check_owner, find_job_name, own_job_name
 from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.mounts.lagging import with_lag

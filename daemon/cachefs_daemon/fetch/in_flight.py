@@ -17,8 +17,7 @@ from cachefs.block import BlockLocation
 from cachefs.errors import CachefsError, ObjectChanged, OriginUnavailable
 from cachefs.planning.prefetch.fetch_window import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome, RecentOutcomes
-from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
+from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome, BypassBlock, BypassBlocks, RecentOutcomes
 from cachefs_daemon.fetch.fetch_parts import ORIGIN, PEER, FetchParts
 from cachefs_daemon.fetch.origin_source import FIRST_LATENCY, OriginSource
 from cachefs_daemon.fetch.partial_blocks import PartialBlocks

@@ -19,8 +19,7 @@ from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.readahead_budget import BackgroundLimit
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.block_fetch import BlockFetch
-from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.block_fetch import BlockFetch, BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import ORIGIN, FetchResult
 from cachefs_daemon.fetch.in_flight import InFlightFetches

@@ -10,14 +10,16 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
 
 from cachefs.block import KEY_SIZE, BlockLocation, block_count, block_key, block_length
 from cachefs.errors import CachefsError
-from cachefs.messages import BlockRef
+from cachefs.job_messages import ReadaheadView
+from cachefs.messages import BlockRef, ReadaheadCounts
 from cachefs.planning.pagecache.push_plan import FileBlocks
 from cachefs.planning.prefetch.readahead_budget import ReadaheadCounters, RuleCounts
 from cachefs.planning.prefetch.sequential_readahead import (
@@ -29,6 +31,7 @@ from cachefs.planning.prefetch.sequential_readahead import (
 )
 from cachefs.planning.prefetch.streams import StreamBlock, StreamOrder
 from cachefs.snapshot import Snapshot
+from cachefs_daemon.datasets.catalog import Dataset
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome
 from cachefs_daemon.fetch.directory_readahead import DirectoryReadaheadFetcher
 from cachefs_daemon.fetch.fetcher import Fetcher
@@ -54,6 +57,20 @@ _PERMITS_DIVISOR: Final = 4
 _QUEUED_PER_PERMIT: Final = 4
 # With less room than this, in bytes, guesses become transient blocks.
 _MIN_ROOM: Final = 16 << 20
+
+
+def readahead_views(book: ReadaheadCounters, datasets: Iterable[Dataset]) -> list[ReadaheadView]:
+    """Return the counts by snapshot and rule, most recent snapshots first."""
+    names = {known.id: dataset.record.name for dataset in datasets for known in dataset.record.snapshots}
+    return [
+        ReadaheadView(dataset=names.get(snapshot, ""), snapshot=snapshot, rule=rule, counts=readahead_counts(guesses))
+        for snapshot, rule, guesses in book.rows()
+    ]
+
+
+def readahead_counts(guesses: RuleCounts) -> ReadaheadCounts:
+    """Convert to a message."""
+    return ReadaheadCounts(**asdict(guesses))
 
 
 class ReadaheadFetcher:

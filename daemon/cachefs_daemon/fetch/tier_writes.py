@@ -17,8 +17,7 @@ from typing import Final
 from cachefs.block import BlockLocation
 from cachefs.errors import StoreFull
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.block_fetch import BlockFetch
-from cachefs_daemon.fetch.bypass import BypassBlock, BypassBlocks
+from cachefs_daemon.fetch.block_fetch import BlockFetch, BypassBlock, BypassBlocks
 from cachefs_daemon.fetch.fetch_parts import FetchParts, FetchResult
 from cachefs_daemon.store.block_store import BlockStore, BlockToStore
 

@@ -27,10 +27,16 @@ from cachefs_daemon.origin.http.connection import S3_COUNTERS, SUCCESS, HttpResp
 from cachefs_daemon.origin.http.hedging import HedgedRequests
 from cachefs_daemon.origin.http.pool import HttpPool
 from cachefs_daemon.origin.http.tls import ClientTls
-from cachefs_daemon.origin.s3.checksum import has_checksum, verify_checksum
 from cachefs_daemon.origin.s3.prepared_get import GetParameters
 from cachefs_daemon.origin.s3.request import RequestMaker
-from cachefs_daemon.origin.s3.response import BrokenS3Response, S3Target, bytes_before, is_whole_object
+from cachefs_daemon.origin.s3.response import (
+    BrokenS3Response,
+    S3Target,
+    bytes_before,
+    has_checksum,
+    is_whole_object,
+    verify_checksum,
+)
 from cachefs_daemon.store.segment_writer import Record, SegmentFile, write_record
 
 # Ways that are remembered, most recently used.

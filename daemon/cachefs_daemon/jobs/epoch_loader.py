@@ -20,7 +20,7 @@ from cachefs.planning.sequences.sampler import EpochOrder, SamplerSpec, epoch_or
 from cachefs.planning.sequences.search import ReadCluster, find_densest
 from cachefs.planning.sequences.timeline import PlannedEpoch
 from cachefs.snapshot import Snapshot
-from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.block_fetch import BypassBlock
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs import sample_maps
 from cachefs_daemon.jobs.plan_memory import PlanMemory

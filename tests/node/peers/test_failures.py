@@ -30,7 +30,7 @@ from cachefs_cluster.peers.peer_requests import (
     SnapshotNotFound,
 )
 from cachefs_cluster.peers.server_process import PeerServers
-from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.block_fetch import BypassBlock
 from tests.blockstore import data_of, key_of
 from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, view_of, wanted
 from tests.waiting import until_async

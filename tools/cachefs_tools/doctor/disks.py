@@ -242,6 +242,6 @@ def _room_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
 
 
 def _missing_mount(directory: Path) -> str:
-    from cachefs_daemon.store.disk_mounts import missing_mount
+    from cachefs_daemon.store.owned_directory import missing_mount
 
     return str(missing_mount(directory) or "")

@@ -25,13 +25,19 @@ from cachefs_daemon.origin.http.head import MalformedHead
 from cachefs_daemon.origin.http.hedging import HedgedRequests
 from cachefs_daemon.origin.http.pool import HttpPool, ServerAddress
 from cachefs_daemon.origin.http.tls import ClientTls, retrieve_exception
-from cachefs_daemon.origin.s3.checksum import has_checksum, verify_checksum
 from cachefs_daemon.origin.s3.credentials import CredentialSource, CurrentCredentials
 from cachefs_daemon.origin.s3.errors import client_error_of, is_redirect
 from cachefs_daemon.origin.s3.parts import PartsRequest
 from cachefs_daemon.origin.s3.prepared_get import FrozenCredentials, GetParameters, PreparedGet
 from cachefs_daemon.origin.s3.request import RequestMaker
-from cachefs_daemon.origin.s3.response import BrokenS3Response, S3Target, bytes_before, is_whole_object
+from cachefs_daemon.origin.s3.response import (
+    BrokenS3Response,
+    S3Target,
+    bytes_before,
+    has_checksum,
+    is_whole_object,
+    verify_checksum,
+)
 from cachefs_daemon.origin.s3.route import NoRoute, S3Route, find_route
 
 _NOT_IMPLEMENTED: Final = 501

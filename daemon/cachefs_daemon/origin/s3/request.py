@@ -4,9 +4,8 @@ import time
 from typing import Any
 
 from cachefs_daemon.origin.base import ObjectRange
-from cachefs_daemon.origin.s3.checksum import CHECKSUM_HEADER
-from cachefs_daemon.origin.s3.route import S3Route
-from cachefs_daemon.origin.s3.sigv4 import Signer
+from cachefs_daemon.origin.s3.response import CHECKSUM_HEADER
+from cachefs_daemon.origin.s3.route import S3Route, Signer
 
 _Headers = list[tuple[str, str]]
 

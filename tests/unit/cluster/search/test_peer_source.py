@@ -31,8 +31,7 @@ from cachefs_cluster.search.home_routes import BlockRoute, HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult
-from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult, BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher, PeerOutcome

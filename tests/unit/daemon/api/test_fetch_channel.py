@@ -27,8 +27,7 @@ from cachefs.messages import BlockRef, FetchedBlock, FetchRequest, Message
 from cachefs_daemon.api import fetch_channel
 from cachefs_daemon.api.fetch_channel import FetchChannelServer
 from cachefs_daemon.api.identity import CallerRights
-from cachefs_daemon.fetch.block_fetch import BlockResult
-from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.block_fetch import BlockResult, BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import REQUESTER
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.runtime.error_log import ErrorLog

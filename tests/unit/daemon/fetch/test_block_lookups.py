@@ -10,8 +10,8 @@ from cachefs.block import BlockLocation
 from cachefs.errors import NotFound
 from cachefs.messages import BlockRef
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import block_lookups
-from cachefs_daemon.fetch.block_lookups import BlockLookups
+from cachefs_daemon.fetch import fetcher
+from cachefs_daemon.fetch.fetcher import BlockLookups
 from cachefs_daemon.origin.base import ObjectRange
 from tests.blockstore import OpenStore, data_of, key_of, store_config
 
@@ -42,8 +42,8 @@ def store(tmp_path: Path) -> Iterator[OpenStore]:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
-    monkeypatch.setattr(block_lookups, "count_disk_waits", lambda: disk.reads)
-    monkeypatch.setattr(block_lookups, "time", SimpleNamespace(monotonic=lambda: disk.now))
+    monkeypatch.setattr(fetcher, "count_disk_waits", lambda: disk.reads)
+    monkeypatch.setattr(fetcher, "time", SimpleNamespace(monotonic=lambda: disk.now))
     return disk
 
 
@@ -75,13 +75,13 @@ def test_where_a_disk_hangs_threads_look_up(store: OpenStore, disk: Disk) -> Non
     assert isinstance(place, BlockLocation)
     assert ours.look_up_now(ref(1, place.pack(), slow=True)) is None
     assert ours.look_up_now(ref(1)) is None
-    disk.now += block_lookups.THREADS_SECONDS
+    disk.now += fetcher.THREADS_SECONDS
     assert ours.look_up_now(ref(1)) == place
 
 
 def test_after_a_look_up_that_a_disk_made_slow_threads_look_up_for_a_while(store: OpenStore, disk: Disk) -> None:
     ours = BlockLookups(store.blocks, disk.resolve)
-    disk.takes = block_lookups.MAX_LOOKUP_SECONDS * 2
+    disk.takes = fetcher.MAX_LOOKUP_SECONDS * 2
     disk.is_read = False  # the processor was not to be had
     for _ in range(2):
         assert isinstance(ours.look_up_now(ref(1)), BlockSource)
@@ -89,7 +89,7 @@ def test_after_a_look_up_that_a_disk_made_slow_threads_look_up_for_a_while(store
     assert isinstance(ours.look_up_now(ref(1)), BlockSource)
     disk.takes = 0.0
     assert ours.look_up_now(ref(1)) is None
-    disk.now += block_lookups.THREADS_SECONDS
+    disk.now += fetcher.THREADS_SECONDS
     assert isinstance(ours.look_up_now(ref(1)), BlockSource)
 
 
@@ -100,11 +100,11 @@ def test_sources_of_many_blocks_are_told_at_once_as_far_as_no_disk_is_waited_for
     found = ours.find_sources_now(refs)
     assert isinstance(found[0], NotFound)
     assert [one.key for one in found[1:] if isinstance(one, BlockSource)] == [key_of(entry) for entry in range(1, 6)]
-    disk.takes = block_lookups.MAX_LOOKUP_SECONDS * 0.6  # the processor was not to be had
+    disk.takes = fetcher.MAX_LOOKUP_SECONDS * 0.6  # the processor was not to be had
     assert len(ours.find_sources_now(refs)) == 2
     disk.is_read = True
     assert len(ours.find_sources_now(refs)) == 2
     assert ours.find_sources_now(refs) == []
     assert len(ours.find_sources(refs)) == 6
-    disk.now += block_lookups.THREADS_SECONDS
+    disk.now += fetcher.THREADS_SECONDS
     assert len(ours.find_sources_now(refs)) == 2

@@ -17,9 +17,8 @@ from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginUnavaila
 from cachefs.messages import BlockRef
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import block_fetch, bypass, fetcher, origin_source, tier_writes
-from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult
-from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch import block_fetch, fetcher, origin_source, tier_writes
+from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult, BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
@@ -717,10 +716,10 @@ def test_what_passes_is_kept_for_a_moment_and_only_a_little_of_it(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out_of_memory(store, monkeypatch)
-    monkeypatch.setattr(bypass, "KEPT_SECONDS", 0.05)
+    monkeypatch.setattr(block_fetch, "KEPT_SECONDS", 0.05)
 
     async def scene(bench: Bench) -> None:
-        bench.fetcher.in_flight_fetches._writer.bypass_blocks = kept = bypass.BypassBlocks(3 * SIZE)
+        bench.fetcher.in_flight_fetches._writer.bypass_blocks = kept = block_fetch.BypassBlocks(3 * SIZE)
         for number in range(1, 11):
             await bench.demand([ref(number)], 20)
         assert sum(kept.get(key_of(number)) is not None for number in range(1, 11)) <= 3

@@ -11,8 +11,7 @@ from cachefs.errors import CachefsError, ObjectChanged, OriginUnavailable
 from cachefs.messages import BlockRef
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.block_fetch import BlockResult
-from cachefs_daemon.fetch.bypass import BypassBlock
+from cachefs_daemon.fetch.block_fetch import BlockResult, BypassBlock
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import ORIGIN, FetchParts, FetchResult, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher

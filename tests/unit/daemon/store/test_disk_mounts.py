@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs_daemon.store.disk_mounts import is_mounted, missing_mount
+from cachefs_daemon.store.owned_directory import is_mounted, missing_mount
 
 
 @pytest.fixture
