@@ -104,8 +104,8 @@ async def _open_gates(if_silent: float, api_location: str, namespace: str, lease
         opened = await open_gates(api, silence)
     finally:
         await api.close()
-    rest = "; a replica of the service is back, which opens the others" if opened.is_alive else ""
-    return f"{opened.gates} {'gate was' if opened.gates == 1 else 'gates were'} opened{rest}"
+    ending = "; a replica of the service is back, which opens the others" if opened.is_alive else ""
+    return f"{opened.gates} {'gate was' if opened.gates == 1 else 'gates were'} opened{ending}"
 
 
 async def _serve(config: SchedulerConfig) -> None:

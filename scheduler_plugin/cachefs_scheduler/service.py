@@ -48,8 +48,8 @@ class SchedulerService:
         book = JobTable(config.queue.most_jobs, config.queue.forgotten)
         self.advisor = Advisor(self.view, book, self.policies, self.warmups, config.queue.copy_from)
         self._cleaner = CopyCleaner(self.view, self.policies, self.warmups, self.advisor.reads)
-        answers = ApiHandlers(self.view, self.advisor, self.warmups, self._reason_not_leading)
-        self._server = SchedulerApiServer(config.service, self.advisor, answers, self._metrics)
+        handlers = ApiHandlers(self.view, self.advisor, self.warmups, self._reason_not_leading)
+        self._server = SchedulerApiServer(config.service, self.advisor, handlers, self._metrics)
         self._integrations: list[SchedulerIntegration] = []
         if config.kube is not None:
             self._integrations.append(open_integration(config.kube, self.advisor, self._metrics))

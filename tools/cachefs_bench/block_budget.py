@@ -197,13 +197,13 @@ class FetchingNode:
 def cases(shape: DatasetShape) -> list[BlockCase]:
     """Return the cases: into memory, with room for all blocks; and onto the SSD, where each block evicts another."""
     record = shape.size + (8 << 10)
-    held = round(SSD_SHARE * shape.files)
+    cached = round(SSD_SHARE * shape.files)
     everything = NodeSettings(TierSettings(budget_for(2 * shape.files * record) + SPARE), TierSettings(0))
-    evicting = NodeSettings(TierSettings(SMALL_TIER), TierSettings(budget_for(held * record), SEGMENT_SIZE))
+    evicting = NodeSettings(TierSettings(SMALL_TIER), TierSettings(budget_for(cached * record), SEGMENT_SIZE))
     return [
         BlockCase("memory", everything, 0, shape.files),
         # The first blocks are fetched anyway; evictions begin when the tier is full.
-        BlockCase("ssd, evicting", evicting, held + held // 4, _EPOCHS * shape.files),
+        BlockCase("ssd, evicting", evicting, cached + cached // 4, _EPOCHS * shape.files),
     ]
 
 
@@ -310,8 +310,8 @@ def _sample_stacks(pid: int, stacks: Path) -> Iterator[Path]:
         process.send_signal(signal.SIGINT)
         wait_or_kill(process)
     if not stacks.exists():
-        said = stacks.with_suffix(".log").read_text(errors="replace").strip()[-500:]
-        why = f": {said}" if said else ", and says nothing; a longer --seconds may help"
+        log = stacks.with_suffix(".log").read_text(errors="replace").strip()[-500:]
+        why = f": {log}" if log else ", and says nothing; a longer --seconds may help"
         raise CachefsError(f"py-spy has written no stacks of the daemon{why}")
 
 
@@ -381,12 +381,12 @@ def block_command(
         documents = []
         with run_filled_server(work, shape, endpoint) as server:
             for number, case in enumerate(cases(shape)):
-                place = work / f"case{number}"
-                place.mkdir()
+                case_directory = work / f"case{number}"
+                case_directory.mkdir()
                 click.echo(f"{case.name} ...", err=True)
-                documents.append(found := measure_case(place, server, shape, case, seconds))
-                if said := sample_warning(case.name, found["blocks"], found["seconds"]):
-                    click.echo(said, err=True)
+                documents.append(found := measure_case(case_directory, server, shape, case, seconds))
+                if warning := sample_warning(case.name, found["blocks"], found["seconds"]):
+                    click.echo(warning, err=True)
         _show(documents)
         click.echo(json.dumps(documents, indent=2))
 

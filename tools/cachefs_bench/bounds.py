@@ -39,7 +39,7 @@ def belady_reads(
         learned[when].append(read)
     # sample -> its known future reads, the last first
     uses: dict[int, list[int]] = defaultdict(lambda: [len(order)])
-    held: dict[int, int] = {}  # sample -> its next use
+    next_uses: dict[int, int] = {}  # sample -> its next use
     furthest: list[tuple[int, int]] = []  # heap of (-next use, sample); some entries are out of date
     misses = 0
     for now, sample in enumerate(order):
@@ -48,17 +48,17 @@ def belady_reads(
                 uses[order[read]].append(read)
             for reads in uses.values():
                 reads.sort(reverse=True)
-            held = {one: uses[one][-1] for one in held}
-            furthest = [(-following, one) for one, following in held.items()]
+            next_uses = {one: uses[one][-1] for one in next_uses}
+            furthest = [(-following, one) for one, following in next_uses.items()]
             heapq.heapify(furthest)
-        misses += sample not in held
+        misses += sample not in next_uses
         uses[sample].pop()
-        held[sample] = uses[sample][-1]
-        heapq.heappush(furthest, (-held[sample], sample))
-        if len(held) > capacity:
+        next_uses[sample] = uses[sample][-1]
+        heapq.heappush(furthest, (-next_uses[sample], sample))
+        if len(next_uses) > capacity:
             while True:
                 when, victim = heapq.heappop(furthest)
-                if held.get(victim) == -when:
-                    del held[victim]
+                if next_uses.get(victim) == -when:
+                    del next_uses[victim]
                     break
     return misses

@@ -35,9 +35,9 @@ def measure(work: Path, endpoint: str | None, shape: DatasetShape, turns: int) -
     with run_filled_server(work, shape, endpoint) as server:
         for turn in range(turns):
             click.echo(f"turn {turn + 1} of {turns}: an epoch through a mount ...", err=True)
-            place = work / f"turn{turn}"
-            place.mkdir()
-            read = _run_epoch(place, server, shape, case)
+            directory = work / f"turn{turn}"
+            directory.mkdir()
+            read = _run_epoch(directory, server, shape, case)
             click.echo(f"turn {turn + 1} of {turns}: a download ...", err=True)
             got = _download(server, shape)
             found.append({"samples_per_s": round(read, 1), "download_per_s": round(got, 1)})

@@ -108,11 +108,11 @@ class SchedulerProcess:
 
     def request_ranking(self, nodes: Sequence[str] | None = None) -> Ranking | None:
         """Return a ranking; None if the service does not answer."""
-        ask = RankRequest(
+        request = RankRequest(
             ask=PlacementRequest(job="bench", dataset=DATASET), candidates=list(nodes) if nodes is not None else None
         )
         with suppress(CachefsError):
-            return self.client.post(RANK_PATH, ask, Ranking)
+            return self.client.post(RANK_PATH, request, Ranking)
         return None
 
     def held_shares(self) -> dict[str, float]:
@@ -249,14 +249,14 @@ def _send_command(node: LabNode, hub: LabHost, order: NodeCommand) -> None:
         connection = http.client.HTTPConnection(node.host.address, PORT + 1, timeout=SECONDS)
         try:
             connection.request("POST", COMMAND_PATH, msgspec.msgpack.encode(order), {OBSERVER_HEADER: NAME})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+            response = connection.getresponse()
+            return response.status, response.read()
         finally:
             connection.close()
 
-    status, said = hub.run_in_network(send)
+    status, body = hub.run_in_network(send)
     if status != 200:
-        raise CachefsError(f"{node.name} does not {order.kind}: {said.decode(errors='replace')[:200]}")
+        raise CachefsError(f"{node.name} does not {order.kind}: {body.decode(errors='replace')[:200]}")
 
 
 def _first_epoch(load: HintsLoad, node: LabNode, turn: int) -> float:

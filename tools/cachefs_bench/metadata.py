@@ -45,11 +45,11 @@ def measure_mount(work: Path, entries: int) -> dict[str, Any]:
     """Run mount.cachefs as a user does: measures the seconds until the command returns, and the memory of the process
     it leaves."""
     source, mount = work / "large", work / "large-mount"
-    place = work / "large-node"
-    place.mkdir()
+    directory = work / "large-node"
+    directory.mkdir()
     mount.mkdir()
     write_empty_files(source, entries)
-    with run_directory_node(place, source, SETTINGS) as node:
+    with run_directory_node(directory, source, SETTINGS) as node:
         command = Path(sysconfig.get_path("scripts"), "mount.cachefs")
         start = time.perf_counter()
         subprocess.run([command, DATASET, mount, "-o", f"socket={node.socket}"], check=True)

@@ -154,10 +154,10 @@ def measure(work: Path, load: MissLoad, endpoint: str | None = None, bucket: str
         "size": load.size,
         "turns": load.turns,
         "patterns": {
-            pattern: {name: _figures(found, load.files) for name, found in ways.items()}
-            for pattern, ways in passes.items()
+            pattern: {name: _figures(found, load.files) for name, found in methods.items()}
+            for pattern, methods in passes.items()
         },
-        "ratios": {pattern: _ratio(ways) for pattern, ways in passes.items()},
+        "ratios": {pattern: _ratio(methods) for pattern, methods in passes.items()},
     }
 
 
@@ -222,10 +222,10 @@ async def _read_raw(server: OriginServer, numbers: Sequence[int], size: int, rea
     ) as signer:  # fmt: skip
         keys = [{"Bucket": server.bucket, "Key": sample_name(number)} for number in numbers]
         urls = [await signer.generate_presigned_url("get_object", Params=key) for key in keys]
-    client, waits, rest = RawClient(), [], iter(urls)
+    client, waits, remaining = RawClient(), [], iter(urls)
 
     async def reader() -> None:
-        for url in rest:
+        for url in remaining:
             began = time.perf_counter()
             await client.get_url(url, size)
             waits.append(time.perf_counter() - began)
@@ -244,12 +244,14 @@ def _figures(passes: list[ReadPass], files: int) -> dict[str, float]:
     return found
 
 
-def _ratio(ways: dict[str, list[ReadPass]]) -> dict[str, float]:
+def _ratio(methods: dict[str, list[ReadPass]]) -> dict[str, float]:
     """Return the ratio of our files per second to the others', per turn."""
-    ours = ways[CACHEFS]
+    ours = methods[CACHEFS]
     ratio: Callable[[ReadPass, ReadPass], float] = lambda mine, theirs: theirs.seconds / mine.seconds  # noqa: E731
     return {
-        name: round(statistics.median(map(ratio, ours, theirs)), 2) for name, theirs in ways.items() if name != CACHEFS
+        name: round(statistics.median(map(ratio, ours, theirs)), 2)
+        for name, theirs in methods.items()
+        if name != CACHEFS
     }
 
 
@@ -302,9 +304,9 @@ def table(document: dict[str, Any]) -> Table:
     found.add_column("by")
     for title in ("files/s", "p50 ms", "p99 ms", "cachefs is"):
         found.add_column(title, justify="right")
-    for pattern, ways in document["patterns"].items():
+    for pattern, methods in document["patterns"].items():
         ratios = document["ratios"][pattern]
-        for number, (name, figures) in enumerate(ways.items()):
+        for number, (name, figures) in enumerate(methods.items()):
             cells = (_cell(figures.get(key)) for key in ("files_per_second", "p50_ms", "p99_ms"))
             ratio = f"{ratios[name]:.2f} x" if name in ratios else ""
             found.add_row(pattern if not number else "", name, *cells, ratio)

@@ -207,7 +207,7 @@ async def list_ranges(load: GetLoad) -> list[ObjectRange]:
 
 async def _list_ranges(load: GetLoad, full: Any) -> list[ObjectRange]:
     listed = [await full.head_object(Bucket=BUCKET, Key=sample_name(number)) for number in range(load.files)]
-    return list(_ranges(load, [answer["ETag"].strip('"') for answer in listed]))
+    return list(_ranges(load, [response["ETag"].strip('"') for response in listed]))
 
 
 def _ranges(load: GetLoad, etags: list[str]) -> Iterator[ObjectRange]:
@@ -234,10 +234,10 @@ def _peak() -> int:
 
 
 async def _get_all(get: Get, wanted: list[ObjectRange], load: GetLoad) -> None:
-    rest = iter(wanted)
+    remaining = iter(wanted)
 
     async def worker() -> None:
-        for one in rest:
+        for one in remaining:
             assert await get(one) >= load.size
 
     await asyncio.gather(*(worker() for _ in range(load.concurrency)))
@@ -256,8 +256,10 @@ def _botocore(load: GetLoad) -> Any:
 async def _through_aiobotocore(load: GetLoad, full: Any, wanted: list[ObjectRange]) -> AsyncIterator[Get]:
     async def get(one: ObjectRange) -> int:
         part = {"Range": f"bytes={_span(one)}"} if one.length < one.size else {}
-        answer = await full.get_object(Bucket=BUCKET, Key=one.key.decode(), IfMatch=f'"{one.version.decode()}"', **part)
-        async with answer["Body"] as body:
+        response = await full.get_object(
+            Bucket=BUCKET, Key=one.key.decode(), IfMatch=f'"{one.version.decode()}"', **part
+        )
+        async with response["Body"] as body:
             return len(await body.read())
 
     yield get

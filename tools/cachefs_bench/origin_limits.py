@@ -41,15 +41,15 @@ def measure(
     with run_bench_server(work, DatasetShape(files=FILES, size=size), endpoint) as (kind, server):
         found: dict[str, Any] = {"server": kind, "gets": gets, "bytes": size, "parallel": parallel}
         load = GetLoad(server, size, FILES, size, gets, parallel)
-        ways = {"hedged": 0.02, "unhedged": 0.0} if limits.slow_share else {"reads": 0.02}
-        for way, share in ways.items():
-            click.echo(f"{way}: {gets:,} GETs of {size:,} bytes ...", err=True)
+        variants = {"hedged": 0.02, "unhedged": 0.0} if limits.slow_share else {"reads": 0.02}
+        for variant, share in variants.items():
+            click.echo(f"{variant}: {gets:,} GETs of {size:,} bytes ...", err=True)
             with run_throttle(server.endpoint, limits, work / "proxy.log") as proxy:
-                found[way] = in_own_process(run_reads, load, proxy.endpoint, share)
+                found[variant] = in_own_process(run_reads, load, proxy.endpoint, share)
                 counted = proxy.read_counters()
-                found[way]["extra_requests"] = round(counted.requests / gets - 1, 4)
+                found[variant]["extra_requests"] = round(counted.requests / gets - 1, 4)
             if limits.request_rate:
-                found[way]["goodput_to_limit"] = round(found[way]["per_second"] / limits.request_rate, 3)
+                found[variant]["goodput_to_limit"] = round(found[variant]["per_second"] / limits.request_rate, 3)
         return found
 
 
@@ -81,16 +81,16 @@ async def _read_all(load: GetLoad, endpoint: str, hedge_share: float) -> dict[st
     wanted = await list_ranges(load)
     options = OriginOptions(endpoint_url=endpoint, region="us-east-1")
     origin = open_origin(f"s3://{BUCKET}", options, OriginSettings(hedge_share=hedge_share))
-    slots = ConcurrencyLimiter(load.concurrency, 1 << 30)
-    rest = iter(range(load.count))
+    limiter = ConcurrencyLimiter(load.concurrency, 1 << 30)
+    remaining = iter(range(load.count))
     seconds: list[float] = []
     errors: list[str] = []
 
     async def worker() -> None:
-        for number in rest:
+        for number in remaining:
             began = time.perf_counter()
             try:
-                await _read(origin, slots, wanted[number], number)
+                await _read(origin, limiter, wanted[number], number)
             except CachefsError as error:
                 errors.append(str(error))
             seconds.append(time.perf_counter() - began)
@@ -116,14 +116,14 @@ async def _read_all(load: GetLoad, endpoint: str, hedge_share: float) -> dict[st
     }
 
 
-async def _read(origin: Origin, slots: ConcurrencyLimiter, wanted: ObjectRange, number: int) -> None:
+async def _read(origin: Origin, limiter: ConcurrencyLimiter, wanted: ObjectRange, number: int) -> None:
     """Read like the daemon's Fetcher."""
-    async with slots.new_permit(number.to_bytes(8, "big"), wanted.length, origin.endpoint, ahead=False) as slot:
+    async with limiter.new_permit(number.to_bytes(8, "big"), wanted.length, origin.endpoint, ahead=False) as permit:
 
         async def rest(seconds: float) -> None:
-            slot.release()
+            permit.release()
             await asyncio.sleep(seconds)
-            await slot.acquire(ahead=False)
+            await permit.acquire(ahead=False)
 
         patience = Deadline.after(_DEADLINE)
         patience.pause = rest

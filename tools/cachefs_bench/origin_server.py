@@ -79,20 +79,20 @@ async def _require_empty(client: Any, bucket: str) -> None:
 
 
 async def _upload(client: Any, bucket: str, keys: Sequence[str], files: Sequence[Path]) -> None:
-    rest = iter(zip(keys, files, strict=True))
+    remaining = iter(zip(keys, files, strict=True))
 
     async def worker() -> None:
-        for key, file in rest:
+        for key, file in remaining:
             await client.put_object(Bucket=bucket, Key=key, Body=file.read_bytes())
 
     await asyncio.gather(*(worker() for _ in range(PARALLEL)))
 
 
 async def _delete(client: Any, bucket: str, keys: Sequence[str]) -> None:
-    rest = iter(keys)
+    remaining = iter(keys)
 
     async def worker() -> None:
-        for key in rest:
+        for key in remaining:
             await client.delete_object(Bucket=bucket, Key=key)
 
     await asyncio.gather(*(worker() for _ in range(PARALLEL)))

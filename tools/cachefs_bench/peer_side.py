@@ -84,12 +84,12 @@ def _count(size: int) -> int:
     return max(8, _HELD_BYTES // size)
 
 
-def _tls(given: dict[str, Any]) -> TlsFiles | None:
-    return TlsFiles(*map(Path, given["tls"])) if given["tls"] else None
+def _tls(parameters: dict[str, Any]) -> TlsFiles | None:
+    return TlsFiles(*map(Path, parameters["tls"])) if parameters["tls"] else None
 
 
-async def _serve_blocks(given: dict[str, Any]) -> None:
-    root, size = Path(given["root"]), given["size"]
+async def _serve_blocks(parameters: dict[str, Any]) -> None:
+    root, size = Path(parameters["root"]), parameters["size"]
     memory = TierConfig(root / "memory", 2 * _HELD_BYTES + (64 << 20), 64 << 20, "minio")
     storage = Storage(StoreConfig(root / "state", 4 << 20, memory, None), PlanningParts.empty())
     data = os.urandom(size)
@@ -101,10 +101,12 @@ async def _serve_blocks(given: dict[str, Any]) -> None:
     async def adopt(link: socket.socket) -> None:
         links.append(link)  # no block is fetched
 
-    me = side_record(given["number"], given["host"], 1)
-    members = _ConstantMembership(_view(me, side_record(0, given["asker"], 1)))
-    places = ServerSettings((given["host"], 0), storage.index.path, {"memory": root / "memory"}, _tls(given), 0)
-    servers = PeerServers(CLUSTER, members, places, adopt, ErrorLog())
+    me = side_record(parameters["number"], parameters["host"], 1)
+    members = _ConstantMembership(_view(me, side_record(0, parameters["asker"], 1)))
+    settings = ServerSettings(
+        (parameters["host"], 0), storage.index.path, {"memory": root / "memory"}, _tls(parameters), 0
+    )
+    servers = PeerServers(CLUSTER, members, settings, adopt, ErrorLog())
     await servers.start()
     _print({"port": servers.port, "pids": servers.pids})
     await asyncio.to_thread(sys.stdin.read)
@@ -113,16 +115,16 @@ async def _serve_blocks(given: dict[str, Any]) -> None:
 
 
 class _BlockRequester:
-    def __init__(self, given: dict[str, Any]) -> None:
-        self._loop, self._size = asyncio.get_running_loop(), given["size"]
-        self._givers = [side_record(number, host, port) for number, host, port in given["givers"]]
-        files = _tls(given)
-        members = _ConstantMembership(_view(side_record(0, given["asker"], 1), *self._givers))
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self._loop, self._size = asyncio.get_running_loop(), parameters["size"]
+        self._givers = [side_record(number, host, port) for number, host, port in parameters["givers"]]
+        files = _tls(parameters)
+        members = _ConstantMembership(_view(side_record(0, parameters["asker"], 1), *self._givers))
         certificates = Certificates(files) if files else None
-        self.client = PeerClient(CLUSTER, members, ErrorLog(), certificates, given["window"])
+        self.client = PeerClient(CLUSTER, members, ErrorLog(), certificates, parameters["window"])
         self._keys = [_key(number, self._size) for number in range(_count(self._size))]
         self._refs = [BlockRef("0" * 32, number, 0) for number in range(len(self._keys))]
-        self._outstanding: int = given["outstanding"]
+        self._outstanding: int = parameters["outstanding"]
         self._received = self._requested = self._left = 0
         self._until = 0.0
         self._done = asyncio.Event()
@@ -151,31 +153,31 @@ class _BlockRequester:
             one: asyncio.Future[PeerResponse] = self._loop.create_future()
             start = time.perf_counter()
             self._request(self._givers[0], one.set_result)
-            answer = await one
+            response = await one
             times.append(time.perf_counter() - start)
-            if not isinstance(answer, PeerBlock):
-                self._failed.append(str(answer))
+            if not isinstance(response, PeerBlock):
+                self._failed.append(str(response))
         self._check()
         return {"seconds": times}
 
-    def _request(self, giver: NodeRecord, answer: Callable[[PeerResponse], None]) -> None:
+    def _request(self, giver: NodeRecord, on_response: Callable[[PeerResponse], None]) -> None:
         at = self._requested * 7 % len(self._keys)
         self._requested += 1
         self.client.request_block(
             giver,
             BlockRequest(self._refs[at], self._keys[at], self._size),
             RequestOptions(self._loop.time() + 30),
-            answer,
+            on_response,
         )
 
     def _request_next(self, giver: NodeRecord) -> None:
-        self._request(giver, lambda answer: self._handle_response(giver, answer))
+        self._request(giver, lambda response: self._handle_response(giver, response))
 
-    def _handle_response(self, giver: NodeRecord, answer: PeerResponse) -> None:
-        if isinstance(answer, PeerBlock):
+    def _handle_response(self, giver: NodeRecord, response: PeerResponse) -> None:
+        if isinstance(response, PeerBlock):
             self._received += 1
         else:
-            self._failed.append(str(answer))
+            self._failed.append(str(response))
         if self._loop.time() < self._until and len(self._failed) < 10:
             self._request_next(giver)
             return
@@ -188,22 +190,22 @@ class _BlockRequester:
             sys.exit(f"{len(self._failed)} blocks did not come: {self._failed[0]}")
 
 
-async def _request_blocks(given: dict[str, Any]) -> None:
-    asker = _BlockRequester(given)
-    while (told := await asyncio.to_thread(sys.stdin.readline)).strip():
-        what, amount = json.loads(told)
+async def _request_blocks(parameters: dict[str, Any]) -> None:
+    asker = _BlockRequester(parameters)
+    while (line := await asyncio.to_thread(sys.stdin.readline)).strip():
+        what, amount = json.loads(line)
         _print(await (asker.request_for_seconds(amount) if what == "many" else asker.request_one_by_one(amount)))
     await asker.client.close()
 
 
-def _serve_copy(given: dict[str, Any]) -> None:
+def _serve_copy(parameters: dict[str, Any]) -> None:
     """Send the bytes of a file over TLS, on each connection."""
-    files = _tls(given)
+    files = _tls(parameters)
     assert files is not None
     context = Certificates(files).server_context
-    path = Path(given["root"]) / "copied"
+    path = Path(parameters["root"]) / "copied"
     path.write_bytes(os.urandom(64 << 20))
-    listening = socket.create_server((given["host"], 0))
+    listening = socket.create_server((parameters["host"], 0))
     _print({"port": listening.getsockname()[1], "pids": []})
 
     def serve(link: socket.socket) -> None:
@@ -223,13 +225,13 @@ def _serve_copy(given: dict[str, Any]) -> None:
         threading.Thread(target=serve, args=(link,), daemon=True).start()
 
 
-def _request_copy(given: dict[str, Any]) -> None:
+def _request_copy(parameters: dict[str, Any]) -> None:
     """Receive on request, with a thread for each connection."""
-    files = _tls(given)
+    files = _tls(parameters)
     assert files is not None
-    [(_, host, port)] = given["givers"]
+    [(_, host, port)] = parameters["givers"]
     context = Certificates(files).client_context()
-    counts = [0] * given["connections"]
+    counts = [0] * parameters["connections"]
     going = threading.Event()
 
     def receive(number: int) -> None:
@@ -257,8 +259,8 @@ def _request_copy(given: dict[str, Any]) -> None:
 
     for number in range(len(counts)):
         threading.Thread(target=receive, args=(number,), daemon=True).start()
-    while (told := sys.stdin.readline()).strip():
-        _, seconds = json.loads(told)
+    while (line := sys.stdin.readline()).strip():
+        _, seconds = json.loads(line)
         going.set()
         time.sleep(RAMP_SECONDS)
         began, before, cpu = time.monotonic(), sum(counts), time.process_time()
@@ -275,15 +277,15 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    role, given = sys.argv[1], json.loads(sys.argv[2])
+    role, parameters = sys.argv[1], json.loads(sys.argv[2])
     if role == "give":
-        asyncio.run(_serve_blocks(given))
+        asyncio.run(_serve_blocks(parameters))
     elif role == "ask":
-        asyncio.run(_request_blocks(given))
+        asyncio.run(_request_blocks(parameters))
     elif role == "copy-give":
-        _serve_copy(given)
+        _serve_copy(parameters)
     else:
-        _request_copy(given)
+        _request_copy(parameters)
 
 
 if __name__ == "__main__":

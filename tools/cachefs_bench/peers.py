@@ -89,12 +89,12 @@ def _measure_pair(load: PeerLoad, hosts: Sequence[LabHost], part: str, tls: Sequ
     giver, asker, size = hosts[1], hosts[0], _PAIRS[part][0]
     turns: list[TurnFigures] = []
     times: list[float] = []
-    given = _side_parameters(load, size, giver, asker, tls)
+    parameters = _side_parameters(load, size, giver, asker, tls)
     with ExitStack() as stack:
-        ours = _start_pair(stack, given, giver, asker, "")
+        ours = _start_pair(stack, parameters, giver, asker, "")
         beside: Callable[[], TurnFigures] | None = None
         if tls is not None:
-            copy = _start_pair(stack, given, giver, asker, "copy-")
+            copy = _start_pair(stack, parameters, giver, asker, "copy-")
             beside = partial(copy.send_request, "many", load.seconds)
         elif shutil.which("iperf3") is not None:
             beside = partial(_iperf, giver, asker, load.seconds)
@@ -122,14 +122,14 @@ def _measure_incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
     turns: list[TurnFigures] = []
     try:
         with ExitStack() as stack:
-            given = _side_parameters(load, SMALL, givers[0], asker, None)
-            places = []
+            parameters = _side_parameters(load, SMALL, givers[0], asker, None)
+            addresses = []
             for number, giver in enumerate(givers, 1):
                 root = stack.enter_context(memory_directory("cachefs-bench-"))
-                role = {**given, "root": str(root), "number": number, "host": giver.address}
-                said = stack.enter_context(_run_side(giver, "give", role)).read_line()
-                places.append([number, giver.address, said["port"]])
-            side = stack.enter_context(_run_side(asker, "ask", {**given, "givers": places}))
+                role = {**parameters, "root": str(root), "number": number, "host": giver.address}
+                ready = stack.enter_context(_run_side(giver, "give", role)).read_line()
+                addresses.append([number, giver.address, ready["port"]])
+            side = stack.enter_context(_run_side(asker, "ask", {**parameters, "givers": addresses}))
             side.send_request("many", _WARM_UP_SECONDS)
             for number in range(load.turns):
                 click.echo(f"  three to one over {load.megabits} Mbit/s, turn {number + 1} of {load.turns}", err=True)
@@ -196,17 +196,19 @@ class _SideProcess:
         return self.read_line()
 
 
-def _start_pair(stack: ExitStack, given: dict[str, Any], giver: LabHost, asker: LabHost, kind: str) -> _SideProcess:
+def _start_pair(
+    stack: ExitStack, parameters: dict[str, Any], giver: LabHost, asker: LabHost, kind: str
+) -> _SideProcess:
     """Start both sides, and return the requesting one."""
     root = stack.enter_context(memory_directory("cachefs-bench-"))
-    said = stack.enter_context(_run_side(giver, f"{kind}give", {**given, "root": str(root)})).read_line()
-    places = [[given["number"], giver.address, said["port"]]]
-    return stack.enter_context(_run_side(asker, f"{kind}ask", {**given, "givers": places}))
+    ready = stack.enter_context(_run_side(giver, f"{kind}give", {**parameters, "root": str(root)})).read_line()
+    addresses = [[parameters["number"], giver.address, ready["port"]]]
+    return stack.enter_context(_run_side(asker, f"{kind}ask", {**parameters, "givers": addresses}))
 
 
 @contextmanager
-def _run_side(host: LabHost, role: str, given: dict[str, Any]) -> Iterator[_SideProcess]:
-    command = [*KILL_WITH_PARENT, *host.enter_command, sys.executable, "-m", _SIDE, role, json.dumps(given)]
+def _run_side(host: LabHost, role: str, parameters: dict[str, Any]) -> Iterator[_SideProcess]:
+    command = [*KILL_WITH_PARENT, *host.enter_command, sys.executable, "-m", _SIDE, role, json.dumps(parameters)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield _SideProcess(process)
@@ -218,7 +220,7 @@ def _run_side(host: LabHost, role: str, given: dict[str, Any]) -> Iterator[_Side
 
 
 def _iperf(giver: LabHost, asker: LabHost, seconds: float) -> TurnFigures:
-    whole = max(1, round(seconds))  # iperf3 takes whole seconds
+    duration = max(1, round(seconds))  # iperf3 takes whole seconds
     port = str(asker.free_ports(1)[0])
     server = subprocess.Popen(
         [*KILL_WITH_PARENT, *asker.enter_command, "iperf3", "-s", "-1", "--forceflush", "-p", port, "-B",
@@ -230,7 +232,7 @@ def _iperf(giver: LabHost, asker: LabHost, seconds: float) -> TurnFigures:
         while "listening" not in (line := server.stdout.readline()):
             if not line:
                 raise CachefsError("iperf3 does not start")
-        text = run_command([*giver.enter_command, "iperf3", "-c", asker.address, "-p", port, "-t", str(whole), "-J"])
+        text = run_command([*giver.enter_command, "iperf3", "-c", asker.address, "-p", port, "-t", str(duration), "-J"])
         end = json.loads(text)["end"]
         rate = float(end["sum_received"]["bits_per_second"]) / 8
         busy = float(end["cpu_utilization_percent"]["remote_total"]) / 100

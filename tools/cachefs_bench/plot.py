@@ -90,8 +90,8 @@ def draw_sweep(result: dict[str, Any], path: Path) -> None:
     """Draw the improvement of hints over each other policy, for each varied parameter."""
     rows, base = result["rows"], result["rows"][0]
     varied = list(dict.fromkeys(row["changed"] for row in rows if row["changed"]))
-    figure, places = pyplot.subplots(1, len(varied), figsize=(4 * len(varied), 4), layout="constrained", sharey=True)
-    for name, axes in zip(varied, places, strict=True):
+    figure, all_axes = pyplot.subplots(1, len(varied), figsize=(4 * len(varied), 4), layout="constrained", sharey=True)
+    for name, axes in zip(varied, all_axes, strict=True):
         points = sorted(
             [(row["times"], row["times_better"]) for row in rows if row["changed"] == name]
             + [(1.0, base["times_better"])],
@@ -103,7 +103,7 @@ def draw_sweep(result: dict[str, Any], path: Path) -> None:
             )
         axes.axhline(1.3, color="black", linestyle=":")
         axes.set(xscale="log", xlabel=f"{name}, times {result['shape'][name]:.3g}")
-    places[0].set(ylabel="mean completion, times that of hints")
-    places[0].legend()
+    all_axes[0].set(ylabel="mean completion, times that of hints")
+    all_axes[0].legend()
     figure.savefig(path)
     pyplot.close(figure)

@@ -69,10 +69,10 @@ def measure(work: Path, load: LargeFileLoad) -> list[dict[str, Any]]:
     room = tier_budget(1, load.size)
     runs = []
     for tier in TIERS:
-        place = work / tier
-        place.mkdir()
-        with run_push_node(place, source, tier, room) as node:
-            runs += [_run(node, source, load, tier, pattern, way) for pattern in ReadPattern for way in PushMode]
+        directory = work / tier
+        directory.mkdir()
+        with run_push_node(directory, source, tier, room) as node:
+            runs += [_run(node, source, load, tier, pattern, mode) for pattern in ReadPattern for mode in PushMode]
     return runs
 
 
@@ -87,7 +87,7 @@ def write_large(path: Path, size: int) -> None:
 
 
 def _run(
-    node: ScratchNode, source: Path, load: LargeFileLoad, tier: str, pattern: ReadPattern, way: PushMode
+    node: ScratchNode, source: Path, load: LargeFileLoad, tier: str, pattern: ReadPattern, mode: PushMode
 ) -> dict[str, Any]:
     length = SEQUENTIAL_READ if pattern == ReadPattern.SEQUENTIAL else RECORD_BYTES
     offsets = range(0, load.size, length) if pattern == ReadPattern.SEQUENTIAL else _random_offsets(load.size)
@@ -97,7 +97,7 @@ def _run(
     cold, _ = read_pieces(native, offsets, length)
     cached, _ = read_pieces(native, offsets, length)
     with ExitStack() as stack:
-        mount = stack.enter_context(mount_cold(node, mount_options(way, load.budget)))
+        mount = stack.enter_context(mount_cold(node, mount_options(mode, load.budget)))
         before = mount.settled_counters()
         with measure_processor_time(*mount.process_ids()) as processor:
             stack.enter_context(publish_job(node, _publication(load, pattern)))
@@ -106,7 +106,7 @@ def _run(
         after = mount.settled_counters()
         stack.close()
     return {
-        "run": f"{pattern}, {tier}, {way}", "gb_per_s": speed, "native_cached_gb_per_s": cached,
+        "run": f"{pattern}, {tier}, {mode}", "gb_per_s": speed, "native_cached_gb_per_s": cached,
         "native_cold_gb_per_s": cold, "ratio": round(speed / cached, 3), "damaged": damaged,
         "fuse_requests": after["requests"] - before["requests"], "push": push_figures(before, after),
         "processor_seconds": processor,

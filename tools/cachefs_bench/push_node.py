@@ -82,9 +82,9 @@ class PushMode(StrEnum):
     NOT_PUSHING = "not pushing"
 
 
-def mount_options(way: PushMode, budget: str) -> list[str]:
+def mount_options(mode: PushMode, budget: str) -> list[str]:
     """Return options of the mount. budget: of the page cache, as `-o` takes it, or empty for the mount's default."""
-    if way == PushMode.NOT_PUSHING:
+    if mode == PushMode.NOT_PUSHING:
         return ["no_push"]
     return [f"page_cache_budget={budget}"] if budget else []
 

@@ -79,11 +79,11 @@ def measure(work: Path, load: FullSpeedLoad) -> list[dict[str, Any]]:
 
 
 def _measure_readers(bench: PushSpeedBench, readers: int) -> dict[str, Any]:
-    turns: dict[str, list[dict[str, Any]]] = {way: [] for way in PushMode}
+    turns: dict[str, list[dict[str, Any]]] = {mode: [] for mode in PushMode}
     for _ in range(bench.load.turns):
-        for way in PushMode:
-            turns[way].append(_run_turn(bench, readers, way))
-    first = {way: statistics.median(turn["mount_files_per_s"][0] for turn in found) for way, found in turns.items()}
+        for mode in PushMode:
+            turns[mode].append(_run_turn(bench, readers, mode))
+    first = {mode: statistics.median(turn["mount_files_per_s"][0] for turn in found) for mode, found in turns.items()}
     ratios = [ratio for turn in turns[PushMode.PUSHING] for ratio in turn["later_ratios"]]
     return {
         "run": f"{readers} readers",
@@ -94,7 +94,7 @@ def _measure_readers(bench: PushSpeedBench, readers: int) -> dict[str, Any]:
     }
 
 
-def _run_turn(bench: PushSpeedBench, readers: int, way: PushMode) -> dict[str, Any]:
+def _run_turn(bench: PushSpeedBench, readers: int, mode: PushMode) -> dict[str, Any]:
     """Read all epochs on a new mount, each after the same epoch on the native copy.
 
     The native copy is as cold as the mount when the turn begins, so both get their pages in the same minute and out of
@@ -104,7 +104,7 @@ def _run_turn(bench: PushSpeedBench, readers: int, way: PushMode) -> dict[str, A
     speeds: dict[Path, list[float]] = {source: []}
     requests = []
     with ExitStack() as stack:
-        mount = stack.enter_context(mount_cold(node, mount_options(way, load.budget)))
+        mount = stack.enter_context(mount_cold(node, mount_options(mode, load.budget)))
         speeds[mount.path] = []
         drop_pages(source / sample_name(number) for number in range(load.files))
         start = before = mount.settled_counters()

@@ -95,10 +95,10 @@ def compare_python_reads(python: str, listing: Path, native: Path, mount: Path) 
     measured = {"alone": run_pyread(command, None), "cachefs_run": run_pyread(command, under_run)}
     return {
         how: {
-            way: {"native_us": round(theirs, 1), "mount_us": round(ours, 1), "ratio": round(theirs / ours, 3)}
-            for way, (theirs, ours) in ways.items()
+            reading: {"native_us": round(theirs, 1), "mount_us": round(ours, 1), "ratio": round(theirs / ours, 3)}
+            for reading, (theirs, ours) in readings.items()
         }
-        for how, ways in measured.items()
+        for how, readings in measured.items()
     }
 
 
@@ -109,8 +109,8 @@ def run_pyread(command: list[str], variables: dict[str, str] | None) -> dict[str
         raise CachefsError(f"{command[0]} cannot be run: {error.strerror}") from None
     if done.returncode:
         raise CachefsError(f"{command[0]} {PYREAD.name} failed: {done.stderr.strip()}")
-    ways: dict[str, tuple[float, float]] = json.loads(done.stdout)
-    return ways
+    readings: dict[str, tuple[float, float]] = json.loads(done.stdout)
+    return readings
 
 
 def measure_tier(client: DaemonClient, hotread: HotRead, mount: Path, names: list[str]) -> dict[str, Any]:

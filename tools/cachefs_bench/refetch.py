@@ -280,8 +280,8 @@ def _run(work: Path, source: Path, load: RefetchLoad, cell: Cell, *, run: bool) 
             except subprocess.TimeoutExpired:
                 raise CachefsError(f"{cell.title}: a job did not end within {JOB_SECONDS:.0f} s") from None
             if status:
-                said = (scratch / f"job{number}.log").read_text(errors="replace")[-2000:].strip()
-                raise CachefsError(f"{cell.title}: a job failed: {said}")
+                log_end = (scratch / f"job{number}.log").read_text(errors="replace")[-2000:].strip()
+                raise CachefsError(f"{cell.title}: a job failed: {log_end}")
         fetched = node.client.call(STATUS, Empty()).fetched_bytes / total
         rows = [row for row in node.client.call(STALL_LIST, JobName(job="")).rows if row.source == "origin"]
         orders = [msgspec.json.decode((scratch / f"job{number}.json").read_bytes()) for number in range(cell.jobs)]

@@ -48,18 +48,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--distributed", action="store_true")
     parser.add_argument("--drop", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    torch.manual_seed(given.seed)
-    dataset = IndexedFiles(given.root, max(1, given.workers) / given.rate, drop=given.drop)
-    distributed: DistributedSampler[int] = DistributedSampler(dataset, num_replicas=1, rank=0, seed=given.seed)
-    sampler: Sampler[int] = distributed if given.distributed else RandomSampler(dataset)
-    loader = DataLoader(dataset, batch_size=given.batch, sampler=sampler, num_workers=given.workers)
+    torch.manual_seed(args.seed)
+    dataset = IndexedFiles(args.root, max(1, args.workers) / args.rate, drop=args.drop)
+    distributed: DistributedSampler[int] = DistributedSampler(dataset, num_replicas=1, rank=0, seed=args.seed)
+    sampler: Sampler[int] = distributed if args.distributed else RandomSampler(dataset)
+    loader = DataLoader(dataset, batch_size=args.batch, sampler=sampler, num_workers=args.workers)
     orders = []
-    for epoch in range(given.epochs):
+    for epoch in range(args.epochs):
         distributed.set_epoch(epoch)
         orders.append([index for batch in loader for index in batch.tolist()])
-    given.report.write_text(json.dumps(orders))
+    args.report.write_text(json.dumps(orders))
 
 
 if __name__ == "__main__":

@@ -39,14 +39,14 @@ class SlurmLoad:
 def measure(work: Path, load: SlurmLoad) -> dict[str, Any]:
     """Return the figures. Raises CachefsError if Slurm is missing."""
     with ExitStack() as stack:
-        places = {name: work / name for name in ("plain", "lua")}
-        for place in places.values():
-            place.mkdir()
+        directories = {name: work / name for name in ("plain", "lua")}
+        for directory in directories.values():
+            directory.mkdir()
         hints = work / "hints"
-        _write_lua(places["lua"], hints)
+        _write_lua(directories["lua"], hints)
         hints.write_text(_hint_file_text(load))
-        plain = stack.enter_context(run_slurm(places["plain"]))
-        lua = stack.enter_context(run_slurm(places["lua"], more="JobSubmitPlugins=lua"))
+        plain = stack.enter_context(run_slurm(directories["plain"]))
+        lua = stack.enter_context(run_slurm(directories["lua"], more="JobSubmitPlugins=lua"))
         dataset = f"dataset-{load.datasets - 1}"
         script = _SCRIPT.format(dataset=dataset)
         comment = _COMMENT.format(dataset=dataset)
@@ -77,10 +77,10 @@ def measure(work: Path, load: SlurmLoad) -> dict[str, Any]:
         }
 
 
-def _write_lua(place: Path, hints: Path) -> None:
-    (place / "cachefs.lua").write_text((PLUGIN_DIRECTORY / "cachefs.lua").read_text())
+def _write_lua(directory: Path, hints: Path) -> None:
+    (directory / "cachefs.lua").write_text((PLUGIN_DIRECTORY / "cachefs.lua").read_text())
     text = (PLUGIN_DIRECTORY / "job_submit.lua").read_text()
-    (place / "job_submit.lua").write_text(f'{text}\ncachefs.file = "{hints}"\n')
+    (directory / "job_submit.lua").write_text(f'{text}\ncachefs.file = "{hints}"\n')
 
 
 def _hint_file_text(load: SlurmLoad) -> str:

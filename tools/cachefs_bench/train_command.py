@@ -95,8 +95,8 @@ def _signed_urls(endpoint: str, account: S3Credentials, paths: Sequence[str]) ->
         aws_secret_access_key=account.secret_key,
         config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
     )  # fmt: skip
-    places = (path.split("/", 1) for path in paths)
-    return [client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}) for bucket, key in places]
+    locations = (path.split("/", 1) for path in paths)
+    return [client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}) for bucket, key in locations]
 
 
 def _get_request(url: str) -> bytes:
@@ -335,10 +335,10 @@ def _measure(shape: DatasetShape, runs: list[Scenario], endpoint: str | None, di
         with run_filled_server(work, shape, endpoint) as server:
             limit = _measure_ceiling(work, server, runs)
             for number, one in enumerate(runs):
-                place = work / f"run{number}"
-                place.mkdir()
+                run_directory = work / f"run{number}"
+                run_directory.mkdir()
                 _say(f"run {number + 1} of {len(runs)}: {one.title}")
-                documents.append(training_run.run_scenario(one, server, place))
+                documents.append(training_run.run_scenario(one, server, run_directory))
                 _say(summary(documents[-1]))
     return {"proxy_ceiling": limit, "runs": documents}
 
@@ -365,13 +365,14 @@ def _base_scenario(options: dict[str, Any]) -> Scenario:
 
 def _variants(base: Scenario, options: dict[str, Any]) -> list[Scenario]:
     """Return a run for every combination of the options that may be repeated."""
-    ways = [Publishing(way) for way in options["publishing"]] or [Publishing.NONE, best_publishing(base.loader)]
+    named = [Publishing(name) for name in options["publishing"]]
+    choices = named or [Publishing.NONE, best_publishing(base.loader)]
     return [
         replace(
-            base, title=f"{policy}, {share:.0%}, publishing: {way}", publishing=way, policy=policy,
+            base, title=f"{policy}, {share:.0%}, publishing: {choice}", publishing=choice, policy=policy,
             tiers=replace(base.tiers, capacity=share),
         )
-        for policy, share, way in product(options["policies"], options["capacities"], ways)
+        for policy, share, choice in product(options["policies"], options["capacities"], choices)
     ]  # fmt: skip
 
 

@@ -70,11 +70,11 @@ def node_settings(scenario: Scenario) -> NodeSettings:
     record = span(scenario.shape.size)
     if scenario.shape.size > BLOCK_SIZE:
         raise CachefsError(f"files of {scenario.shape.size} bytes are more than one block of {BLOCK_SIZE}")
-    held = held_samples(scenario)
-    in_memory = round(scenario.tiers.memory * held)
+    cached = held_samples(scenario)
+    in_memory = round(scenario.tiers.memory * cached)
     # Tiers that hold everything need not be exact. Spare room keeps the budgets from having any effect.
     spare = 32 << 20 if scenario.tiers.capacity >= 1 else 0
-    memory_budget, ssd_budget = (budget_for(blocks * record) + spare for blocks in (in_memory, held - in_memory))
+    memory_budget, ssd_budget = (budget_for(blocks * record) + spare for blocks in (in_memory, cached - in_memory))
     if memory_budget < MIN_TIER or 0 < ssd_budget < MIN_TIER:
         raise CachefsError("a tier would be smaller than one block; use more files or a larger capacity")
     memory, ssd = (TierSettings(budget, SEGMENT_SIZE) for budget in (memory_budget, ssd_budget))

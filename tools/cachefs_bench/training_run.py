@@ -208,7 +208,7 @@ def _run_jobs(scenario: Scenario, node: TrainingNode, work: Path) -> tuple[list[
             time.sleep(0.5)
         for number, process in enumerate(running):
             if process.returncode:
-                said = (work / f"job{number}.log").read_text(errors="replace")[-2000:].strip()
-                raise CachefsError(f"{scenario.title}: job {number} failed: {said}")
+                log = (work / f"job{number}.log").read_text(errors="replace")[-2000:].strip()
+                raise CachefsError(f"{scenario.title}: job {number} failed: {log}")
     results = [JobResult(job, read_report(work / f"job{number}.jsonl")) for number, job in enumerate(scenario.jobs)]
     return results, list(views.values())

@@ -137,10 +137,10 @@ async def _measure_concurrent(
     origin: Origin, reads: Sequence[ObjectRange], width: int, until: float
 ) -> ConcurrentThroughput:
     """Measure concurrent reads. until: loop time. Raises as Origin.read does."""
-    rest = iter(reads)
+    remaining = iter(reads)
 
     async def worker() -> None:
-        for read in rest:
+        for read in remaining:
             await origin.read(read, Deadline(until))
 
     began = time.perf_counter()

@@ -112,9 +112,9 @@ def paragraphs(text: str) -> Iterator[str]:
 def configuration_page(markdown: str) -> str:
     """Return cachefsd.toml(5): the same text, with tables as lists of keys."""
     lines = list(heading("cachefsd.toml", 5, "settings of cachefsd, options of mounts, and variables"))
-    _, _, rest = re.sub(r"^<!--.*-->\n", "", markdown, flags=re.MULTILINE).partition("\n")
+    _, _, body = re.sub(r"^<!--.*-->\n", "", markdown, flags=re.MULTILINE).partition("\n")
     lines.append(".SH DESCRIPTION")
-    for block in re.split(r"\n\s*\n", rest.strip()):
+    for block in re.split(r"\n\s*\n", body.strip()):
         lines += render_block(block)
     return "\n".join([*lines, *ending("cachefsd.toml")]) + "\n"
 

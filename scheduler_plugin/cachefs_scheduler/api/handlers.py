@@ -144,7 +144,7 @@ class ApiHandlers:
 
     def _node_status(self, node: ReportedNode, current: dict[str, str]) -> NodeStatus:
         report = node.report
-        held = [
+        datasets = [
             DatasetPart(name, one.memory + one.ssd, one.total)
             for one in node.snapshots.values()
             if (name := current.get(one.id, "")) and one.memory + one.ssd
@@ -156,7 +156,7 @@ class ApiHandlers:
             capacity=report.capacity if report is not None else 0,
             used=report.used if report is not None else 0,
             zone=node.zone,
-            datasets=held,
+            datasets=datasets,
             jobs=len(report.jobs) if report is not None else 0,
             problem=node.problem,
         )
@@ -251,25 +251,25 @@ class ApiHandlers:
         if copies < 1:
             raise ConfigError("a dataset has at least one copy; `cachectl evict` removes cached blocks")
         there = self._advisor.queue.copies(snapshot)
-        said = [f"{dataset} has {len(there)} {'copy' if len(there) == 1 else 'copies'} now"]
+        lines = [f"{dataset} has {len(there)} {'copy' if len(there) == 1 else 'copies'} now"]
         taken = {node for copy in there for node in copy.nodes}
         pauses = YieldPoints()
         for number in range(len(there), copies):
             nodes = self._advisor.nodes_for_another_copy(dataset, snapshot, taken)
             if not nodes:
-                said.append("no other nodes have room for another copy")
+                lines.append("no other nodes have room for another copy")
                 break
             begun = self._advisor.placement.prefetch(
                 PrefetchRequest(dataset, snapshot, nodes, "clone", f"scale:{dataset}:{number + 1}", int(time.time()))
             )
             taken |= set(nodes)
             if not begun:
-                said.append(f"no prefetch has started on {', '.join(nodes)}; see the log of cachefs-scheduler")
+                lines.append(f"no prefetch has started on {', '.join(nodes)}; see the log of cachefs-scheduler")
                 break
-            said.append(f"another copy is made on {', '.join(begun)}")
+            lines.append(f"another copy is made on {', '.join(begun)}")
             await pauses.yield_if_due()
         for copy in sorted(there, key=lambda one: one.jobs)[: max(0, len(there) - copies)]:
             gone = [node for node in copy.nodes if self._advisor.placement.evict_copy(dataset, snapshot, node)]
             what = "is evicted" if gone else "stays: a job or a mount reads the copy, or the copy is pinned"
-            said.append(f"the copy on {', '.join(copy.nodes)} {what}")
-        return ScaleResult(text=said)
+            lines.append(f"the copy on {', '.join(copy.nodes)} {what}")
+        return ScaleResult(text=lines)

@@ -131,21 +131,21 @@ class SchedulerApiServer:
         post(POLICY_PATH, self._post_handler(DatasetPolicy, self._handlers.change_policy))
         post(SCALE_PATH, self._post_handler(ScaleRequest, self._handlers.scale))
 
-    def _get_handler(self, answer: Callable[[web.Request], ApiResponseBody | Awaitable[ApiResponseBody]]) -> Handler:
+    def _get_handler(self, handle: Callable[[web.Request], ApiResponseBody | Awaitable[ApiResponseBody]]) -> Handler:
         async def handler(request: web.Request) -> web.Response:
-            return await _respond(answer(request))
+            return await _respond(handle(request))
 
         return handler
 
     def _post_handler(
-        self, kind: type[RequestT], answer: Callable[[RequestT], ApiResponseBody | Awaitable[ApiResponseBody]]
+        self, kind: type[RequestT], handle: Callable[[RequestT], ApiResponseBody | Awaitable[ApiResponseBody]]
     ) -> Handler:
         async def handler(request: web.Request) -> web.Response:
             try:
                 body = msgspec.json.decode(await request.read(), type=kind)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise ConfigError(f"{request.path}: {error}") from None
-            return await _respond(answer(body))
+            return await _respond(handle(body))
 
         return handler
 

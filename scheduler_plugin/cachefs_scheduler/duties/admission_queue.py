@@ -67,9 +67,9 @@ class AdmissionQueue:
             served=self._served_at,
         )
         found: list[KnownJob] = []
-        places: Counter[str] = Counter()
+        positions: Counter[str] = Counter()
         known: dict[str, tuple[tuple[CachedCopy, ...], int, int]] = {}
-        found_slots: dict[tuple[str, int], JobSlots] = {}
+        free_slots: dict[tuple[str, int], JobSlots] = {}
         for turn in order:
             job = self._jobs.get(turn.job)
             if job is None:
@@ -81,12 +81,12 @@ class AdmissionQueue:
             copies, readers_now, making = known[job.snapshot]
             # Jobs with the same snapshot and limit get the same result: compute it once for a thousand of them.
             key = job.snapshot, self._jobs_per_copy(job)
-            if key not in found_slots:
-                found_slots[key] = job_slots(copies, key[1], readers_now, making)
-            free = found_slots[key]
+            if key not in free_slots:
+                free_slots[key] = job_slots(copies, key[1], readers_now, making)
+            free = free_slots[key]
             if free.free:
                 known[job.snapshot] = copies, readers_now + 1, making
-                found_slots = {one: kept for one, kept in found_slots.items() if one[0] != job.snapshot}
+                free_slots = {one: kept for one, kept in free_slots.items() if one[0] != job.snapshot}
                 job.state, job.queue_position, job.targets, job.admitted_at = (
                     AdmissionState.ADMITTED,
                     0,
@@ -97,8 +97,8 @@ class AdmissionQueue:
                 self._served_at[job.request.user] = now
                 found.append(job)
                 continue
-            places[job.snapshot] += 1
-            job.queue_position, job.targets = places[job.snapshot], ()
+            positions[job.snapshot] += 1
+            job.queue_position, job.targets = positions[job.snapshot], ()
             job.why = _waiting_reason(job, free)
         return found
 

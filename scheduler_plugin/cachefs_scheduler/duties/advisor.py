@@ -95,29 +95,29 @@ class Advisor:
         if job is None or not nodes:
             return []
         found = estimates(job, nodes, self._view.cluster)
-        given = score_nodes(job, nodes, self._view.cluster).tolist()
-        return [self._node_estimate(name, given[place], found.estimate_of(place)) for place, name in enumerate(nodes)]
+        scores = score_nodes(job, nodes, self._view.cluster).tolist()
+        return [self._node_estimate(name, scores[index], found.estimate_of(index)) for index, name in enumerate(nodes)]
 
     def _candidates(self, candidates: Sequence[str] | None) -> list[str]:
         self._view.advance_clock()
         return list(dict.fromkeys(candidates)) if candidates is not None else sorted(self._view.cluster)
 
-    def _job_request(self, ask: PlacementRequest) -> JobRequest | None:
-        snapshot = self._view.datasets.resolve(ask.dataset)
+    def _job_request(self, request: PlacementRequest) -> JobRequest | None:
+        snapshot = self._view.datasets.resolve(request.dataset)
         if snapshot is None:
             return None
-        rate = ask.rate if ask.rate >= MIN_RATE else self._view.average_rank_rate(snapshot)
-        return JobRequest(ask.job, snapshot, min(ask.ranks, MAX_RANKS), rate, ask.epochs)
+        rate = request.rate if request.rate >= MIN_RATE else self._view.average_rank_rate(snapshot)
+        return JobRequest(request.job, snapshot, min(request.ranks, MAX_RANKS), rate, request.epochs)
 
-    def _why_unknown(self, ask: PlacementRequest) -> str:
-        name = dataset_name(ask.dataset)
+    def _why_unknown(self, request: PlacementRequest) -> str:
+        name = dataset_name(request.dataset)
         if not self._view.datasets.dataset_names():
             return "no daemon with a dataset has reported yet; the scheduler decides without hints"
         if self._view.datasets.resolve(name) is None:
             return f"no node knows a dataset {name}; `cachectl dataset list` shows those of a node"
-        return f"{ask.dataset}: {name} has no such snapshot on any node now"
+        return f"{request.dataset}: {name} has no such snapshot on any node now"
 
-    def _refused_nodes(self, ask: PlacementRequest, job: JobRequest, names: Sequence[str]) -> dict[str, str]:
+    def _refused_nodes(self, request: PlacementRequest, job: JobRequest, names: Sequence[str]) -> dict[str, str]:
         holders = self._view.cluster.holders(job.snapshot)
         rows = self._view.cluster.rows(names)
         # Nodes that are draining or have been silent for long do not make other nodes ineligible.
@@ -127,7 +127,7 @@ class Advisor:
         }
         if not having:
             return {}
-        why = f"the node holds no block of {ask.dataset}, and {len(having)} other nodes hold some (policy require)"
+        why = f"the node holds no block of {request.dataset}, and {len(having)} other nodes hold some (policy require)"
         return {name: why for name in names if name not in having}
 
     def _node_estimate(self, name: str, score: float, found: Estimate) -> NodeEstimate:
@@ -197,17 +197,17 @@ class Advisor:
         of them together shortly after."""
         return time.monotonic() >= self._next_evaluation
 
-    def _remember_job(self, ask: PlacementRequest, now: float) -> KnownJob | None:
-        snapshot = self._view.datasets.resolve(ask.dataset) or ""
-        known = self.jobs.get(ask.job)
+    def _remember_job(self, request: PlacementRequest, now: float) -> KnownJob | None:
+        snapshot = self._view.datasets.resolve(request.dataset) or ""
+        known = self.jobs.get(request.job)
         if known is None:
-            known = KnownJob(ask, snapshot, now, now)
+            known = KnownJob(request, snapshot, now, now)
             if not self.jobs.add_job(known):
                 return None
             self._unsaved = True
         known.mentioned_at = now
         if known.state in (AdmissionState.ASKED, AdmissionState.WAITING):
-            known.request, known.snapshot = ask, snapshot or known.snapshot
+            known.request, known.snapshot = request, snapshot or known.snapshot
         return known
 
     def _jobs_per_copy(self, job: KnownJob) -> int:
@@ -351,14 +351,14 @@ class Advisor:
         known = self.jobs.get(job)
         if known is None:
             raise NotFound(f"no scheduler has reported a job {job!r}; `cachectl sched queue` lists the known jobs")
-        ask = self._job_request(known.request)
-        if ask is None:
+        request = self._job_request(known.request)
+        if request is None:
             return JobExplanation(
                 job=job, dataset=known.request.dataset, policy=known.request.policy, state=known.state,
                 text=[self._why_unknown(known.request)], placed=list(known.nodes),
             )  # fmt: skip
-        found = explain_ranking(ask, self._candidates(None), self._view.cluster, known.nodes, _MAX_ROWS)
-        size = self._view.cluster.snapshot_facts(ask.snapshot)
+        found = explain_ranking(request, self._candidates(None), self._view.cluster, known.nodes, _MAX_ROWS)
+        size = self._view.cluster.snapshot_facts(request.snapshot)
         return JobExplanation(
             job=job,
             dataset=known.request.dataset,

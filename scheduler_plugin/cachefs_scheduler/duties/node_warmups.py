@@ -184,15 +184,15 @@ class NodeWarmups:
     def _record_progress(self, node: str) -> None:
         """Record the progress of warm-ups that a node has reported."""
         state = self._view.nodes.get(node)
-        told: list[CommandedWarmup] = state.report.warmups if state is not None and state.report is not None else []
-        for said in told:
-            one = self._known.get(said.id)
+        reported: list[CommandedWarmup] = state.report.warmups if state is not None and state.report is not None else []
+        for progress in reported:
+            one = self._known.get(progress.id)
             if one is None or one.is_over or one.state == "ordered":
                 continue
-            one.blocks, one.total, one.message = said.blocks, said.total, said.message
+            one.blocks, one.total, one.message = progress.blocks, progress.total, progress.message
             one.reported_at = time.monotonic()
-            if said.state in _END_STATES:
-                one.state = said.state
+            if progress.state in _END_STATES:
+                one.state = progress.state
                 self._note_end(one)
 
     def drop_lost(self, now: float) -> None:
@@ -201,12 +201,12 @@ class NodeWarmups:
             if one.state != "running":
                 continue
             state = self._view.nodes.get(one.node)
-            heard = state.reported_at if state is not None else None
-            if heard is None:
+            reported_at = state.reported_at if state is not None else None
+            if reported_at is None:
                 one.message = "the node is gone"
-            elif heard - one.reported_at > UNREPORTED_SECONDS:
+            elif reported_at - one.reported_at > UNREPORTED_SECONDS:
                 one.message = "the node no longer reports the warmup: its daemon was restarted"
-            elif now - heard > SILENT_SECONDS:
+            elif now - reported_at > SILENT_SECONDS:
                 one.message = "the node is silent"
             else:
                 continue

@@ -44,10 +44,10 @@ class Policies:
 
     def effective_policy(self, dataset: str) -> DatasetSection:
         """Return the policy that applies to a dataset."""
-        section, said = self._config.dataset_section(dataset), self._overrides.get(dataset)
-        if said is None:
+        section, override = self._config.dataset_section(dataset), self._overrides.get(dataset)
+        if override is None:
             return section
-        fields = {name: value for name, value in msgspec.structs.asdict(said).items() if value is not None}
+        fields = {name: value for name, value in msgspec.structs.asdict(override).items() if value is not None}
         fields.pop("dataset")
         return section.model_copy(update=fields)
 
@@ -73,8 +73,8 @@ class Policies:
         if request.dataset not in self._overrides and len(self._overrides) >= MAX_OVERRIDES:
             raise StoreFull(f"{MAX_OVERRIDES:,} datasets have a policy of their own; write them into the configuration")
         before = self._overrides.get(request.dataset, DatasetPolicy(dataset=request.dataset))
-        given = {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
-        self._overrides[request.dataset] = msgspec.structs.replace(before, **given)
+        changes = {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
+        self._overrides[request.dataset] = msgspec.structs.replace(before, **changes)
 
     def cleanup_rule(self, dataset: str) -> CleaningRule:
         """Return the clean-up rule of a dataset."""

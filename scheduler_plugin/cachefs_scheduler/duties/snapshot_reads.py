@@ -119,7 +119,7 @@ class SnapshotReads:
         now = self._view.advance_clock()
         before, after = self._reported.get(name), {}
         for one in node.snapshots.values():
-            is_held = bool(one.memory or one.ssd)
+            is_cached = bool(one.memory or one.ssd)
             known = before.get(one.id) if before is not None else None
             changed = (
                 known.changed_at
@@ -128,11 +128,11 @@ class SnapshotReads:
                 if one.reads
                 else -IN_USE_SECONDS
             )
-            after[one.id] = _ReportedReads(one.reads, changed, is_held)
+            after[one.id] = _ReportedReads(one.reads, changed, is_cached)
             self._last_changes[one.id] = max(changed, self._last_changes.get(one.id, changed))
             if known is not None and known.reads < one.reads:
                 self.note_read(one.id, now)
-            if is_held:
+            if is_cached:
                 self._last_reads.setdefault(one.id, now)
                 if before is not None and (known is None or not known.is_held):
                     self.note_arrival(name, one.id, now)

@@ -75,8 +75,8 @@ def state_pieces(
 
     written: Unix seconds; now: monotonic seconds. Book and reads may change between two pieces.
     """
-    said = msgspec.json.encode(list(policies))
-    yield b'{"format":%d,"written":%s,"policies":%s,"jobs":[' % (FORMAT, msgspec.json.encode(written), said)
+    policies_text = msgspec.json.encode(list(policies))
+    yield b'{"format":%d,"written":%s,"policies":%s,"jobs":[' % (FORMAT, msgspec.json.encode(written), policies_text)
     yield from _json_elements(
         SavedQueueJob(
             one.request,

@@ -154,10 +154,10 @@ class KubeApiClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS, sock_read=WATCH_SECONDS + CALL_SECONDS)
         try:
             call: Any = self._core.list_pod_for_all_namespaces
-            answer = await call(**query, _preload_content=False, _request_timeout=timeout)
-            async with answer:
-                await _check_status(answer)
-                async for line in _lines(answer.content):
+            response = await call(**query, _preload_content=False, _request_timeout=timeout)
+            async with response:
+                await _check_status(response)
+                async for line in _lines(response.content):
                     yield _changed_pod(_decode(_change, line))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise KubeApiUnavailable(f"the API server has ended a watch ({_reason(error)})") from None
@@ -222,12 +222,12 @@ async def _call(call: Any, query: Mapping[str, Any]) -> bytes:
     """Return the body of a successful response. Raises KubeApiUnavailable, KubeApiRefused, KubeObjectChanged,
     WatchExpired."""
     try:
-        answer: aiohttp.ClientResponse = await _with_timeout(
+        response: aiohttp.ClientResponse = await _with_timeout(
             call(**query, _preload_content=False, _request_timeout=CALL_SECONDS)
         )
-        async with answer:
-            await _check_status(answer)
-            return await _read_body(answer.content)
+        async with response:
+            await _check_status(response)
+            return await _read_body(response.content)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise KubeApiUnavailable(f"the API server does not answer ({_reason(error)})") from None
 
@@ -246,13 +246,13 @@ async def _read_body(content: aiohttp.StreamReader) -> bytes:
     return bytes(found)
 
 
-async def _check_status(answer: aiohttp.ClientResponse) -> None:
-    if answer.status < 400:
+async def _check_status(response: aiohttp.ClientResponse) -> None:
+    if response.status < 400:
         return
-    text = answer.reason or ""
+    text = response.reason or ""
     with contextlib.suppress(msgspec.DecodeError):
-        text = msgspec.json.decode(await answer.content.read(1 << 16), type=_Status).message or text
-    _raise_status(answer.status, text[:_MAX_TEXT])
+        text = msgspec.json.decode(await response.content.read(1 << 16), type=_Status).message or text
+    _raise_status(response.status, text[:_MAX_TEXT])
 
 
 def _raise_status(code: int, text: str) -> None:
@@ -263,15 +263,15 @@ def _raise_status(code: int, text: str) -> None:
         raise WatchExpired(text)
     if code == 429 or code >= 500:
         raise KubeApiUnavailable(f"the API server is overloaded ({code}: {text})")
-    way_out = "; see the ClusterRole in scheduler_plugin/deploy" if code == 403 else ""
-    raise KubeApiRefused(f"the API server refuses the request ({code}: {text}){way_out}")
+    remedy = "; see the ClusterRole in scheduler_plugin/deploy" if code == 403 else ""
+    raise KubeApiRefused(f"the API server refuses the request ({code}: {text}){remedy}")
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    rest = b""
+    incomplete = b""
     while chunk := await content.readany():
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _MAX_LINE:
+        *lines, incomplete = (incomplete + chunk).split(b"\n")
+        if len(incomplete) > _MAX_LINE:
             raise KubeApiRefused("the API server sent a change of more than the allowed size")
         for line in lines:
             if line.strip():

@@ -97,12 +97,12 @@ class Extender:
         if job is None or pod is None:
             return [HostPriority(node, 0) for node in nodes]
         now = self._clock()
-        ask = self._gangs.note_request(job, pod.metadata.uid, now)
-        scores = self._advisor.rank(ask, nodes).scores
+        request = self._gangs.note_request(job, pod.metadata.uid, now)
+        scores = self._advisor.rank(request, nodes).scores
         if not scores:
             return [HostPriority(node, 0) for node in nodes]
-        place = self._gangs.plan_node(ask, pod.metadata.uid, nodes, self._advisor, now)
-        points = _points([scores.get(node, 0.0) for node in nodes], nodes, place)
+        planned = self._gangs.plan_node(request, pod.metadata.uid, nodes, self._advisor, now)
+        points = _points([scores.get(node, 0.0) for node in nodes], nodes, planned)
         return [HostPriority(node, point) for node, point in zip(nodes, points, strict=True)]
 
     def _job(self, pod: Pod | None) -> PodJob | None:
@@ -119,14 +119,14 @@ class Extender:
             log.error("%s: internal error, the answer filters and prefers nothing", verb, exc_info=error)
 
 
-def _points(parts: list[float], nodes: Sequence[str], place: PlannedNode) -> list[int]:
+def _points(parts: list[float], nodes: Sequence[str], planned: PlannedNode) -> list[int]:
     """Return 0 to MAX_SCORE for each node; NaN counts as 0. Uses arrays, since a loop over 5,000 nodes takes 2 ms."""
     values = np.clip(np.nan_to_num(np.array(parts)), 0.0, 1.0)
-    if place.node:
-        values[[number for number, node in enumerate(nodes) if node in place.other_nodes]] *= _FOR_ANOTHER
+    if planned.node:
+        values[[number for number, node in enumerate(nodes) if node in planned.other_nodes]] *= _FOR_ANOTHER
     points: list[int] = (
-        np.floor(values * (_NEXT_SCORE if place.node else MAX_SCORE) + _SCORE_TOLERANCE).astype(np.int64).tolist()
+        np.floor(values * (_NEXT_SCORE if planned.node else MAX_SCORE) + _SCORE_TOLERANCE).astype(np.int64).tolist()
     )
-    if place.node:
-        points[nodes.index(place.node)] = MAX_SCORE
+    if planned.node:
+        points[nodes.index(planned.node)] = MAX_SCORE
     return points

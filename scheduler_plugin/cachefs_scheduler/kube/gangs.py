@@ -98,16 +98,16 @@ class PodGangs:
         return _with_ranks(pod, gang)
 
     def plan_node(
-        self, ask: PlacementRequest, uid: str, candidates: Sequence[str], advisor: AdvisorInterface, now: float
+        self, request: PlacementRequest, uid: str, candidates: Sequence[str], advisor: AdvisorInterface, now: float
     ) -> PlannedNode:
         """Return where a pod that `note_request` has recorded should go."""
-        gang = self._gangs.get(ask.job)
-        if gang is None or ask.ranks < 2 or uid not in gang.rank_by_pod:
+        gang = self._gangs.get(request.job)
+        if gang is None or request.ranks < 2 or uid not in gang.rank_by_pod:
             return NO_PLANNED_NODE
         seat, taken, offered = gang.rank_by_pod[uid], gang.nodes_by_rank(), set(candidates)
         if not self._is_plan_valid(gang, seat, taken, offered, now):
-            around = {rank: node for rank, node in taken.items() if rank < ask.ranks and rank != seat}
-            gang.plan = tuple(advisor.assign(ask, candidates, around).nodes)
+            around = {rank: node for rank, node in taken.items() if rank < request.ranks and rank != seat}
+            gang.plan = tuple(advisor.assign(request, candidates, around).nodes)
             gang.planned_at = now
         own = gang.plan[seat] if seat < len(gang.plan) else ""
         if own not in offered:

@@ -45,8 +45,8 @@ def kube_metrics(counts: ExtenderCounts, followed: PodControllerStatus | None) -
         lines.extend((f"# HELP {name} {what}", f"# TYPE {name} {kind}"))
         lines.extend(f"{name}{label} {value:g}" for label, value in values.items())
 
-    asked = {'{verb="filter"}': counts.filtered, '{verb="prioritize"}': counts.prioritized}
-    add("cachefs_scheduler_extender_requests_total", "counter", "Requests of kube-scheduler.", asked)
+    requests = {'{verb="filter"}': counts.filtered, '{verb="prioritize"}': counts.prioritized}
+    add("cachefs_scheduler_extender_requests_total", "counter", "Requests of kube-scheduler.", requests)
     seconds = {f'{{verb="{verb}"}}': value for verb, value in counts.seconds.items()}
     add("cachefs_scheduler_extender_seconds_total", "counter", "Total seconds of all responses.", seconds)
     slow = {f'{{verb="{verb}"}}': float(value) for verb, value in counts.slow.items()}

@@ -292,6 +292,6 @@ class EventLimiter:
             return False
         self._tokens -= 1
         if len(self._written) >= _MAX_REMEMBERED:
-            self._written = {key: said for key, said in self._written.items() if now - said[1] < SAME_REASON_SECONDS}
+            self._written = {key: last for key, last in self._written.items() if now - last[1] < SAME_REASON_SECONDS}
         self._written[key] = (note.text, now)
         return True

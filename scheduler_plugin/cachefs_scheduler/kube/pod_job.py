@@ -70,18 +70,18 @@ def parse_pod_job(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
     is_alone = name.split("/")[1] == _SINGLE_POD
     if is_alone:
         ranks = 1
-    asked = {
+    values = {
         "job": name, "dataset": annotations[DATASET].strip(), "policy": policy,
         "max_jobs_per_copy": copies, "ranks": max(1, ranks), "user": pod.metadata.namespace,
         "priority": pod.spec.priority or 0,
     }  # fmt: skip
     try:
-        ask = msgspec.convert(asked, PlacementRequest, strict=False)
+        request = msgspec.convert(values, PlacementRequest, strict=False)
     except msgspec.ValidationError:
         shown = annotations[DATASET][:_MAX_SHOWN]
         warnings.append(f"annotation {DATASET}: expected NAME, NAME@SNAPSHOT or NAME@latest, not {shown!r}")
         return None, tuple(warnings)
-    return PodJob(ask, ranks, 0 if is_alone else _rank(pod.metadata), tuple(warnings)), tuple(warnings)
+    return PodJob(request, ranks, 0 if is_alone else _rank(pod.metadata), tuple(warnings)), tuple(warnings)
 
 
 def is_gated(pod: Pod) -> bool:

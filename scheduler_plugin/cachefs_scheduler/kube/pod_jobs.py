@@ -230,53 +230,53 @@ class PodJobs:
         for member in job.members.values():
             if member.warnings:
                 found.events.append(PodEvent(member.metadata, ANNOTATION, "; ".join(member.warnings), "Warning"))
-        ask = self._placement_request(job)
-        if ask is None or not self._must_wait(name, job, ask, found, now):
+        request = self._placement_request(job)
+        if request is None or not self._must_wait(name, job, request, found, now):
             self._open_gates(job, found, now)
 
     def _placement_request(self, job: _PodJobState) -> PlacementRequest | None:
         """Return the request of the job's first pod with the known number of ranks; None if no pod names a dataset."""
-        asking = [member.job for member in job.members.values() if member.job is not None]
-        if not asking:
+        pod_jobs = [member.job for member in job.members.values() if member.job is not None]
+        if not pod_jobs:
             return None
         # All pods without an annotated number of ranks give the same count: counting for each takes a second for 5,000
         # pods.
-        unsaid = next((each for each in asking if not each.ranks), None)
+        unsaid = next((each for each in pod_jobs if not each.ranks), None)
         ranks = max(
-            *(each.request.ranks for each in asking), self._gangs.known_ranks(unsaid) if unsaid is not None else 1
+            *(each.request.ranks for each in pod_jobs), self._gangs.known_ranks(unsaid) if unsaid is not None else 1
         )
-        return msgspec.structs.replace(asking[0].request, ranks=ranks)
+        return msgspec.structs.replace(pod_jobs[0].request, ranks=ranks)
 
     def _must_wait(
-        self, name: str, job: _PodJobState, ask: PlacementRequest, found: PendingActions, now: float
+        self, name: str, job: _PodJobState, request: PlacementRequest, found: PendingActions, now: float
     ) -> bool:
         """Inform Advice of the job. Returns whether its gates must stay closed."""
         nodes = self._gangs.bound_nodes(name) or [member.node for member in job.members.values() if member.node]
         if nodes:
-            self._report_nodes(name, job, ask, nodes, now)
+            self._report_nodes(name, job, request, nodes, now)
             return False
         if job.nodes:  # all bound pods are gone, and their successors wait for a node
-            self._report_nodes(name, job, ask, job.nodes, now)
+            self._report_nodes(name, job, request, job.nodes, now)
             return False
-        if ask.policy not in (PlacementPolicy.SUSPEND, PlacementPolicy.CLONE):
+        if request.policy not in (PlacementPolicy.SUSPEND, PlacementPolicy.CLONE):
             return False
         if (
-            ask.policy == PlacementPolicy.SUSPEND
+            request.policy == PlacementPolicy.SUSPEND
             and now - self._leading_since < SETTLE_SECONDS
-            and self._advisor.rank(ask, []).why
+            and self._advisor.rank(request, []).why
         ):
             # The daemons have not reported yet; with nothing known, every job would be admitted.
             self._next_pass.add(name)
             return True
-        admission = self._advisor.admit(ask)
+        admission = self._advisor.admit(request)
         job.reported_at = now
-        if ask.policy != PlacementPolicy.SUSPEND:
+        if request.policy != PlacementPolicy.SUSPEND:
             return False
         gated = [member for member in job.members.values() if member.gate >= 0]
         if not admission.go:
-            place = f" (place {admission.place} in the queue)" if admission.place else ""
+            position = f" (place {admission.place} in the queue)" if admission.place else ""
             found.events += [
-                PodEvent(each.metadata, WAITING, f"waits for a copy of {ask.dataset}: {admission.why}{place}")
+                PodEvent(each.metadata, WAITING, f"waits for a copy of {request.dataset}: {admission.why}{position}")
                 for each in gated
             ]
             return True
@@ -285,9 +285,11 @@ class PodJobs:
             found.events += [PodEvent(each.metadata, ADMITTED, admission.why or "a copy has a slot") for each in gated]
         return False
 
-    def _report_nodes(self, name: str, job: _PodJobState, ask: PlacementRequest, nodes: list[str], now: float) -> None:
+    def _report_nodes(
+        self, name: str, job: _PodJobState, request: PlacementRequest, nodes: list[str], now: float
+    ) -> None:
         if not job.nodes or job.reported_at is None or now - job.reported_at >= REPEAT_SECONDS:
-            self._advisor.note_placed(name, nodes, ask)
+            self._advisor.note_placed(name, nodes, request)
         elif nodes != job.nodes:
             self._advisor.note_resized(name, nodes)
         else:

@@ -238,30 +238,30 @@ class KubeServer:
     async def _filter(self, request: web.Request) -> web.StreamResponse:
         begun = time.monotonic()
         async with self._receive_body(request, self._address.most_body) as body:
-            asked = await decode_request(body)
-            refused = self._extender.refused_nodes(asked.args.pod, asked.names)
-            if asked.args.node_names is not None:
-                kept = [name for name in asked.names if name not in refused] if refused else asked.names
+            query = await decode_request(body)
+            refused = self._extender.refused_nodes(query.args.pod, query.names)
+            if query.args.node_names is not None:
+                kept = [name for name in query.names if name not in refused] if refused else query.names
                 result = FilterResult(node_names=kept, failed=refused, unresolvable=refused)
-                answer: web.StreamResponse = _json(_encoder.encode(result))
+                response: web.StreamResponse = _json(_encoder.encode(result))
             else:
-                answer = await _respond_with_nodes(request, asked, refused)
+                response = await _respond_with_nodes(request, query, refused)
         self._extender.record_duration("filter", time.monotonic() - begun)
-        return answer
+        return response
 
     async def _prioritize(self, request: web.Request) -> web.StreamResponse:
         begun = time.monotonic()
         async with self._receive_body(request, self._address.most_body) as body:
-            asked = await decode_request(body)
-        answer = _json(_encoder.encode(self._extender.node_priorities(asked.args.pod, asked.names)))
+            query = await decode_request(body)
+        response = _json(_encoder.encode(self._extender.node_priorities(query.args.pod, query.names)))
         self._extender.record_duration("prioritize", time.monotonic() - begun)
-        return answer
+        return response
 
     async def _mutate(self, request: web.Request) -> web.StreamResponse:
         async with self._receive_body(request, _MAX_REVIEW) as body:
             review = _reviews.decode(body)
-        answer = self._admission.review_pod(review, affinity=request.path.endswith("/affinity"))
-        return _json(_encoder.encode(answer))
+        response = self._admission.review_pod(review, affinity=request.path.endswith("/affinity"))
+        return _json(_encoder.encode(response))
 
     async def _healthz(self, _request: web.Request) -> web.StreamResponse:
         if self._status.is_healthy():
@@ -273,20 +273,20 @@ class KubeServer:
 
 
 async def _respond_with_nodes(
-    request: web.Request, asked: ExtenderRequest, refused: dict[str, str]
+    request: web.Request, query: ExtenderRequest, refused: dict[str, str]
 ) -> web.StreamResponse:
     """Answer FilterResult with whole nodes, in pieces, so that other requests do not wait while 50 MB are encrypted."""
     failed = _encoder.encode(FilterResult(failed=refused, unresolvable=refused))
     # {"Nodes":null is replaced by the nodes.
-    rest = failed.removeprefix(b'{"Nodes":null')
-    pieces: Sequence[bytes | memoryview] = [b'{"Nodes":', *await asked.nodes_without(frozenset(refused)), rest]
-    answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-    answer.content_length = sum(map(len, pieces))
-    await answer.prepare(request)
+    ending = failed.removeprefix(b'{"Nodes":null')
+    pieces: Sequence[bytes | memoryview] = [b'{"Nodes":', *await query.nodes_without(frozenset(refused)), ending]
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    response.content_length = sum(map(len, pieces))
+    await response.prepare(request)
     for piece in pieces:
-        await answer.write(piece)
-    await answer.write_eof()
-    return answer
+        await response.write(piece)
+    await response.write_eof()
+    return response
 
 
 def _json(body: bytes) -> web.Response:

@@ -55,12 +55,12 @@ class CachedShares:
 
     def record_status(self, status: NodesStatus, now: float) -> None:
         """Record an answer of the service. now: monotonic seconds."""
-        heard = {node.name for node in status.nodes if node.age >= 0}
-        self._reported_at.update(dict.fromkeys(heard, now))
+        reported = {node.name for node in status.nodes if node.age >= 0}
+        self._reported_at.update(dict.fromkeys(reported, now))
         self._reported_at = {
             name: at for name, at in self._reported_at.items() if now - at <= min(_KEPT_SECONDS, self.max_age)
         }
-        unheard = self._reported_at.keys() - heard
+        unheard = self._reported_at.keys() - reported
         found = {
             dataset: kept
             for dataset, parts in self._shares.items()
@@ -69,11 +69,11 @@ class CachedShares:
         for node in status.nodes:
             if node.age > self.max_age or node.state in ("away", "draining"):
                 continue
-            for held in node.datasets:
-                if held.total > 0 and held.bytes > 0 and can_be_feature(held.dataset):
-                    whole = min(1.0, held.bytes / held.total)
-                    part = damped_share(self._shares.get(held.dataset, {}).get(node.name, 0.0), whole)
-                    found.setdefault(held.dataset, {})[node.name] = part
+            for cached in node.datasets:
+                if cached.total > 0 and cached.bytes > 0 and can_be_feature(cached.dataset):
+                    share = min(1.0, cached.bytes / cached.total)
+                    part = damped_share(self._shares.get(cached.dataset, {}).get(node.name, 0.0), share)
+                    found.setdefault(cached.dataset, {})[node.name] = part
         self._shares = dict(sorted(found.items(), key=_most_cached_first)[: self.max_datasets])
 
     def dataset_levels(self, inventory: Inventory) -> dict[str, HolderLevels]:
@@ -203,5 +203,5 @@ class FeatureKeeper:
         slurm = self._config.slurm
         cpus = max((node.cpus for node in inventory.nodes), default=0)
         heading = HintHeading(stamp, slurm.hints_last, self._can_prefer, slurm.wait, slurm.wait_for, cpus)
-        held = {dataset: each for dataset, each in levels.items() if each.nested}
-        return hints_text(heading, held, partitions_of(inventory))
+        nested = {dataset: each for dataset, each in levels.items() if each.nested}
+        return hints_text(heading, nested, partitions_of(inventory))

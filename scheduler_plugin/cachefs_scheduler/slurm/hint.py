@@ -115,10 +115,10 @@ async def _run(config: SlurmHintConfig) -> None:
                 ended.wait(),
             )
         ]
-        done, rest = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-        for task in rest:
+        done, pending = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
         for task in done:
             task.result()
 

@@ -180,20 +180,20 @@ class JobKeeper:
         version: int | None = None
         while True:
             try:
-                answer = await self._service.fetch_admissions(version)
+                response = await self._service.fetch_admissions(version)
             except CachefsError:
                 version = None
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             now = time.monotonic()
-            for each in answer.jobs:
+            for each in response.jobs:
                 if each.job in self._asked_at:
                     self._may_start[each.job] = each.go, now
-            if version is not None and version != answer.version:
+            if version is not None and version != response.version:
                 self.changed.set()
-            if version == answer.version and not answer.jobs:
+            if version == response.version and not response.jobs:
                 await asyncio.sleep(_RETRY_SECONDS / 4)  # for a service that answers without waiting
-            version = answer.version
+            version = response.version
 
     async def _earlier_jobs(self) -> list[str] | None:
         """Return this cluster's jobs that the service knows; None if it does not answer. Jobs that Slurm no longer has
@@ -210,21 +210,21 @@ class JobKeeper:
 
     async def _report_changes(self, jobs: Sequence[SlurmJob]) -> None:
         now = time.monotonic()
-        news = self._reported.unreported_changes(jobs, now)
-        for job in news.placed[:_MAX_CALLS]:
+        changes = self._reported.unreported_changes(jobs, now)
+        for job in changes.placed[:_MAX_CALLS]:
             if not await self._call_service(
                 self._service.report_placed(PlacementReport(job.name, list(job.nodes), job.request))
             ):
                 return
             self._reported.note_placed(job, now)
             self._forget(job.name)
-        for job in news.resized[:_MAX_CALLS]:
+        for job in changes.resized[:_MAX_CALLS]:
             if not await self._call_service(
                 self._service.report_resized(PlacementReport(job.name, list(job.nodes), job.request))
             ):
                 return
             self._reported.note_placed(job, now)
-        for name in news.ended[:_MAX_CALLS]:
+        for name in changes.ended[:_MAX_CALLS]:
             if not await self._call_service(self._service.report_ended(name)):
                 return
             self._reported.note_ended(name)
@@ -249,8 +249,8 @@ class JobKeeper:
     async def _admit(self, task: SlurmJob) -> None:
         # Recorded before the call: a refused job is not asked for in each pass, and waits for nothing.
         self._asked_at[task.name] = time.monotonic()
-        answer = await self._service.request_admission(task.request)
-        self._may_start[task.name] = answer.go, time.monotonic()
+        response = await self._service.request_admission(task.request)
+        self._may_start[task.name] = response.go, time.monotonic()
         self._reported.note_known(task.name)
 
     async def _apply_job_changes(self, jobs: Sequence[SlurmJob]) -> None:

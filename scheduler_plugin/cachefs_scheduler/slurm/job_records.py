@@ -84,7 +84,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
     for word in _split_hostlist(hostlist):
         # Even positions are plain text, odd ones the contents of brackets.
         pieces = _GROUP.split(word)
-        choices = [_expand_brackets(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+        choices = [_expand_brackets(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
         size = 1
         for choice in choices:
             size *= len(choice)
@@ -97,10 +97,10 @@ def expand_hostlist(hostlist: str) -> list[str]:
 def _split_hostlist(hostlist: str) -> list[str]:
     """Split at commas outside of brackets."""
     words, depth, start = [], 0, 0
-    for place, letter in enumerate(hostlist):
+    for index, letter in enumerate(hostlist):
         if letter == "," and depth == 0:
-            words.append(hostlist[start:place])
-            start = place + 1
+            words.append(hostlist[start:index])
+            start = index + 1
         depth += (letter == "[") - (letter == "]")
     words.append(hostlist[start:])
     return [word for word in words if word]

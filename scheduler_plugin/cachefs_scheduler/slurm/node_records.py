@@ -75,18 +75,18 @@ def parse_nodes(text: str) -> Inventory:
     rows: dict[str, tuple[list[str], list[str]]] = {}
     default = ""
     for line in text.splitlines():
-        name, *rest = line.strip().split("|")
-        if not name or len(rest) != 5:
+        name, *fields = line.strip().split("|")
+        if not name or len(fields) != 5:
             continue
-        partition = rest[0].removesuffix("*")
-        default = partition if rest[0].endswith("*") else default
-        partitions, _ = rows.setdefault(name, ([], rest))
+        partition = fields[0].removesuffix("*")
+        default = partition if fields[0].endswith("*") else default
+        partitions, _ = rows.setdefault(name, ([], fields))
         partitions.append(partition)
-    return Inventory([_node(name, tuple(partitions), rest) for name, (partitions, rest) in rows.items()], default)
+    return Inventory([_node(name, tuple(partitions), fields) for name, (partitions, fields) in rows.items()], default)
 
 
-def _node(name: str, partitions: tuple[str, ...], rest: Sequence[str]) -> SlurmNode:
-    _, state, cpus, available, active = rest
+def _node(name: str, partitions: tuple[str, ...], fields: Sequence[str]) -> SlurmNode:
+    _, state, cpus, available, active = fields
     usable = state.lower().rstrip(_HARMLESS) in _USABLE
     return SlurmNode(
         name, partitions, usable, int(cpus.rstrip("+") or 0) if cpus.rstrip("+").isdigit() else 0,

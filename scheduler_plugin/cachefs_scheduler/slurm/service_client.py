@@ -91,7 +91,7 @@ class ServiceClient:
         return (await self._call("GET", f"{KNOWN_PATH}?{urlencode({'prefix': prefix})}", KnownJobs)).jobs
 
     async def _call(
-        self, method: str, path: str, answer: type[_Message] | None, body: msgspec.Struct | None = None,
+        self, method: str, path: str, response_type: type[_Message] | None, body: msgspec.Struct | None = None,
         seconds: float = _CALL_SECONDS,
     ) -> _Message:  # fmt: skip
         data = None if body is None else msgspec.json.encode(body)
@@ -110,10 +110,10 @@ class ServiceClient:
             is_this_one = 400 <= status <= 500 and status not in _STATUSES_OF_ALL_CALLS
             kind = CallRefused if is_this_one else CachefsError
             raise kind(f"cachefs-scheduler answers {path} with {status}: {words[:300]}")
-        if answer is None:
+        if response_type is None:
             return msgspec.Struct()  # type: ignore[return-value]
         try:
-            return msgspec.json.decode(text, type=answer)
+            return msgspec.json.decode(text, type=response_type)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise CachefsError(f"cachefs-scheduler's answer to {path} is not understood: {error}") from None
 

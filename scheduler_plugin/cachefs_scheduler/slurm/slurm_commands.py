@@ -85,7 +85,7 @@ class SlurmCommands:
         assert process.stderr is not None
         try:
             async with asyncio.timeout(_COMMAND_SECONDS):
-                said, problem = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+                output, problem = await asyncio.gather(_read(process.stdout), _read(process.stderr))
                 status = await process.wait()
         except TimeoutError:
             raise CachefsError(f"{name} did not end within {_COMMAND_SECONDS:.0f} s; does slurmctld run?") from None
@@ -99,7 +99,7 @@ class SlurmCommands:
         if status:
             words = " ".join(problem.decode(errors="replace").split())
             raise CachefsError(f"{name} {' '.join(arguments)[:200]}: {words[:300] or f'status {status}'}")
-        return said
+        return output
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:

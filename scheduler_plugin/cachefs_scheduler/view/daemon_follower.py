@@ -47,23 +47,26 @@ class DaemonFollower:
 
     async def _query_members(self) -> None:
         """Query the membership. Silent daemons do not delay the others: nodes are recorded as answers arrive."""
-        heard = [node for node in self._view if not node.problem and node.report is not None]
-        asked = [*self._seeds, *((node.host, node.control_port) for node in random.sample(heard, min(3, len(heard))))]
-        tasks = [asyncio.create_task(self._members_of(*where)) for where in dict.fromkeys(asked)]
+        reporting = [node for node in self._view if not node.problem and node.report is not None]
+        addresses = [
+            *self._seeds,
+            *((node.host, node.control_port) for node in random.sample(reporting, min(3, len(reporting)))),
+        ]
+        tasks = [asyncio.create_task(self._members_of(*where)) for where in dict.fromkeys(addresses)]
         members: dict[str, ClusterMember] = {}
         clusters: list[set[str]] = []
         problems = []
         try:
-            for answer in asyncio.as_completed(tasks):
+            for response in asyncio.as_completed(tasks):
                 try:
-                    told = await answer
+                    membership = await response
                 except NodeRequestFailed as error:
                     problems.append(str(error))
                     continue
-                for member in told.members:
+                for member in membership.members:
                     if member.id not in members or members[member.id].state == "away":
                         members[member.id] = member
-                _merge_clusters(clusters, {member.id for member in told.members})
+                _merge_clusters(clusters, {member.id for member in membership.members})
                 self._view.update_members(members, complete=False)
                 self._follow_all()
         finally:

@@ -100,12 +100,12 @@ class ObserverClient:
                     allow_redirects=False,
                     ssl=self._certificates.current_context() if self._certificates is not None else True,
                     **more,
-                ) as answer,
+                ) as response,
             ):
-                body = await _read_body(answer)
-                if answer.status != 200:
-                    said = _printable(body.decode(errors="replace"))
-                    raise NodeRequestFailed(f"the daemon answers {answer.status}: {said}", answer.status)
+                body = await _read_body(response)
+                if response.status != 200:
+                    text = _printable(body.decode(errors="replace"))
+                    raise NodeRequestFailed(f"the daemon answers {response.status}: {text}", response.status)
                 return msgspec.msgpack.decode(body, type=kind)
         except TimeoutError:
             raise NodeRequestFailed(f"no answer within {seconds:.3g} s") from None
@@ -122,9 +122,9 @@ class ObserverClient:
         return "see the daemon's log: the daemon may not trust the certificate cluster.tls_cert"
 
 
-async def _read_body(answer: aiohttp.ClientResponse) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     parts, size = [], 0
-    async for part in answer.content.iter_any():
+    async for part in response.content.iter_any():
         size += len(part)
         if size > MAX_REPORT_BYTES:
             raise NodeRequestFailed(f"an answer of more than {MAX_REPORT_BYTES:,} bytes")

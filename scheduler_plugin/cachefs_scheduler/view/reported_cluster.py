@@ -67,11 +67,11 @@ class ReportedNode:
     @property
     def state(self) -> NodeCondition:
         """The state for scoring."""
-        said = self.report.state if self.report is not None and self.reported_at is not None else self.member_state
-        if said == "draining":
+        state = self.report.state if self.report is not None and self.reported_at is not None else self.member_state
+        if state == "draining":
             # A draining node has left once it is silent as well: nodes of a static list stay members.
             return "away" if self.problem and self.member_state == "away" else "draining"
-        return "away" if said == "away" or self.missing_since is not None or self.report is None else "up"
+        return "away" if state == "away" or self.missing_since is not None or self.report is None else "up"
 
     def facts(self, region: str, origin_rate: float, peer_rate: float) -> NodeFacts:
         """Return the facts for scoring. Rates: of the node's links in bytes per second; 0: unknown. Raises ValueError

@@ -87,13 +87,13 @@ def cluster_command(
     load = ClusterLoad(**options)
     if load.torch is not None and find_spec("torch") is None:
         raise CachefsError("--torch needs torch, which is not installed here; install it with: pip install torch")
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if scenario in ("m4", "m5"):
-        given["seconds"] = seconds
+        settings["seconds"] = seconds
     if scenario == "m5" and only:
-        given["only"] = only
+        settings["only"] = only
     with scratch_directory("cachefs-bench-", directory) as work:
-        result = SCENARIOS[scenario](load, work, _say, **given)
+        result = SCENARIOS[scenario](load, work, _say, **settings)
     for check in result["checks"]:
         bound = f"at most {check['most']:g}" if check["most"] is not None else f"at least {check['least']:g}"
         _say(f"{'ok  ' if check['met'] else 'MISS'} {check['what']}: {check['value']:.4g} ({bound})")

@@ -44,7 +44,9 @@ _EXTRA_REQUESTS: Final = 3
 _CONVERGE_SECONDS: Final = 60.0
 
 
-def m5(load: ClusterLoad, work: Path, say: ReportLine, seconds: float, only: Sequence[str] = FAULTS) -> dict[str, Any]:
+def m5(
+    load: ClusterLoad, work: Path, report: ReportLine, seconds: float, only: Sequence[str] = FAULTS
+) -> dict[str, Any]:
     """Inject each fault for *seconds*. Faults that need delays run on a cluster of their own, over a switch in user
     space."""
     capacity = max(load.capacity, load.nodes / (load.nodes - 1))
@@ -53,15 +55,15 @@ def m5(load: ClusterLoad, work: Path, say: ReportLine, seconds: float, only: Seq
     for network, faults in (("bridge", [one for one in only if one != LATENCY]), ("switch", [LATENCY])):
         chosen = [one for one in faults if one in only]
         if chosen:
-            place = work / network
-            place.mkdir()
-            found += _inject_faults(replace(load, network=network), place, say, seconds, chosen)
+            directory = work / network
+            directory.mkdir()
+            found += _inject_faults(replace(load, network=network), directory, report, seconds, chosen)
     checks = [check for one in found for check in one.pop("checks")]
     return document("m5", load, checks, faults=found)
 
 
 def _inject_faults(
-    load: ClusterLoad, work: Path, say: ReportLine, seconds: float, faults: Sequence[str]
+    load: ClusterLoad, work: Path, report: ReportLine, seconds: float, faults: Sequence[str]
 ) -> list[dict[str, Any]]:
     one_epoch = load.files / load.nodes / load.rate
     # More than the job can read meanwhile.
@@ -72,16 +74,16 @@ def _inject_faults(
             job.run_epoch(number, epoch_timeout(settings, load.nodes))
         for rank in job.ranks:
             rank.start_epoch("on")
-        return [_inject_fault(run, job, fault, say, seconds) for fault in faults]
+        return [_inject_fault(run, job, fault, report, seconds) for fault in faults]
 
 
-def _inject_fault(run: ClusterRun, job: LabJob, fault: str, say: ReportLine, seconds: float) -> dict[str, Any]:
+def _inject_fault(run: ClusterRun, job: LabJob, fault: str, report: ReportLine, seconds: float) -> dict[str, Any]:
     """Inject one fault, heal it, and wait until the cluster has converged."""
-    say(f"{fault} for {seconds:.0f} s")
+    report(f"{fault} for {seconds:.0f} s")
     *others, hit = job.ranks
-    asked = run.origin_counters().requests
+    requests_before = run.origin_counters().requests
     time.sleep(_QUIET_SECONDS)
-    usual = run.origin_counters().requests - asked
+    usual = run.origin_counters().requests - requests_before
     before = run.read_counters()
     with _FAULTS[fault](run):
         _wait(seconds, lambda: all(rank.is_running for rank in job.ranks))
@@ -90,27 +92,29 @@ def _inject_fault(run: ClusterRun, job: LabJob, fault: str, say: ReportLine, sec
     readers = [hit, *_rejoin_reader(job, hit, others)]
     converged = _wait_converged(run, job, healed.when, usual)
     after = run.read_counters()
-    alone, rest = (
+    alone, healthy = (
         problem_document([one for rank in ranks for one in rank.progress.troubles], before.when)
         for ranks in (readers, others)
     )
-    say(
-        f"  others: {rest['errors']} errors, longest {rest['longest_s']:.1f} s; the one that was hit: "
+    report(
+        f"  others: {healthy['errors']} errors, longest {healthy['longest_s']:.1f} s; the one that was hit: "
         f"{alone['errors']} errors, longest {alone['longest_s']:.1f} s; converged after "
         f"{'never' if converged is None else f'{converged:.0f} s'}"
     )
     hits_all_nodes = fault in (ETCD, LATENCY)
-    other_errors = rest["errors"] + (alone["errors"] if hits_all_nodes else 0)
+    other_errors = healthy["errors"] + (alone["errors"] if hits_all_nodes else 0)
     checks: list[BoundCheck] = [
-        check_at_most(f"{fault}: wrong reads", alone["wrong"] + rest["wrong"], 0),
+        check_at_most(f"{fault}: wrong reads", alone["wrong"] + healthy["wrong"], 0),
         check_at_most(f"{fault}: errors on other nodes", other_errors, 0),
         check_at_most(
-            f"{fault}: longest read, seconds", max(alone["longest_s"], rest["longest_s"]), READ_DEADLINE + _LATE_SECONDS
+            f"{fault}: longest read, seconds",
+            max(alone["longest_s"], healthy["longest_s"]),
+            READ_DEADLINE + _LATE_SECONDS,
         ),
         check_at_most(f"{fault}: seconds to converge", math.inf if converged is None else converged, _CONVERGE_SECONDS),
     ]  # fmt: skip
     return {
-        "fault": fault, "others": rest, "hit": alone, "said": problems, "converged_after_s": converged,
+        "fault": fault, "others": healthy, "hit": alone, "said": problems, "converged_after_s": converged,
         "usual_origin_requests_per_s": usual / _QUIET_SECONDS,
         "origin_bytes_of_dataset": {
             "meanwhile": (healed.origin_bytes - before.origin_bytes) / run.load.bytes,
@@ -191,12 +195,12 @@ _FAULTS: Final = {
 def _wait_converged(run: ClusterRun, job: LabJob, healed: float, usual: int) -> float | None:
     """Return the seconds until the cluster has converged; None: not in time. Then all nodes are members for all, no
     read fails or takes long, and the origin receives no more than *usual* requests in _QUIET_SECONDS."""
-    asked, since = run.origin_counters().requests, time.monotonic()
+    requests_before, since = run.origin_counters().requests, time.monotonic()
     while (now := time.monotonic()) < healed + _CONVERGE_SECONDS:
         late = max((one.when + one.seconds for rank in job.ranks for one in rank.progress.troubles), default=0.0)
         requests = run.origin_counters().requests
-        if requests - asked > usual + _EXTRA_REQUESTS or late > since or not _all_see_all(run):
-            asked, since = requests, now
+        if requests - requests_before > usual + _EXTRA_REQUESTS or late > since or not _all_see_all(run):
+            requests_before, since = requests, now
         elif now - since > _QUIET_SECONDS:
             return since - healed
         time.sleep(0.25)

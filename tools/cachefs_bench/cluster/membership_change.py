@@ -112,7 +112,7 @@ def held_bytes(node: LabNode) -> dict[bytes, int]:
     return found
 
 
-def m4(load: ClusterLoad, work: Path, say: ReportLine, seconds: float) -> dict[str, Any]:
+def m4(load: ClusterLoad, work: Path, report: ReportLine, seconds: float) -> dict[str, Any]:
     """Run two jobs on the first nodes; the last node, which reads nothing, drains after another one has joined.
 
     With two jobs each block is placed at its home, so shares can be compared. seconds: most that a change may take.
@@ -132,31 +132,31 @@ def m4(load: ClusterLoad, work: Path, say: ReportLine, seconds: float) -> dict[s
             for seed in (1, 100_001)
         ]
         warm = [*readers, leaving]
-        _read_once(run, jobs, say)
+        _read_once(run, jobs, report)
         settled = _wait_settled(warm, seconds)
-        _say_placement(say, f"before, after {settled:.0f} s", find_blocks(warm))
+        _say_placement(report, f"before, after {settled:.0f} s", find_blocks(warm))
         for job in jobs:
             for rank in job.ranks:
                 rank.start_epoch("on")
         begin = run.read_counters()
-        say(f"{joining.name} joins")
+        report(f"{joining.name} joins")
         run.cluster.nodes[nodes].start(run.cluster.node_settings(joining))
         all_nodes = [*warm, joining]
         run.wait_for_dataset(joining)
         _wait_for_members(all_nodes, 1 + len(warm), seconds)
         joined_after = _wait_settled(all_nodes, seconds)
         joined, joined_placement = run.read_counters(), find_blocks(all_nodes)
-        _say_placement(say, f"joined, after {joined_after:.0f} s", joined_placement)
-        say(f"{leaving.name} drains")
+        _say_placement(report, f"joined, after {joined_after:.0f} s", joined_placement)
+        report(f"{leaving.name} drains")
         drain_began = time.monotonic()
         _cachectl(leaving, "drain", seconds=seconds)
         drained_after = time.monotonic() - drain_began
-        rest = [*readers, joining]
-        _wait_for_members(rest, len(rest), seconds)
+        remaining = [*readers, joining]
+        _wait_for_members(remaining, len(remaining), seconds)
         leaving.stop()
-        left_after = _wait_settled(rest, seconds)
-        end, drained_placement = run.read_counters(rest), find_blocks(rest)
-        _say_placement(say, f"drained in {drained_after:.0f} s, settled {left_after:.0f} s later", drained_placement)
+        left_after = _wait_settled(remaining, seconds)
+        end, drained_placement = run.read_counters(remaining), find_blocks(remaining)
+        _say_placement(report, f"drained in {drained_after:.0f} s, settled {left_after:.0f} s later", drained_placement)
         troubles = [one for job in jobs for rank in job.ranks for one in rank.progress.troubles]
         results = [result for job in jobs for result in job.results()]
     # Hashing distributes the homes, so the bound is the nodes' actual part, not 1 / nodes.
@@ -175,7 +175,7 @@ def m4(load: ClusterLoad, work: Path, say: ReportLine, seconds: float) -> dict[s
         check_at_most(
             "farthest from an equal part, after the drain",
             drained_placement.max_deviation(),
-            _max_deviation(load, len(rest)),
+            _max_deviation(load, len(remaining)),
         ),
         check_at_most("blocks moved by the join / the least", moved_in / least_in, 1.10),
         check_at_most("blocks moved by the drain / the least", moved_out / least_out, 1.10),
@@ -189,8 +189,8 @@ def m4(load: ClusterLoad, work: Path, say: ReportLine, seconds: float) -> dict[s
     )  # fmt: skip
 
 
-def _read_once(run: ClusterRun, jobs: list[LabJob], say: ReportLine) -> None:
-    say("both jobs read once")
+def _read_once(run: ClusterRun, jobs: list[LabJob], report: ReportLine) -> None:
+    report("both jobs read once")
     for job in jobs:
         job.begin_epoch()
     for job in jobs:
@@ -239,12 +239,12 @@ def _max_deviation(load: ClusterLoad, nodes: int) -> float:
     return max(0.10, 3 * math.sqrt((nodes - 1) / load.files))
 
 
-def _say_placement(say: ReportLine, when: str, found: BlockPlacement) -> None:
+def _say_placement(report: ReportLine, when: str, found: BlockPlacement) -> None:
     parts = ", ".join(
         f"{name} {found.at_home[name] / found.blocks:.3f} of {count / found.blocks:.3f}"
         for name, count in sorted(found.belong.items())
     )
-    say(f"  {when}: at home {parts}; nowhere {found.nowhere}")
+    report(f"  {when}: at home {parts}; nowhere {found.nowhere}")
 
 
 def _origin_share(now: ClusterCounters, then: ClusterCounters, load: ClusterLoad) -> float:

@@ -23,7 +23,7 @@ from cachefs_bench.lab.job import start_job
 _MIN_EPOCHS = 4
 
 
-def m3(load: ClusterLoad, work: Path, say: ReportLine) -> dict[str, Any]:
+def m3(load: ClusterLoad, work: Path, report: ReportLine) -> dict[str, Any]:
     """Run M3. The remaining nodes have room for the whole dataset."""
     if load.nodes < 2 or load.epochs < _MIN_EPOCHS:
         raise CachefsError(f"m3 needs 2 nodes and {_MIN_EPOCHS} epochs at least")
@@ -39,14 +39,14 @@ def m3(load: ClusterLoad, work: Path, say: ReportLine) -> dict[str, Any]:
         wait_for(
             lambda: lost.progress.epoch == 1 and lost.progress.position >= half, seconds, "half of epoch 2 is read"
         )
-        say(f"killing {lost.node.name} in epoch 2")
+        report(f"killing {lost.node.name} in epoch 2")
         killed = run.read_counters()
         lost.node.reboot()
         lost.stop(kill=True)
         job.wait_for_epoch(1, seconds, others)
         job.run_epoch(2, seconds, others)
         away = run.read_counters()
-        say(f"{lost.node.name} comes back")
+        report(f"{lost.node.name} comes back")
         _restart_node(run, lost.node.name)
         found_on_ssd = ssd_blocks(lost.node)
         back = job.replace_rank(lost, 3)

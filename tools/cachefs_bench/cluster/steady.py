@@ -40,17 +40,17 @@ def epoch_timeout(job: JobSettings, ranks: int) -> float:
     return _TIMEOUT_FACTOR * epoch_seconds(job, ranks) + _EXTRA_SECONDS
 
 
-def read_epochs(run: ClusterRun, job: LabJob, say: ReportLine, epochs: Sequence[int]) -> list[ClusterCounters]:
+def read_epochs(run: ClusterRun, job: LabJob, report: ReportLine, epochs: Sequence[int]) -> list[ClusterCounters]:
     """Let all ranks read these epochs, one after the other. Returns the counters before each epoch, and at the end."""
     moments = [run.read_counters()]
     for number in epochs:
         job.run_epoch(number, epoch_timeout(job.settings, len(job.ranks)))
         moments.append(run.read_counters())
-        told = epoch_document(run.load, number, moments[-1] - moments[-2], job.results())
-        say(
-            f"  epoch {told['epoch']}: {told['seconds']:.1f} s, origin {told['origin_bytes_of_dataset']:.3f} of the "
-            f"dataset, {told['local_share']:.3f} of the reads local, longest {told['longest_ms']:.0f} ms, "
-            f"{told['errors']} errors"
+        result = epoch_document(run.load, number, moments[-1] - moments[-2], job.results())
+        report(
+            f"  epoch {result['epoch']}: {result['seconds']:.1f} s, origin {result['origin_bytes_of_dataset']:.3f} of "
+            f"the dataset, {result['local_share']:.3f} of the reads local, longest {result['longest_ms']:.0f} ms, "
+            f"{result['errors']} errors"
         )
     return moments
 
@@ -62,10 +62,10 @@ def job_settings(load: ClusterLoad, name: str = "train", seed: int = 0) -> JobSe
     )
 
 
-def m1(load: ClusterLoad, work: Path, say: ReportLine) -> dict[str, Any]:
+def m1(load: ClusterLoad, work: Path, report: ReportLine) -> dict[str, Any]:
     """Run one job on nodes that together hold the dataset once."""
     with run_cluster(load, work) as run, start_job(job_settings(load), run.nodes) as job:
-        moments = read_epochs(run, job, say, range(load.epochs))
+        moments = read_epochs(run, job, report, range(load.epochs))
         epochs = [
             epoch_document(load, number, moments[number + 1] - moments[number], job.results())
             for number in range(load.epochs)
@@ -85,19 +85,19 @@ def m1(load: ClusterLoad, work: Path, say: ReportLine) -> dict[str, Any]:
     return document("m1", load, checks, epochs=epochs, peer_bytes_of_dataset=all_of_it.total.peer_bytes / load.bytes)
 
 
-def m2(load: ClusterLoad, work: Path, say: ReportLine) -> dict[str, Any]:
+def m2(load: ClusterLoad, work: Path, report: ReportLine) -> dict[str, Any]:
     """Run one job whose dataset does not fit; then two jobs that start cold together on nodes that hold everything."""
     small = replace(load, capacity=0.5, slack=0.0) if load.capacity == 1.0 else load
     (work / "half").mkdir()
-    say(f"nodes hold {small.capacity:.0%} of the dataset together")
+    report(f"nodes hold {small.capacity:.0%} of the dataset together")
     with run_cluster(small, work / "half") as run:
         listed = run.origin_counters().bytes
         with start_job(job_settings(small), run.nodes) as job:
-            moments = read_epochs(run, job, say, range(small.epochs))
+            moments = read_epochs(run, job, report, range(small.epochs))
             results = job.results()
     fetched = (moments[-1].origin_bytes - listed) / small.size
     least = least_reads(small.files, small.held * small.nodes, small.epochs)
-    say("two jobs begin cold, together")
+    report("two jobs begin cold, together")
     (work / "two").mkdir()
     two, read = replace(load, epochs=1, capacity=1.0), list(results)
     with ExitStack() as stack:

@@ -71,11 +71,11 @@ def _lines(story: DemoResult, settings: DemoSettings, marks: ChartGlyphs, width:
 
 def _bar(epoch: DemoEpoch, width: int, longest: float, marks: ChartGlyphs) -> Text:
     trained = epoch.trained
-    whole = max(1, round(width * trained.seconds / longest))
-    waiting = round(whole * epoch.waiting)
+    length = max(1, round(width * trained.seconds / longest))
+    waiting = round(length * epoch.waiting)
     return Text.assemble(
         f"  epoch {trained.epoch + 1}".ljust(_LABEL),
-        (marks.computing * (whole - waiting), COMPUTING), (marks.waiting * waiting, WAITING), " " * (width - whole),
+        (marks.computing * (length - waiting), COMPUTING), (marks.waiting * waiting, WAITING), " " * (width - length),
         f"{trained.seconds:7.1f} s{100 * epoch.waiting:7.0f} %{epoch.requests:9,}",
     )  # fmt: skip
 
@@ -90,11 +90,11 @@ def _killed_lines(story: DemoResult, width: int, longest: float, marks: ChartGly
     top = max(speeds)
     levels = "".join(marks.levels[round(speed / top * (len(marks.levels) - 1))] for speed in speeds)
     yield Text.assemble(" samples/s".ljust(_LABEL), (levels, COMPUTING), f"{top:7,.0f} at most")
-    place = min(width - 1, int(width * kill.position.seconds / epoch.trained.seconds))
+    column = min(width - 1, int(width * kill.position.seconds / epoch.trained.seconds))
     note = results.KILLED_HERE
-    before = place > len(note)
+    before = column > len(note)
     arrow = f"{note} {marks.arrow}" if before else f"{marks.arrow} {note}"
-    yield Text(" " * (_LABEL + place - (len(note) + 1 if before else 0)) + arrow, WAITING)
+    yield Text(" " * (_LABEL + column - (len(note) + 1 if before else 0)) + arrow, WAITING)
     yield from map(Text, results.kill_lines(story))
 
 

@@ -113,13 +113,13 @@ class TrainingProcess:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if "ready" in said:
-                self.reports.samples = said["ready"]
-            elif "at" in said:
-                self.reports.positions.append(LoopPosition(**said["at"]))
+            message: dict[str, Any] = json.loads(line)
+            if "ready" in message:
+                self.reports.samples = message["ready"]
+            elif "at" in message:
+                self.reports.positions.append(LoopPosition(**message["at"]))
             else:
-                self.reports.epochs.append(TrainedEpoch(**said["epoch"]))
+                self.reports.epochs.append(TrainedEpoch(**message["epoch"]))
 
 
 @contextmanager
@@ -255,22 +255,22 @@ def _killed_run(stage: DemoStage, display: DemoDisplay) -> tuple[DemoRun, KillEf
     """Run under `cachefs run` on a new node whose daemon is killed in the last epoch."""
     with stage.run_node("killed", display) as node:
         killing = DaemonKill(node, stage, display)
-        way = DataSource(
+        source = DataSource(
             "killed", "cachefs run, killed", f"its daemon gets SIGKILL in the middle of epoch {KILL_EPOCH + 1}",
             stage.cachefs_run_command(node), node,
         )  # fmt: skip
-        run = _run(stage, display, way, killing)
+        run = _run(stage, display, source, killing)
         return run, killing.effect(run.epochs[KILL_EPOCH].positions)
 
 
-def _run(stage: DemoStage, display: DemoDisplay, way: DataSource, killing: DaemonKill | None = None) -> DemoRun:
+def _run(stage: DemoStage, display: DemoDisplay, source: DataSource, killing: DaemonKill | None = None) -> DemoRun:
     before = stage.store.read_counters()
-    with start_training(way.command, stage.environment(way.node), stage.work / f"{way.name}.log") as job:
+    with start_training(source.command, stage.environment(source.node), stage.work / f"{source.name}.log") as job:
         with display.show_work("starting the loop"):
             job.wait_ready(stage.settings.files)
         listed = stage.store.read_counters()
-        epochs = [_epoch(stage, display, job, way.title, killing) for _ in range(EPOCHS)]
-    return DemoRun(way.name, way.title, way.explanation, epochs, listed.requests - before.requests)
+        epochs = [_epoch(stage, display, job, source.title, killing) for _ in range(EPOCHS)]
+    return DemoRun(source.name, source.title, source.explanation, epochs, listed.requests - before.requests)
 
 
 def _epoch(

@@ -112,12 +112,12 @@ def _draw_run(drawing: _SvgDrawing, run: DemoRun, longest: float) -> None:
 
 def _draw_epoch(drawing: _SvgDrawing, epoch: DemoEpoch, longest: float) -> None:
     trained = epoch.trained
-    whole = _BAR * trained.seconds / longest
-    waiting = whole * epoch.waiting
+    length = _BAR * trained.seconds / longest
+    waiting = length * epoch.waiting
     drawing.down()
     drawing.text(36, f"epoch {trained.epoch + 1}", "dim")
-    drawing.bar(_LEFT, whole - waiting, "computing")
-    drawing.bar(_LEFT + whole - waiting, waiting, "waiting")
+    drawing.bar(_LEFT, length - waiting, "computing")
+    drawing.bar(_LEFT + length - waiting, waiting, "waiting")
     drawing.text(_TIME, f"{trained.seconds:.1f} s", "end")
     drawing.text(_WAITING, f"{100 * epoch.waiting:.0f} %", "end")
     drawing.text(_REQUESTS, f"{epoch.requests:,}", "end")
@@ -125,20 +125,20 @@ def _draw_epoch(drawing: _SvgDrawing, epoch: DemoEpoch, longest: float) -> None:
 
 def _draw_speed(drawing: _SvgDrawing, story: DemoResult, longest: float) -> None:
     epoch = story.killed.epochs[story.kill.position.epoch]
-    whole = _BAR * epoch.trained.seconds / longest
+    length = _BAR * epoch.trained.seconds / longest
     speeds = sample_rates(epoch.positions, _INTERVALS)
     top = max(speeds)
     drawing.down(_LINE + 14)
     drawing.text(24, "samples/s", "dim")
-    step = whole / _INTERVALS
+    step = length / _INTERVALS
     for number, speed in enumerate(speeds):
         high = _LINE * speed / top
         drawing.elements.append(
             f'<rect x="{_LEFT + number * step:.1f}" y="{drawing.y - high:.1f}" width="{max(1.0, step - 1):.1f}"'
             f' height="{high:.1f}" class="computing"/>'
         )
-    drawing.text(_LEFT + whole + 10, f"in epoch {epoch.trained.epoch + 1}; {top:,.0f} at most", "dim")
-    x = _LEFT + whole * story.kill.position.seconds / epoch.trained.seconds
+    drawing.text(_LEFT + length + 10, f"in epoch {epoch.trained.epoch + 1}; {top:,.0f} at most", "dim")
+    x = _LEFT + length * story.kill.position.seconds / epoch.trained.seconds
     drawing.elements.append(
         f'<line x1="{x:.1f}" y1="{drawing.y - _LINE - 6:.1f}" x2="{x:.1f}" y2="{drawing.y + 6:.1f}" class="mark"/>'
     )

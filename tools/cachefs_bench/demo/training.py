@@ -60,16 +60,16 @@ def _train(epoch: int, begin: float, batches: Iterable[DigestBatch], compute: fl
     digest = hashlib.sha256()
     waited = slowest = 0.0
     samples = size = 0
-    asked = begin
+    asked_at = begin
     for batch in batches:
-        wait = time.monotonic() - asked
+        wait = time.monotonic() - asked_at
         waited, slowest = waited + wait, max(slowest, wait)
         for one in batch.digests:
             digest.update(one)
         samples, size = samples + len(batch.digests), size + batch.bytes
         time.sleep(len(batch.digests) * compute)
-        asked = time.monotonic()
-        _say({"at": {"epoch": epoch, "samples": samples, "seconds": asked - begin, "waited": waited}})
+        asked_at = time.monotonic()
+        _say({"at": {"epoch": epoch, "samples": samples, "seconds": asked_at - begin, "waited": waited}})
     seconds = time.monotonic() - begin
     _say({"epoch": {"epoch": epoch, "samples": samples, "bytes": size, "seconds": seconds, "waited": waited,
                     "slowest_wait": slowest, "digest": digest.hexdigest()}})  # fmt: skip

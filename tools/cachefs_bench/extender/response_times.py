@@ -87,10 +87,10 @@ def measure(work: Path, load: ExtenderLoad) -> dict[str, object]:
     return found
 
 
-def _bodies(make: Callable[[int], bytes], questions: int) -> list[bytes]:
-    """Return the bodies of *questions* pods; a hundred different ones, since more would take a gigabyte."""
-    different = [make(number) for number in range(min(questions, 100))]
-    return [different[number % len(different)] for number in range(questions)]
+def _bodies(make: Callable[[int], bytes], count: int) -> list[bytes]:
+    """Return the bodies of *count* pods; a hundred different ones, since more would take a gigabyte."""
+    different = [make(number) for number in range(min(count, 100))]
+    return [different[number % len(different)] for number in range(count)]
 
 
 def _measure_verb(service: _ExtenderProcess, verb: str, bodies: Sequence[bytes]) -> dict[str, float]:
@@ -113,23 +113,23 @@ def _send_requests(service: _ExtenderProcess, verb: str, bodies: Sequence[bytes]
 def _send_request(connection: http.client.HTTPSConnection, verb: str, body: bytes) -> float:
     begun = time.perf_counter()
     connection.request("POST", f"/{verb}", body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    found = answer.read()
+    response = connection.getresponse()
+    found = response.read()
     seconds = time.perf_counter() - begun
-    if answer.status != 200:
-        raise CachefsError(f"the extender answers {answer.status}: {found[:200].decode(errors='replace')}")
+    if response.status != 200:
+        raise CachefsError(f"the extender answers {response.status}: {found[:200].decode(errors='replace')}")
     return seconds
 
 
 def _measure_beside_large(service: _ExtenderProcess, names: Sequence[bytes], large: bytes) -> dict[str, object]:
     """Measure while a second client sends requests with whole nodes without a pause."""
     ended = threading.Event()
-    asked = count()
+    requests = count()
 
     def ask() -> None:
         while not ended.is_set():
             _send_requests(service, "filter", [large])
-            next(asked)
+            next(requests)
 
     other = threading.Thread(target=ask)
     other.start()
@@ -138,7 +138,7 @@ def _measure_beside_large(service: _ExtenderProcess, names: Sequence[bytes], lar
     finally:
         ended.set()
         other.join(_SECONDS)
-    return {"prioritize": found, "bytes_of_the_other": len(large), "questions_of_the_other": next(asked)}
+    return {"prioritize": found, "bytes_of_the_other": len(large), "questions_of_the_other": next(requests)}
 
 
 def _measure_concurrent(service: _ExtenderProcess, names: Sequence[bytes]) -> dict[str, object]:

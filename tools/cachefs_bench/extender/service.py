@@ -41,12 +41,12 @@ def _fill(view: ReportedCluster, nodes: int) -> None:
         shards = np.zeros(SHARDS, np.uint8)
         if number % 10 == 0:
             shards[random.permutation(SHARDS)[: random.integers(1, SHARDS)]] = WHOLE
-        held = int(_BYTES * np.count_nonzero(shards) / SHARDS)
+        cached = int(_BYTES * np.count_nonzero(shards) / SHARDS)
         report = NodeReport(
             id=name, name=name, instance="1", version=1, full=True, zone=f"z{number % 3}", state="active",
-            capacity=200 << 30, used=held, load=NodeLoad(origin_rate=2e8, peer_rate=1e9),
+            capacity=200 << 30, used=cached, load=NodeLoad(origin_rate=2e8, peer_rate=1e9),
             snapshots=[SnapshotReport(
-                id=_SNAPSHOT, total=_BYTES, blocks=_BLOCKS, datasets=[DATASET], memory=held, shards=shards.tobytes()
+                id=_SNAPSHOT, total=_BYTES, blocks=_BLOCKS, datasets=[DATASET], memory=cached, shards=shards.tobytes()
             )],
         )  # fmt: skip
         view.merge_report(view.nodes[name], report)

@@ -128,21 +128,21 @@ class LabRank:
 
     def _require_running(self) -> None:
         if not self.is_running and self._process.returncode:
-            said = self._log.read_text(errors="replace")[-1500:].strip()
-            raise CachefsError(f"the reader {self._log.stem} ended with status {self._process.returncode}: {said}")
+            log = self._log.read_text(errors="replace")[-1500:].strip()
+            raise CachefsError(f"the reader {self._log.stem} ended with status {self._process.returncode}: {log}")
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if "ready" in said:
+            message: dict[str, Any] = json.loads(line)
+            if "ready" in message:
                 self.progress.ready = True
-            elif "at" in said:
-                self.progress.epoch, self.progress.position = said["at"]
-            elif "trouble" in said:
-                self.progress.troubles.append(ReadProblem(**said["trouble"]))
+            elif "at" in message:
+                self.progress.epoch, self.progress.position = message["at"]
+            elif "trouble" in message:
+                self.progress.troubles.append(ReadProblem(**message["trouble"]))
             else:
-                self.progress.results.append(EpochResult(**said["epoch"]))
+                self.progress.results.append(EpochResult(**message["epoch"]))
 
 
 class LabJob:

@@ -111,9 +111,9 @@ class LabNode:
             program_path("mount.cachefs"), dataset, str(self.mountpoint), "-f", "-o",
             ",".join((f"socket={self.socket}", f"grace={_GRACE}", *options)),
         ]  # fmt: skip
-        said = log.stat().st_size if log.exists() else 0  # length of the log of earlier mounts
+        log_length = log.stat().st_size if log.exists() else 0  # length of the log of earlier mounts
         self._mount = self._run(command, log)
-        wait_until(lambda: MOUNTED_LINE in log.read_bytes()[said:], self._mount, log)
+        wait_until(lambda: MOUNTED_LINE in log.read_bytes()[log_length:], self._mount, log)
 
     def status(self) -> Status:
         """Return the status as shown by `cachectl status`. Raises DaemonUnavailable."""

@@ -190,15 +190,15 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    given = argument_parser().parse_args()
+    args = argument_parser().parse_args()
     spec = SamplerSpec(
-        kind="torch-distributed", size=given.files, seed=given.seed, epochs=given.epochs, replicas=given.replicas,
-        rank=given.rank,
+        kind="torch-distributed", size=args.files, seed=args.seed, epochs=args.epochs, replicas=args.replicas,
+        rank=args.rank,
     )  # fmt: skip
-    reader = RankReader(given.root, spec, given.rate, given.threads)
-    os.listdir(given.root)
+    reader = RankReader(args.root, spec, args.rate, args.threads)
+    os.listdir(args.root)
     reader.report_line({"ready": True})
-    for epoch in requested_epochs(given.first, given.epochs):
+    for epoch in requested_epochs(args.first, args.epochs):
         reader.read_epoch(epoch)
 
 

@@ -77,8 +77,10 @@ def _tier(settings: TierSettings) -> dict[str, int]:
 
 def _section(name: str, values: Mapping[str, object]) -> str:
     """Return one table of the file, without settings left to the daemon."""
-    given = {key: value for key, value in values.items() if value or key in ("budget", "min_free", "guess")}
-    return f"[{name}]\n" + "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items())
+    settings = {key: value for key, value in values.items() if value or key in ("budget", "min_free", "guess")}
+    return f"[{name}]\n" + "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in settings.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,8 @@ class LabSlurm:
 
     def job_state(self, job: int) -> tuple[str, tuple[str, ...], str]:
         """Return a job's state, its nodes, and why it waits."""
-        said = self.run_command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%N|%r")
-        state, nodes, why = said.split("|", 2)
+        output = self.run_command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%N|%r")
+        state, nodes, why = output.split("|", 2)
         return state, self.expand_hostlist(nodes), why
 
     def expand_hostlist(self, hostlist: str) -> tuple[str, ...]:

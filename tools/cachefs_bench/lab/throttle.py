@@ -93,16 +93,16 @@ class Proxy:
             return True
         await pair.connect(self._upstream)
         pair.to_server.writelines((head, body))
-        while (answer := await pair.server.readuntil(b"\r\n\r\n"))[9:12] == b"100":
+        while (response_head := await pair.server.readuntil(b"\r\n\r\n"))[9:12] == b"100":
             pass  # the client has its 100 Continue already
         await _sleep_until(arrival + self._latency.draw_latency())
-        if head.startswith(b"HEAD ") or answer[9:12] in BODILESS:
-            pair.to_client.write(answer)
-        elif _header(answer, b"transfer-encoding") == b"chunked":
-            await self._send_chunked(pair, answer)
+        if head.startswith(b"HEAD ") or response_head[9:12] in BODILESS:
+            pair.to_client.write(response_head)
+        elif _header(response_head, b"transfer-encoding") == b"chunked":
+            await self._send_chunked(pair, response_head)
         else:
-            await self._send(pair, answer)
-        return _header(answer, b"connection").lower() != b"close"
+            await self._send(pair, response_head)
+        return _header(response_head, b"connection").lower() != b"close"
 
     async def _send(self, pair: "_ConnectionPair", head: bytes) -> None:
         """Forward the body of a response as fast as the limits allow."""
@@ -162,8 +162,8 @@ class _ConnectionPair:
 
 def _header(head: bytes, name: bytes) -> bytes:
     """Return the value of a header in lower case; empty if it is absent. The name is in lower case."""
-    _, found, rest = head.lower().partition(b"\r\n" + name + b":")
-    return rest[: rest.index(b"\r\n")].strip() if found else b""
+    _, found, remainder = head.lower().partition(b"\r\n" + name + b":")
+    return remainder[: remainder.index(b"\r\n")].strip() if found else b""
 
 
 def _length(head: bytes) -> int:
@@ -213,12 +213,12 @@ def run_throttle(
 ) -> Iterator[Throttle]:
     """Run a proxy in front of the URL *upstream*. It accepts from *listener*, which may be of another network
     namespace; None: on a loopback port."""
-    given = () if listener is None else (listener.fileno(),)
-    command = [*KILL_WITH_PARENT, sys.executable, "-m", "cachefs_bench.lab.throttle", upstream, *map(str, given)]
+    descriptors = () if listener is None else (listener.fileno(),)
+    command = [*KILL_WITH_PARENT, sys.executable, "-m", "cachefs_bench.lab.throttle", upstream, *map(str, descriptors)]
     with log.open("wb") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-            pass_fds=given,
+            pass_fds=descriptors,
         )  # fmt: skip
     try:
         throttle = Throttle(process)

@@ -55,14 +55,14 @@ class SampleFiles(Dataset[Read]):
 
 def read_loader(loader: DataLoader[Any], result: EpochResult, rate: float) -> None:
     """Read all of a loader, at *rate* samples per second."""
-    due, said = time.monotonic(), 0.0
+    due, reported_at = time.monotonic(), 0.0
     for batch in loader:
         for one in batch:
             _add_read(result, *one)
         now = time.monotonic()
         due = max(due + len(batch) / rate, now - _BEHIND)
-        if now - said > 1.0:
-            said = now
+        if now - reported_at > 1.0:
+            reported_at = now
             write_line({"at": [result.epoch, result.reads]})
         time.sleep(max(0.0, due - now))
 
@@ -78,38 +78,38 @@ def _add_read(result: EpochResult, number: int, begin: float, seconds: float, si
         write_line({"trouble": asdict(ReadProblem(kind, begin, seconds, number, problem))})
 
 
-def loaders(given: argparse.Namespace) -> tuple[DataLoader[Any], DataLoader[Any] | None]:
+def loaders(args: argparse.Namespace) -> tuple[DataLoader[Any], DataLoader[Any] | None]:
     """Return the loaders of the training, and of the validation, which has the last twentieth of the files, if there is
     one."""
-    held_out = given.files // 20 if given.script == "validation" else 0
-    parts = range(given.files - held_out), range(given.files - held_out, given.files)
+    validation_files = args.files // 20 if args.script == "validation" else 0
+    parts = range(args.files - validation_files), range(args.files - validation_files, args.files)
     made: list[DataLoader[Any]] = []
     for part in parts:
         if len(part):
-            dataset = SampleFiles(given.root, part)
+            dataset = SampleFiles(args.root, part)
             sampler: DistributedSampler[Read] = DistributedSampler(
-                dataset, num_replicas=given.replicas, rank=given.rank, seed=given.seed, shuffle=not made
+                dataset, num_replicas=args.replicas, rank=args.rank, seed=args.seed, shuffle=not made
             )
-            made.append(DataLoader(dataset, BATCH_SIZE, sampler=sampler, num_workers=given.threads, collate_fn=list))
+            made.append(DataLoader(dataset, BATCH_SIZE, sampler=sampler, num_workers=args.threads, collate_fn=list))
     return made[0], made[1] if len(made) > 1 else None
 
 
 def main() -> None:
     parser = argument_parser()
     parser.add_argument("--script", choices=get_args(ScriptKind), default="set-epoch")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    torch.manual_seed(given.rank)
-    training, validation = loaders(given)
-    os.listdir(given.root)
+    torch.manual_seed(args.rank)
+    training, validation = loaders(args)
+    os.listdir(args.root)
     write_line({"ready": True})
-    for epoch in requested_epochs(given.first, given.epochs):
-        if given.script != "no-set-epoch":
+    for epoch in requested_epochs(args.first, args.epochs):
+        if args.script != "no-set-epoch":
             assert isinstance(training.sampler, DistributedSampler)
             training.sampler.set_epoch(epoch)
         result = EpochResult(epoch, time.monotonic())
         for loader in filter(None, (training, validation)):
-            read_loader(loader, result, given.rate)
+            read_loader(loader, result, args.rate)
         result.end = time.monotonic()
         write_line({"epoch": result.as_line()})
 

@@ -96,14 +96,16 @@ def parse_modes(ctx: click.Context, param: click.Parameter, text: str) -> list[R
     "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Where to work.  [default: a temporary directory]",
 )  # fmt: skip
-def programs_command(names: str, listing: bool, nothing: bool, as_json: bool, page: Path | None, **given: Any) -> None:
+def programs_command(
+    names: str, listing: bool, nothing: bool, as_json: bool, page: Path | None, **options: Any
+) -> None:
     """Run training programs of many libraries as they are.
 
     Each runs on the local disk, on the mount of an empty node whose origin is slow, and under `cachefs run`, with the
     same seed. It measures how long they wait for data, and whether they compute the same.
     """
     programs = [] if nothing else find_programs(names)
-    kept: Path | None = given["kept"]
+    kept: Path | None = options["kept"]
     if page is not None and kept is None:
         raise click.UsageError("--markdown needs --results")
     if listing:
@@ -112,7 +114,7 @@ def programs_command(names: str, listing: bool, nothing: bool, as_json: bool, pa
         return
     if kept is not None:
         load_results(kept)  # report a bad file before the measurement
-    documents = _measure(programs, **given)
+    documents = _measure(programs, **options)
     if kept is not None:
         documents = list(load_results(kept).values())
         if page is not None:
@@ -120,42 +122,44 @@ def programs_command(names: str, listing: bool, nothing: bool, as_json: bool, pa
     click.echo(json.dumps({"programs": documents}, indent=2) if as_json else table(documents))
 
 
-def _measure(programs: Sequence[Program], **given: Any) -> list[Document]:
+def _measure(programs: Sequence[Program], **options: Any) -> list[Document]:
     """Measure the programs that can run here. Each document is printed and saved as soon as it is complete."""
     require_fuse()
-    if not (given["scripts"] / "measuring.py").exists():
-        raise ConfigError(f"there are no programs in {given['scripts']}; they come with the sources, or name --scripts")
+    if not (options["scripts"] / "measuring.py").exists():
+        raise ConfigError(
+            f"there are no programs in {options['scripts']}; they come with the sources, or name --scripts"
+        )
     documents = []
-    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=given["directory"]) as work:
-        bench = _bench(Path(work), **given)
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=options["directory"]) as work:
+        bench = _bench(Path(work), **options)
         for one in programs:
             if lacking := bench.missing_modules(one):
-                _say(f"{one.name}: left out, since {given['python']} has no {', '.join(lacking)}")
+                _say(f"{one.name}: left out, since {options['python']} has no {', '.join(lacking)}")
                 continue
             try:
-                if given["warm"]:
-                    document = bench.measure_warm(one, given["turns"] or WARM_TURNS)
+                if options["warm"]:
+                    document = bench.measure_warm(one, options["turns"] or WARM_TURNS)
                 else:
-                    document = bench.measure_cold(one, given["modes"], given["turns"] or 1)
+                    document = bench.measure_cold(one, options["modes"], options["turns"] or 1)
             except CachefsError as error:
                 _say(f"{one.name}: {error}")
                 continue
             documents.append(document)
-            _say(warm_row(document) if given["warm"] else row(document))
+            _say(warm_row(document) if options["warm"] else row(document))
             for line in document.get("said", ()):
                 _say(f"  {line}")
-            if given["kept"] is not None:
-                add_result(given["kept"], document)
+            if options["kept"] is not None:
+                add_result(options["kept"], document)
     return documents
 
 
-def _bench(work: Path, **given: Any) -> ProgramBench:
-    milliseconds = 0.0 if given["warm"] and given["milliseconds"] is None else given["milliseconds"]
+def _bench(work: Path, **options: Any) -> ProgramBench:
+    milliseconds = 0.0 if options["warm"] and options["milliseconds"] is None else options["milliseconds"]
     own = () if milliseconds is None else ("--milliseconds", str(milliseconds))
     # Each run has its own directory, so a relative path of the interpreter would break.
-    python = os.path.abspath(given["python"]) if os.sep in given["python"] else given["python"]
-    setting = RunSettings(python, given["scripts"], given["epochs"], given["seed"], LIMITS, own)
-    datasets = ProgramDatasets(given["data"] or work / "data", given["files"], python, given["scripts"])
+    python = os.path.abspath(options["python"]) if os.sep in options["python"] else options["python"]
+    setting = RunSettings(python, options["scripts"], options["epochs"], options["seed"], LIMITS, own)
+    datasets = ProgramDatasets(options["data"] or work / "data", options["files"], python, options["scripts"])
     return ProgramBench(setting, datasets, work)
 
 

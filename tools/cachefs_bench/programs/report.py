@@ -100,8 +100,8 @@ def markdown_table(documents: Mapping[str, dict[str, Any]]) -> str:
 
 def replace_table(page: str, table: str) -> str:
     """Return the page with the table replaced. Raises ConfigError for a page without the marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, remainder = page.partition(BEGIN)
+    _, end, after = remainder.partition(END)
     if not (begin and end):
         raise ConfigError(f"the page has no lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n{table}\n{END}{after}"

@@ -120,9 +120,9 @@ def run_mounted_node(limits: LinkLimits, server: str, bucket: str, work: Path, *
 
 def run_native(setting: RunSettings, one: Program, data: Path, work: Path) -> ProgramOutcome:
     """Run a program on the local disk. Raises CachefsError if the program fails."""
-    document, wall, said = _run_to_end(_command(setting, one, data), work, lambda: None)
+    document, wall, lines = _run_to_end(_command(setting, one, data), work, lambda: None)
     return ProgramOutcome(
-        RunMode.NATIVE, document["digest"], tuple(ProgramEpoch(**epoch) for epoch in document["epochs"]), wall, said
+        RunMode.NATIVE, document["digest"], tuple(ProgramEpoch(**epoch) for epoch in document["epochs"]), wall, lines
     )
 
 
@@ -143,10 +143,10 @@ def run_on(node: ProgramNode, setting: RunSettings, one: Program, mode: RunMode,
         ]
     before, stalled = node.throttle.read_counters().bytes, _stall_seconds(node.client)
     watch = SequenceWatch(node.client, lambda: node.throttle.read_counters().bytes - before)
-    document, wall, said = _run_to_end(command, work, watch.poll_daemon)
+    document, wall, lines = _run_to_end(command, work, watch.poll_daemon)
     epochs = tuple(ProgramEpoch(**epoch) for epoch in document["epochs"])
     return ProgramOutcome(
-        mode, document["digest"], epochs, wall, said, node.throttle.read_counters().bytes - before,
+        mode, document["digest"], epochs, wall, lines, node.throttle.read_counters().bytes - before,
         _stall_seconds(node.client) - stalled, watch.published(), watch.first_bytes(epochs),
     )  # fmt: skip
 
@@ -183,11 +183,11 @@ def _run_to_end(
         process.kill()
         process.wait()
     wall = time.monotonic() - began
-    said = errors.read_text(errors="replace")
+    log = errors.read_text(errors="replace")
     if process.returncode:
-        raise CachefsError(f"{' '.join(command)} failed: {said[-2000:].strip()}")
+        raise CachefsError(f"{' '.join(command)} failed: {log[-2000:].strip()}")
     document: dict[str, Any] = json.loads(output.read_text().splitlines()[-1])
-    return document, wall, tuple(line for line in said.splitlines() if is_complaint(line))
+    return document, wall, tuple(line for line in log.splitlines() if is_complaint(line))
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:

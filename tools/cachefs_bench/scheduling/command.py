@@ -77,9 +77,9 @@ def scheduling_command(  # noqa: PLR0913
     the same code. It measures no time of this machine, so that every machine gets the same figures.
     """
     source = click.get_current_context().get_parameter_source
-    given = {"capacity": capacity * 10**9, "peer_rate": network, **shape}
+    values = {"capacity": capacity * 10**9, "peer_rate": network, **shape}
     options = {"capacity": "capacity", "peer_rate": "network"}
-    own = {name: value for name, value in given.items() if source(options.get(name, name)) != ParameterSource.DEFAULT}
+    own = {name: value for name, value in values.items() if source(options.get(name, name)) != ParameterSource.DEFAULT}
     chosen = replace(SHAPES[workload], warm=not cold, **own)
     numbers = tuple(range(first_seed, first_seed + seeds))
     if varies:

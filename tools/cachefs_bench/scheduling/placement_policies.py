@@ -45,8 +45,8 @@ class RandomPolicy:
         self._chance = np.random.default_rng(seed)
 
     def choose_nodes(self, job: SimulatedJob, free: Slots, now: float) -> tuple[int, ...]:
-        slots = np.repeat(np.arange(len(free)), free)
-        return tuple(self._chance.choice(slots, job.ranks, replace=False).tolist())
+        free_slots = np.repeat(np.arange(len(free)), free)
+        return tuple(self._chance.choice(free_slots, job.ranks, replace=False).tolist())
 
 
 class LeastLoadedPolicy:
@@ -111,8 +111,10 @@ class HintPolicy:
     def choose_nodes(self, job: SimulatedJob, free: Slots, now: float) -> tuple[int, ...]:
         self.update_reports(now)
         order = np.argsort(-free, kind="stable")
-        slots = {str(node): int(free[node]) for node in order[free[order] > 0].tolist()}
-        return tuple(int(name) for name in assign_ranks(job_request(job), list(slots), self.cluster, free_slots=slots))
+        free_slots = {str(node): int(free[node]) for node in order[free[order] > 0].tolist()}
+        return tuple(
+            int(name) for name in assign_ranks(job_request(job), list(free_slots), self.cluster, free_slots=free_slots)
+        )
 
     def update_reports(self, now: float) -> None:
         """Update the view from reports of the nodes."""
@@ -121,11 +123,11 @@ class HintPolicy:
         kept = np.where(caches.held > 1e-6, caches.held * caches.sizes, 0.0).astype(np.int64)
         seen = np.concatenate([kept, caches.readers, taken.T.astype(np.int64)], axis=1)
         # A node without news reports only every _SILENT seconds, before its last report would count less.
-        news = (seen != self._seen).any(axis=1) | (now - self._heard > _SILENT)
+        changed = (seen != self._seen).any(axis=1) | (now - self._heard > _SILENT)
         self._seen = seen
-        self._heard[news] = now
+        self._heard[changed] = now
         self._names = self._running()
-        for node in np.flatnonzero(news).tolist():
+        for node in np.flatnonzero(changed).tolist():
             self.cluster.update_node(self._facts(node, kept[node]), now)
 
     def _running(self) -> dict[tuple[int, str], list[str]]:

@@ -196,7 +196,7 @@ class SimulatedReads:
 
     def _usage(self) -> _Matrix:
         """Return each run's use of each resource per unit of its rate: shape (runs, resources)."""
-        shape, held = self._shape, self._caches.held
+        shape, cached = self._shape, self._caches.held
         ranks = np.array([len(run.nodes) for run in self.runs])
         starts = np.concatenate([[0], np.cumsum(ranks)[:-1]])
         run_of = np.repeat(np.arange(len(self.runs)), ranks)
@@ -217,7 +217,7 @@ class SimulatedReads:
         np.add.at(usage, (run_of, shared + 1 + zones), parts[:, 2] + parts[:, 3])
         np.add.at(usage, (run_of, shared + 1 + shape.zones + regions), parts[:, 3])
         lacking = np.flatnonzero(parts[:, 1:4].sum(axis=1) > 0)
-        having = held[:, datasets[lacking]].T
+        having = cached[:, datasets[lacking]].T
         out = np.zeros((len(lacking), shape.nodes))
         for where in range(3):
             weights = having * self._neighbours[where, nodes[lacking]]
@@ -228,11 +228,11 @@ class SimulatedReads:
     def _parts(
         self, run_of: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64], datasets: npt.NDArray[np.int64]
     ) -> _Matrix:
-        shape, held = self._shape, self._caches.held
+        shape, cached = self._shape, self._caches.held
         zones, regions = self._zones[nodes], self._regions[nodes]
         of_zone, of_region = np.zeros((shape.zones, shape.datasets)), np.zeros((shape.regions, shape.datasets))
-        np.add.at(of_zone, self._zones, held)
-        np.add.at(of_region, self._regions, held)
+        np.add.at(of_zone, self._zones, cached)
+        np.add.at(of_region, self._regions, cached)
         came, came_zone, came_region = (
             np.stack(arrays)
             for arrays in zip(
@@ -241,10 +241,10 @@ class SimulatedReads:
         )
         came_origin = np.array([run.arrived_from_origin for run in self.runs])
         moving = np.array([self._moving_share(run) for run in self.runs])
-        local = np.maximum(held[nodes, datasets] - came[run_of, nodes], np.maximum(moving[run_of], 0.0))
+        local = np.maximum(cached[nodes, datasets] - came[run_of, nodes], np.maximum(moving[run_of], 0.0))
         in_zone = np.clip(of_zone[zones, datasets] - came_zone[run_of, zones], local, np.maximum(local, 1.0))
         in_region = np.clip(of_region[regions, datasets] - came_region[run_of, regions], in_zone, 1.0)
-        anywhere = np.clip(held.sum(axis=0)[datasets] - came_origin[run_of], in_region, 1.0)
+        anywhere = np.clip(cached.sum(axis=0)[datasets] - came_origin[run_of], in_region, 1.0)
         return np.stack([local, in_zone - local, in_region - in_zone, anywhere - in_region, 1 - anywhere], axis=1)
 
     def _moving_share(self, run: SimulatedRun) -> float:

@@ -99,8 +99,8 @@ def make_workload(shape: SimulationShape, seed: int) -> Workload:
     rates = shape.slowest * np.exp(np.log(shape.fastest / shape.slowest) * chance.random(shape.jobs))
     lengths = _lengths(shape, chance)
     if shape.median:
-        whole = sizes[datasets] / (ranks * rates)
-        lengths = np.maximum(1, np.round(lengths / whole)) * whole
+        epoch_seconds = sizes[datasets] / (ranks * rates)
+        lengths = np.maximum(1, np.round(lengths / epoch_seconds)) * epoch_seconds
     busy = float((ranks * lengths).sum()) / (shape.nodes * shape.slots * shape.load)
     arrivals = np.cumsum(chance.exponential(busy / shape.jobs, shape.jobs))
     jobs = []

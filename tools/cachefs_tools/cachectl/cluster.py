@@ -201,22 +201,22 @@ def describe_traffic(found: ClusterStatus) -> Iterator[str | Table]:
         yield _NO_CLUSTER
         return
     names = {each.id: escape_name(each.name) for each in found.members}
-    given = {
+    sent = {
         (each.id, giver): count
         for each in found.members
         if each.counters is not None
         for giver, count in each.counters.received.items()
         if giver in names
     }
-    if not given:
+    if not sent:
         yield "no node has received a block from another node"
     elif len(names) <= MAX_COLUMNS:
         rows = (
-            (names[to], *(size(given.get((to, giver), 0)) if to != giver else "-" for giver in names)) for to in names
+            (names[to], *(size(sent.get((to, giver), 0)) if to != giver else "-" for giver in names)) for to in names
         )
         yield table(" ".join(["TO/FROM", *(f">{each}" for each in names.values())]), rows)
     else:
-        largest = sorted(given.items(), key=lambda each: -each[1])[:MAX_PAIRS]
+        largest = sorted(sent.items(), key=lambda each: -each[1])[:MAX_PAIRS]
         yield table("TO FROM >BYTES", ((names[to], names[giver], size(count)) for (to, giver), count in largest))
 
 
@@ -256,8 +256,8 @@ def _problem_lines(member: MemberStatus, usual: float) -> Iterator[str]:
     if parts:
         yield f"{shown}: {', '.join(parts)}"
     if member.counters is not None:
-        said = [member.counters.problem] if member.counters.problem else member.counters.problems
-        yield from (f"{shown}: {escape_name(line)}" for line in said)
+        problems = [member.counters.problem] if member.counters.problem else member.counters.problems
+        yield from (f"{shown}: {escape_name(line)}" for line in problems)
 
 
 def cluster_facts(found: ClusterBrief) -> Iterator[tuple[str, str]]:

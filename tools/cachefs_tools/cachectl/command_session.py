@@ -159,8 +159,9 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
     @functools.wraps(function)
     def run(*, socket: str | None, as_json: bool, **arguments: Any) -> None:
-        whole = click.get_current_context().find_root().params.get("socket")  # as in `cachectl --socket PATH status`
-        session = CommandSession(socket_path(socket or whole), as_json)
+        root = click.get_current_context().find_root()
+        inherited = root.params.get("socket")  # as in `cachectl --socket PATH status`
+        session = CommandSession(socket_path(socket or inherited), as_json)
         if sys.stdout is None:  # closed by the parent: discard the output
             sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper):

@@ -179,10 +179,10 @@ def set_(  # one for each group of options
     An omitted option keeps its value; the value none removes it. Cached blocks stay, mounts continue, and waiting reads
     go to the new endpoint. The objects must be the same: some are checked first. Use `add` for others.
     """
-    given: dict[str, Any] = {
+    changes: dict[str, Any] = {
         key: None if value == "none" else value for key, value in origin.items() if value is not None
     }
-    change = OriginChange(**given)
+    change = OriginChange(**changes)
     if change == OriginChange() and room is None and ttl is None:
         raise click.UsageError("say what to change, such as --endpoint-url URL or --share 40%; see --help")
     reached = session.call(
@@ -367,8 +367,8 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
 
 def behind_line(mounts: Sequence[MountView], elsewhere: Sequence[RemoteMount] = ()) -> str:
     """Return the line about mounts of this node and of other nodes that show an older snapshot."""
-    places = [*(one.mountpoint for one in mounts), *(f"{one.node}:{one.mountpoint}" for one in elsewhere)]
-    first, count = ", ".join(escape_name(one) for one in places[:SHOWN_MOUNTS]), len(places)
+    mountpoints = [*(one.mountpoint for one in mounts), *(f"{one.node}:{one.mountpoint}" for one in elsewhere)]
+    first, count = ", ".join(escape_name(one) for one in mountpoints[:SHOWN_MOUNTS]), len(mountpoints)
     more = f" and {count - SHOWN_MOUNTS:,} more" if count > SHOWN_MOUNTS else ""
     still = "1 mount still shows an older snapshot" if count == 1 else f"{count:,} mounts still show older snapshots"
     return f"{still}: {first}{more}; unmount and mount again (with --follow, a mount shows new ones by itself)"
@@ -417,10 +417,10 @@ def describe(detail: DatasetDetail) -> list[str]:
 
 def nondefault_options(options: OriginOptions) -> list[tuple[str, str]]:
     """Return the names and values of a dataset's non-default origin options."""
-    given = msgspec.structs.asdict(options).items()
+    values = msgspec.structs.asdict(options).items()
     return [
         (name.removesuffix("_url").replace("_", " "), "yes" if value is True else str(value))
-        for name, value in given
+        for name, value in values
         if value
     ]
 

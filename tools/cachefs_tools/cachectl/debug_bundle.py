@@ -50,8 +50,8 @@ def debug_bundle(
         bundle = make_bundle(node, no_names, lambda part: spinner.update(f"gathering {part.name}"))
     count = write_archive(path, top, bundle.files)
     contents = [{"name": name, "bytes": len(text)} for name, text in bundle.files.items()]
-    answer = {"file": str(path.absolute()), "bytes": count, "files": contents, "left_out": bundle.left_out}
-    session.print_result(answer, *_describe(path, count, bundle))
+    summary = {"file": str(path.absolute()), "bytes": count, "files": contents, "left_out": bundle.left_out}
+    session.print_result(summary, *_describe(path, count, bundle))
     if bundle.left_out:
         sys.exit(ExitStatus.INCOMPLETE)
 

@@ -86,15 +86,15 @@ def wrap_text(text: str, width: int) -> list[str]:
         if cell_len(joined) <= width:
             lines[-1] = joined
             continue
-        whole = cell_len(word) <= width
-        parts = [word] if whole else _BREAKABLE.findall(word)
-        glue = "" if whole or not lines[-1] else " "
+        fits = cell_len(word) <= width
+        parts = [word] if fits else _BREAKABLE.findall(word)
+        glue = "" if fits or not lines[-1] else " "
         for part in parts:
-            if not whole and cell_len(lines[-1] + glue + part) <= width:
+            if not fits and cell_len(lines[-1] + glue + part) <= width:
                 lines[-1] += glue + part
             else:
-                *full, rest = _cut_pieces(part, width)
-                lines += [*full, rest]
+                *full, remainder = _cut_pieces(part, width)
+                lines += [*full, remainder]
             glue = ""
     return [line for line in lines if line] or [""]
 
@@ -165,8 +165,8 @@ def size(count: float) -> str:
 
 def compact(number: float, width: int) -> str:
     """Format a number of at least 0 in *width* characters, at least 4: whole, or in thousands (`12.3k`) and so on."""
-    if len(whole := f"{number:.0f}") <= width:
-        return whole
+    if len(rounded := f"{number:.0f}") <= width:
+        return rounded
     units = iter("kMGTP")
     unit = ""
     while number >= 999.5:
@@ -175,9 +175,9 @@ def compact(number: float, width: int) -> str:
     return f"{number:.{decimals}f}{unit}"
 
 
-def share(part: float, whole: float) -> str:
+def share(part: float, total: float) -> str:
     """Format a share in percent, or `-` if the whole is 0."""
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    return f"{100 * part / total:.1f} %" if total else "-"
 
 
 def table(columns: str, rows: Iterable[Iterable[object]], *, heading: bool = True) -> FittedTable:

@@ -67,8 +67,8 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
         click.echo(f"skipped {name!r}", err=True)
     if unreadable:
         files = "1 file has" if unreadable == 1 else f"{unreadable:,} files have"
-        way_out = "the server sends no strong ETag for them" if url else "use --url to note their ETags"
-        click.echo(f"{files} more than a block (4 MiB) and no ETag, and cannot be read: {way_out}", err=True)
+        remedy = "the server sends no strong ETag for them" if url else "use --url to note their ETags"
+        click.echo(f"{files} more than a block (4 MiB) and no ETag, and cannot be read: {remedy}", err=True)
     session.print_result(
         {"index": target, "files": len(paths), "bytes": size, "skipped": skipped},
         f"{target}: {len(paths):,} files" + (f", {len(skipped):,} skipped" if skipped else ""),
@@ -113,10 +113,10 @@ def _files(directory: Path, skipped: list[str]) -> Iterator[str]:
 
 def _etag(url: str, size: int) -> str:
     """Return the strong ETag of a file; "" if it has none. Raises OriginUnavailable."""
-    asked = urllib.request.Request(url, method="HEAD", headers={"Accept-Encoding": "identity"})
+    request = urllib.request.Request(url, method="HEAD", headers={"Accept-Encoding": "identity"})
     try:
-        with urllib.request.urlopen(asked, timeout=_TIMEOUT, context=trusted_authorities()) as answer:
-            etag, length = answer.headers.get("ETag", ""), answer.headers.get("Content-Length")
+        with urllib.request.urlopen(request, timeout=_TIMEOUT, context=trusted_authorities()) as response:
+            etag, length = response.headers.get("ETag", ""), response.headers.get("Content-Length")
     except (OSError, ValueError) as error:
         cause = getattr(error, "reason", None)
         if isinstance(cause, ssl.SSLError):

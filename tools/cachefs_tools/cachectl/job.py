@@ -119,32 +119,32 @@ def parse_ranks(ctx: click.Context, param: click.Parameter, text: str) -> list[i
     help="Without --pid, the job ends after this number of seconds without a read.",
 )
 @with_session
-def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> None:
+def publish(session: CommandSession, name: str, dataset: str, **options: Any) -> None:
     """Publish in which order JOB will read DATASET.
 
     The samples are then on this node before they are read. A sample is a file, in the order of the paths, unless
     --files or --records says otherwise.
     """
-    if given["pid"]:
-        check_own_process(given["pid"])
-    sample_map = make_sample_map(given["files"], given["records"], given["paths"])
-    orders = [read_order(path) for path in given["orders"]]
-    if (given["sampler"] == "explicit") != bool(orders):
+    if options["pid"]:
+        check_own_process(options["pid"])
+    sample_map = make_sample_map(options["files"], options["records"], options["paths"])
+    orders = [read_order(path) for path in options["orders"]]
+    if (options["sampler"] == "explicit") != bool(orders):
         raise click.UsageError("--order and --sampler explicit need each other")
     spec = SamplerSpec(
-        kind=given["sampler"],
-        size=count_samples(session, dataset, sample_map, given["samples"]),
-        seed=given["seed"],
-        epochs=len(orders) or given["epochs"],
-        shuffle=not given["no_shuffle"],
-        drop_last=given["drop_last"],
-        replicas=given["world_size"] if given["sampler"] == "torch-distributed" else 1,
+        kind=options["sampler"],
+        size=count_samples(session, dataset, sample_map, options["samples"]),
+        seed=options["seed"],
+        epochs=len(orders) or options["epochs"],
+        shuffle=not options["no_shuffle"],
+        drop_last=options["drop_last"],
+        replicas=options["world_size"] if options["sampler"] == "torch-distributed" else 1,
     )
-    for rank in given["ranks"]:
+    for rank in options["ranks"]:
         request = JobPublication(
             job=name, dataset=dataset, consumer=str(rank), map=sample_map, rank=rank, source=SOURCE,
-            spec=rank_spec(spec, rank), world_size=given["world_size"], workers=given["workers"],
-            batch_size=given["batch_size"], prefetch=given["prefetch"], pid=given["pid"], lease=given["lease"],
+            spec=rank_spec(spec, rank), world_size=options["world_size"], workers=options["workers"],
+            batch_size=options["batch_size"], prefetch=options["prefetch"], pid=options["pid"], lease=options["lease"],
             pid_namespace=_pid_namespace(),
         )  # fmt: skip
         session.call(JOB_PUBLISH, request)
@@ -191,10 +191,10 @@ def make_sample_map(files: BinaryIO | None, records: str | None, paths: tuple[st
     return None
 
 
-def count_samples(session: CommandSession, dataset: str, sample_map: SampleMap | None, given: int | None) -> int:
+def count_samples(session: CommandSession, dataset: str, sample_map: SampleMap | None, samples: int | None) -> int:
     """Return the number of samples: as given, or the number of files."""
-    if given is not None:
-        return given
+    if samples is not None:
+        return samples
     if sample_map is None:
         return session.call(DATASET_SHOW, DatasetName(name=dataset)).dataset.files
     if sample_map.kind == "files":

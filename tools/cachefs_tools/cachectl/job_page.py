@@ -179,15 +179,15 @@ def loader_row(row: LoaderProgress, ranks: str) -> tuple[str, ...]:
 
 def remarks(view: JobView) -> Iterator[str]:
     """Yield problems (`!`) and unknown things (`?`), each once."""
-    said: dict[str, list[str]] = {}
+    loaders_by_line: dict[str, list[str]] = {}
     for one in view.consumers:
         whose = one.loader.name if one.loader is not None else one.consumer
-        for mark, said_so in ("!", one.problem), ("?", one.note):
-            if said_so:
-                said.setdefault(f"{mark}\n{said_so}", []).append(whose)
-    for number, (line, loaders) in enumerate(said.items()):
+        for mark, remark in ("!", one.problem), ("?", one.note):
+            if remark:
+                loaders_by_line.setdefault(f"{mark}\n{remark}", []).append(whose)
+    for number, (line, loaders) in enumerate(loaders_by_line.items()):
         if number == MAX_NOTES:
-            yield f"… and {len(said) - MAX_NOTES} more, with --json"
+            yield f"… and {len(loaders_by_line) - MAX_NOTES} more, with --json"
             return
         mark, _, text = line.partition("\n")
         names = list(dict.fromkeys(loaders))
@@ -240,16 +240,16 @@ def job_row(view: JobView) -> tuple[str, ...]:
     main = max(loaders, key=lambda one: one.wait_times.busy, default=None)
     share = waited_share(loaders)
     if main is None:
-        place = ("-", "-", "-", "-")
+        position = ("-", "-", "-", "-")
     else:
         epoch = f"{main.epoch:,}/{main.epochs:,}" if main.epochs else f"{main.epoch:,}"
         is_over, left = view.state != RUNNING, job_seconds_left(loaders)
-        place = (
+        position = (
             epoch, "-" if main.done_share is None else percent(main.done_share),
             "-" if is_over or left is None else short_duration(left), "-" if is_over else f"{main.rate:,.0f}/s",
         )  # fmt: skip
     return (
-        escape_name(view.job), escape_name(view.dataset), view.state, str(ranks_of_job(view)), *place,
+        escape_name(view.job), escape_name(view.dataset), view.state, str(ranks_of_job(view)), *position,
         "-" if share is None else percent(share),
     )  # fmt: skip
 

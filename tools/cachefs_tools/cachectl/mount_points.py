@@ -63,10 +63,10 @@ def info(session: CommandSession, path: str) -> None:
 def find_mount(path: str) -> tuple[MountPoint, bytes]:
     """Return the mount of *path*, and the path within the mount. Accesses no mount unless *path* has symbolic links.
     Raises NotFound."""
-    for place in (os.path.abspath(path), os.path.realpath(path)):
+    for candidate in (os.path.abspath(path), os.path.realpath(path)):
         for point in sorted(mount_points(), key=lambda point: len(point.path.parts), reverse=True):
-            if Path(place).is_relative_to(point.path):
-                return point, os.fsencode(os.path.normpath(f"{point.root}/{Path(place).relative_to(point.path)}"))
+            if Path(candidate).is_relative_to(point.path):
+                return point, os.fsencode(os.path.normpath(f"{point.root}/{Path(candidate).relative_to(point.path)}"))
     raise NotFound(f"{escape_name(path)} is in no mount of cachefs; `cachectl mounts` lists the mounts")
 
 
@@ -79,11 +79,11 @@ def requested_file(point: MountPoint, spec: MountSpec, inside: bytes, mounts: li
         living = [one for one in mounts if one.alive and MountSpec.parse(one.spec).has_named(part.name)]
         here = [one for one in living if one.mountpoint == str(point.path)] or living
         return FilePath(dataset=part.name, path=relative, snapshot=part.digits or (here[0].snapshot if here else ""))
-    dataset, _, rest = relative.partition(b"/")
+    dataset, _, path = relative.partition(b"/")
     if not dataset:
         raise NotFound(f"{point.path} is a mount of several datasets; name one, or something in it")
     digits = next((part.digits for part in spec.datasets if part.name == os.fsdecode(dataset)), "")
-    return FilePath(dataset=os.fsdecode(dataset), path=rest, snapshot=digits or "")
+    return FilePath(dataset=os.fsdecode(dataset), path=path, snapshot=digits or "")
 
 
 def info_lines(found: FileInfo) -> list[RenderableType]:
@@ -120,8 +120,8 @@ def mount(  # one for each option
     """
     helper = Path(sysconfig.get_path("scripts")) / "mount.cachefs"
     command = [str(helper), *(["-f"] if foreground else [])]
-    if given := ",".join((*options, *(["follow"] if follow else []))):
-        command += ["-o", given]
+    if joined_options := ",".join((*options, *(["follow"] if follow else []))):
+        command += ["-o", joined_options]
     command += ["--", spec, directory]
     environment = {**os.environ, SOCKET_VARIABLE: str(session.socket)}
     if not session.as_json:

@@ -86,11 +86,11 @@ def show_listing(session: CommandSession, updates: Iterable[ListingProgress]) ->
         text = f"{update.phase}: {format_count(update.objects, 'object')}, {size(update.bytes)}"
         bar.update(task, completed=update.objects, total=total, description=text)
 
-    said: _ProgressTexts[ListingProgress] = _ProgressTexts(
+    texts: _ProgressTexts[ListingProgress] = _ProgressTexts(
         lambda one: f"{one.phase}: {format_count(one.objects, 'object')}, {size(one.bytes)}",
         lambda one: f"interrupted after {format_count(one.objects, 'object')}; nothing has changed",
     )
-    return _show_updates(session, bar, updates, show, said)
+    return _show_updates(session, bar, updates, show, texts)
 
 
 def show_warmup(session: CommandSession, updates: Iterable[WarmupProgress], *, watched: bool = False) -> WarmupProgress:
@@ -127,14 +127,14 @@ def show_verification(session: CommandSession, updates: Iterable[VerifyProgress]
     def show(task: TaskID, update: VerifyProgress) -> None:
         bar.update(task, completed=update.blocks, total=update.blocks_total)
 
-    said: _ProgressTexts[VerifyProgress] = _ProgressTexts(
+    texts: _ProgressTexts[VerifyProgress] = _ProgressTexts(
         lambda one: f"verifying: {one.blocks:,} of {format_count(one.blocks_total, 'block')}",
         lambda one: (
             f"interrupted after {one.blocks:,} of {format_count(one.blocks_total, 'block')}; {one.repaired:,} were "
             "damaged"
         ),
     )
-    return _show_updates(session, bar, updates, show, said)
+    return _show_updates(session, bar, updates, show, texts)
 
 
 def _show_updates(
@@ -142,7 +142,7 @@ def _show_updates(
     bar: Progress,
     updates: Iterable[Update],
     show: Callable[[TaskID, Update], None],
-    said: _ProgressTexts[Update],
+    texts: _ProgressTexts[Update],
 ) -> Update:
     """Show all updates. Returns the last one. Raises DaemonUnavailable if there is none."""
     last = None
@@ -154,10 +154,10 @@ def _show_updates(
                 show(task, last)
                 if bar.disable and time.monotonic() >= due:
                     due = time.monotonic() + LINE_SECONDS
-                    session.screen.print(said.line(last), soft_wrap=True)
+                    session.screen.print(texts.line(last), soft_wrap=True)
     except KeyboardInterrupt:
         if last is not None:
-            session.screen.print(said.interrupted(last), soft_wrap=True)
+            session.screen.print(texts.interrupted(last), soft_wrap=True)
         raise
     if last is None:
         raise DaemonUnavailable("the daemon ended the call without an answer; see its log")

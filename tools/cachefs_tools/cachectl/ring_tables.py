@@ -63,8 +63,8 @@ def changed_members(found: ClusterStatus, changes: Sequence[str]) -> list[RingMe
 
 
 def _parse_joining(text: str, average: float) -> RingMember:
-    name, _, rest = text[1:].partition(":")
-    weight, _, zone = rest.partition(":")
+    name, _, weight_and_zone = text[1:].partition(":")
+    weight, _, zone = weight_and_zone.partition(":")
     try:
         number = float(weight) if weight else average
     except ValueError:

@@ -75,8 +75,9 @@ class SchedulerClient:
 
     def get(self, path: str, kind: type[Reply], **query: str) -> Reply:
         """Send a GET. Raises CachefsError."""
-        given = {name: value for name, value in query.items() if value}
-        return self._request("GET", f"{path}?{urlencode(given, quote_via=quote)}" if given else path, None, kind)
+        parameters = {name: value for name, value in query.items() if value}
+        target = f"{path}?{urlencode(parameters, quote_via=quote)}" if parameters else path
+        return self._request("GET", target, None, kind)
 
     def post(self, path: str, body: msgspec.Struct, kind: type[Reply]) -> Reply:
         """Send a POST. Raises CachefsError."""
@@ -86,18 +87,18 @@ class SchedulerClient:
         connection = self._connection()
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            said = answer.read(MAX_RESPONSE)
+            response = connection.getresponse()
+            content = response.read(MAX_RESPONSE)
         except (OSError, http.client.HTTPException) as error:
             raise self._unavailable(error) from None
         finally:
             connection.close()
-        if answer.status != 200:
-            raise _ERRORS.get(answer.status, CachefsError)(
-                _error_text(said) or f"cachefs-scheduler answers with status {answer.status}"
+        if response.status != 200:
+            raise _ERRORS.get(response.status, CachefsError)(
+                _error_text(content) or f"cachefs-scheduler answers with status {response.status}"
             )
         try:
-            return msgspec.json.decode(said, type=kind)
+            return msgspec.json.decode(content, type=kind)
         except msgspec.MsgspecError as error:
             raise CachefsError(f"{self.address} sent no valid response of cachefs-scheduler: {error}") from None
 
@@ -141,9 +142,9 @@ class _ErrorBody(msgspec.Struct):
     error: str = ""
 
 
-def _error_text(said: bytes) -> str:
+def _error_text(body: bytes) -> str:
     try:
-        return " ".join(msgspec.json.decode(said, type=_ErrorBody).error.split())
+        return " ".join(msgspec.json.decode(body, type=_ErrorBody).error.split())
     except msgspec.MsgspecError:
         return ""
 
@@ -302,15 +303,15 @@ def _explained(found: JobExplanation) -> Iterator[str | Table]:
 @click.option("--preload/--no-preload", default=None, help="Prefetch the data of a job as soon as the job is placed.")
 @click.option("--release/--no-release", default=None, help="Empty nodes that a job has left.")
 @with_scheduler
-def policy(session: CommandSession, client: SchedulerClient, dataset: str, **given: Any) -> None:
+def policy(session: CommandSession, client: SchedulerClient, dataset: str, **options: Any) -> None:
     """Show the policies of datasets, or change the policy of one.
 
     What is changed here stays until it is changed again, also over restarts; it goes before the configuration.
     """
-    if any(value is not None for value in given.values()):
+    if any(value is not None for value in options.values()):
         if not dataset:
             raise ConfigError("name the dataset whose policy is to change")
-        changed = client.post(POLICY_PATH, DatasetPolicy(dataset=dataset, **given), PolicyStatus)
+        changed = client.post(POLICY_PATH, DatasetPolicy(dataset=dataset, **options), PolicyStatus)
         found = PolicyList(datasets=[changed])
     else:
         found = client.get(POLICY_PATH, PolicyList, dataset=dataset)
@@ -319,11 +320,11 @@ def policy(session: CommandSession, client: SchedulerClient, dataset: str, **giv
 
 
 def _policy(one: PolicyStatus) -> tuple[object, ...]:
-    held = one.policy
-    cleanup = f"ttl {format_duration(held.ttl or 0)}" if held.cleanup == "ttl" else held.cleanup
+    effective = one.policy
+    cleanup = f"ttl {format_duration(effective.ttl or 0)}" if effective.cleanup == "ttl" else effective.cleanup
     return (
-        _shortened(held.dataset), size(one.bytes), one.running, one.waiting, len(one.copies),
-        held.max_jobs_per_copy or "any", held.max_copies, cleanup, "yes" if held.preload else "no",
+        _shortened(effective.dataset), size(one.bytes), one.running, one.waiting, len(one.copies),
+        effective.max_jobs_per_copy or "any", effective.max_copies, cleanup, "yes" if effective.preload else "no",
     )  # fmt: skip
 
 
@@ -334,23 +335,27 @@ def _policy(one: PolicyStatus) -> tuple[object, ...]:
 @click.option("--copies", type=click.IntRange(1, 1024), default=None, help="The number of copies of --dataset.")
 @click.option("--drain", default="", metavar="NODE", help="A node that is to leave its cluster.")
 @with_scheduler
-def scale(session: CommandSession, client: SchedulerClient, **given: Any) -> None:
+def scale(session: CommandSession, client: SchedulerClient, **options: Any) -> None:
     """Move the cache with a job, a dataset, or off a node.
 
     One of: --job with --nodes, --dataset with --copies, --drain. Nodes are emptied only of what others hold by then,
     and where no job reads. `cachectl scale-hint` says how many nodes are needed.
     """
-    nodes = [one.strip() for one in given["nodes"].split(",") if one.strip()]
-    if given["dataset"] and given["copies"] is None:
+    nodes = [one.strip() for one in options["nodes"].split(",") if one.strip()]
+    if options["dataset"] and options["copies"] is None:
         raise ConfigError("how many copies of it? Say --copies N with --dataset")
-    ask = ScaleRequest(
-        job=given["job"], nodes=nodes, dataset=given["dataset"], copies=given["copies"] or 0, drain=given["drain"]
+    request = ScaleRequest(
+        job=options["job"],
+        nodes=nodes,
+        dataset=options["dataset"],
+        copies=options["copies"] or 0,
+        drain=options["drain"],
     )
     try:
-        msgspec.json.decode(msgspec.json.encode(ask), type=ScaleRequest)
+        msgspec.json.decode(msgspec.json.encode(request), type=ScaleRequest)
     except msgspec.MsgspecError as error:
         raise ConfigError(str(error)) from None
-    found = client.post(SCALE_PATH, ask, ScaleResult)
+    found = client.post(SCALE_PATH, request, ScaleResult)
     session.print_result(found, *map(escape_name, found.text))
 
 

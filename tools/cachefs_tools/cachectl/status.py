@@ -246,8 +246,8 @@ def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
         yield "carried", f"{carried:,} of these blocks, by {noun} (pid {pids})"
     guessed = now.guessed
     if guessed.blocks:
-        rest = max(0, guessed.blocks - guessed.right - guessed.wrong)
-        read = f"{guessed.right:,} were read, {guessed.wrong:,} were not, {rest:,} may still be"
+        undecided = max(0, guessed.blocks - guessed.right - guessed.wrong)
+        read = f"{guessed.right:,} were read, {guessed.wrong:,} were not, {undecided:,} may still be"
         yield "guessed", f"{format_count(guessed.blocks, 'block')}, {size(guessed.bytes)}: {read}"
     if now.passed_blocks:
         yield (
@@ -274,8 +274,8 @@ def peer_facts(peers: PeerCounts) -> Iterator[tuple[str, str]]:
     yield "", f"asked {format_count(peers.asked, 'time')}: {in_vain}"
     if peers.silent:
         yield "", f"another source asked {format_count(peers.silent, 'time')} beside a node that sent no heartbeat"
-    given = f"{format_count(peers.served_blocks, 'block')}, {size(peers.served_bytes)} for other nodes"
-    yield "", f"{given}, {peers.served_fetched:,} of them fetched for that"
+    served = f"{format_count(peers.served_blocks, 'block')}, {size(peers.served_bytes)} for other nodes"
+    yield "", f"{served}, {peers.served_fetched:,} of them fetched for that"
     if peers.taken or peers.given:
         yield (
             "",
@@ -334,13 +334,13 @@ def reload(session: CommandSession) -> None:
 
     What can change at run time takes effect at once. With status 4, something else has changed too and takes a restart.
     """
-    answer = session.call(RELOAD, Empty())
+    response = session.call(RELOAD, Empty())
     lines = [
-        f"{each.key} is {escape_name(each.now)} now, and was {escape_name(each.before)}" for each in answer.applied
+        f"{each.key} is {escape_name(each.now)} now, and was {escape_name(each.before)}" for each in response.applied
     ]
-    lines += [f"{each.key} = {escape_name(each.now)} takes a restart of the daemon" for each in answer.restart]
-    session.print_result(answer, *(lines or ["nothing has changed"]))
-    if answer.restart:
+    lines += [f"{each.key} = {escape_name(each.now)} takes a restart of the daemon" for each in response.restart]
+    session.print_result(response, *(lines or ["nothing has changed"]))
+    if response.restart:
         sys.exit(ExitStatus.INCOMPLETE)
 
 
@@ -349,5 +349,5 @@ def reload(session: CommandSession) -> None:
 @with_session
 def log_level(session: CommandSession, level: str | None) -> None:
     """Show or set the daemon's log level."""
-    answer = session.call(LOG_LEVEL, LogLevel(level=level or ""))
-    session.print_result(answer, answer.level)
+    response = session.call(LOG_LEVEL, LogLevel(level=level or ""))
+    session.print_result(response, response.level)

@@ -60,10 +60,10 @@ class MainGroup(click.Group):
             raise click.UsageError(f"there is no command {args[0]!r}; use `{ctx.command_path} {right}`", ctx)
         return super().resolve_command(ctx, args)
 
-    def make_context(self, info_name: str | None, args: list[str], *more: Any, **rest: Any) -> click.Context:
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **named: Any) -> click.Context:
         words = list(args)
         try:
-            made = super().make_context(info_name, args, *more, **rest)
+            made = super().make_context(info_name, args, *more, **named)
         except click.UsageError as error:
             _print_json_error(error, words)
             raise
@@ -107,7 +107,7 @@ def help_command(ctx: click.Context, command: tuple[str, ...]) -> None:
         if found is None:
             known = about.command.commands if isinstance(about.command, click.Group) else {}
             like = difflib.get_close_matches(word, known, 1)
-            way_out = f"; did you mean {like[0]!r}?" if like else ""
-            raise click.UsageError(f"there is no command {word!r} in `{about.command_path}`{way_out}", about)
+            suggestion = f"; did you mean {like[0]!r}?" if like else ""
+            raise click.UsageError(f"there is no command {word!r} in `{about.command_path}`{suggestion}", about)
         about = click.Context(found, about, word)
     click.echo(about.get_help())

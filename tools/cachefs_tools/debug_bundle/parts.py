@@ -257,7 +257,7 @@ def machine() -> dict[str, Any]:
         name, _, value = line.partition(":")
         memory[name] = value.strip()
     return {"processors": len(os.sched_getaffinity(0)), "load": os.getloadavg(), "memory": memory,
-            "memory_cgroups": [{"limit": limit, "held": held} for limit, held in memory_limits()],
+            "memory_cgroups": [{"limit": limit, "held": used} for limit, used in memory_limits()],
             "pressure": {name: _text(Path("/proc/pressure") / name) for name in ("cpu", "io", "memory")},
             "limits": _text(Path("/proc/self/limits"))}  # fmt: skip
 

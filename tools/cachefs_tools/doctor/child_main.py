@@ -14,9 +14,9 @@ import msgspec
 def main() -> None:
     logging.disable()  # keep log lines out of the answer
     argument = msgspec.json.decode(sys.stdin.buffer.read())
-    answer = importlib.import_module(f"cachefs_tools.doctor.{sys.argv[1]}").gather(argument)
+    facts = importlib.import_module(f"cachefs_tools.doctor.{sys.argv[1]}").gather(argument)
     with os.fdopen(1, "wb") as out:
-        out.write(msgspec.json.encode(answer))
+        out.write(msgspec.json.encode(facts))
     # A thread that hangs in the kernel keeps the process's descriptors open.
     os.close(2)
     os._exit(0)

@@ -52,12 +52,12 @@ def gather(argument: object) -> ConfigFacts:
     except InvalidConfig as error:
         return ConfigFacts(path, is_there, problems=error.problems)
     memory, ssd = config.memory, config.ssd
-    places = [DaemonDirectory(MEMORY, str(memory.dir), config.memory_budget, 0, config.memory_min_free)]
+    directories = [DaemonDirectory(MEMORY, str(memory.dir), config.memory_budget, 0, config.memory_min_free)]
     if ssd is not None and config.ssd_budget:
-        places.append(DaemonDirectory(SSD, str(ssd.dir), config.ssd_budget, 0, config.ssd_min_free))
-    places.append(DaemonDirectory(STATE, str(config.daemon.state_dir)))
+        directories.append(DaemonDirectory(SSD, str(ssd.dir), config.ssd_budget, 0, config.ssd_min_free))
+    directories.append(DaemonDirectory(STATE, str(config.daemon.state_dir)))
     return ConfigFacts(
-        path, is_there, remarks=[*config.remarks(), *_directory_remarks(config)], places=places,
+        path, is_there, remarks=[*config.remarks(), *_directory_remarks(config)], places=directories,
         socket=str(config.daemon.socket),
         connect_timeout=config.origin_timeouts[0], read_timeout=config.origin_timeouts[1],
     )  # fmt: skip

@@ -71,17 +71,17 @@ class DiskFacts(msgspec.Struct, frozen=True):
 
 def gather(argument: object) -> DiskFacts:
     """Gather facts. argument: a Place."""
-    place = msgspec.convert(argument, DaemonDirectory)
-    directory = Path(place.directory)
+    target = msgspec.convert(argument, DaemonDirectory)
+    directory = Path(target.directory)
     try:
         nearest = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
         device = nearest.stat().st_dev
         room, mode = shutil.disk_usage(nearest), os.statvfs(nearest).f_flag
     except OSError as error:
-        return DiskFacts(place, str(directory), "?", 0, 0, 0, False, False, error=error.strerror or str(error))
+        return DiskFacts(target, str(directory), "?", 0, 0, 0, False, False, error=error.strerror or str(error))
     kind = file_system_kinds().get(f"{os.major(device)}:{os.minor(device)}", "?")
     return DiskFacts(
-        place,
+        target,
         str(nearest),
         kind,
         room.total,
@@ -94,15 +94,15 @@ def gather(argument: object) -> DiskFacts:
 
 
 def findings(facts: DiskFacts) -> Iterator[Finding]:
-    place = facts.place
-    name = f"disks.{place.name}"
+    target = facts.place
+    name = f"disks.{target.name}"
     if facts.error:
-        yield note(name, f"{place.directory}: {facts.error}", "nothing is known of it", "run doctor as root")
+        yield note(name, f"{target.directory}: {facts.error}", "nothing is known of it", "run doctor as root")
         return
     found = list(_directory_findings(facts, name))
     yield from found
     if not found:
-        yield ok(name, f"{place.directory}: {facts.kind} of {format_size(facts.size)}, {format_size(facts.free)} free")
+        yield ok(name, f"{target.directory}: {facts.kind} of {format_size(facts.size)}, {format_size(facts.free)} free")
 
 
 def shared_findings(facts: Sequence[DiskFacts]) -> Iterator[Finding]:
@@ -131,11 +131,11 @@ def shared_findings(facts: Sequence[DiskFacts]) -> Iterator[Finding]:
 
 
 def _directory_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
-    place = facts.place
+    target = facts.place
     if facts.missing_mount:
         yield problem(
             name,
-            f"{place.directory}: nothing is mounted on {facts.missing_mount}, which /etc/fstab names",
+            f"{target.directory}: nothing is mounted on {facts.missing_mount}, which /etc/fstab names",
             "the daemon refuses to start, or would fill the disk below",
             f"mount {facts.missing_mount}",
         )
@@ -143,11 +143,11 @@ def _directory_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
     if facts.is_read_only:
         yield problem(
             name,
-            f"{place.directory} is on a file system that is mounted read-only",
+            f"{target.directory} is on a file system that is mounted read-only",
             "nothing can be kept there",
             "see dmesg for errors of the disk; mount -o remount,rw",
         )
-    if place.name == STATE:
+    if target.name == STATE:
         yield from _state_findings(facts, name)
         return
     yield from _kind_findings(facts, name)
@@ -179,37 +179,37 @@ def _state_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
 
 
 def _kind_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
-    place = facts.place
-    where = f"the {place.name} tier's directory {place.directory} is on {facts.kind}"
+    target = facts.place
+    where = f"the {target.name} tier's directory {target.directory} is on {facts.kind}"
     if facts.kind in _NETWORK_KINDS or facts.kind.startswith("fuse"):
         yield problem(
             name,
             where,
             "blocks there are no faster to read than from the origin, and reads hang with the file server",
-            f"set {place.name}.dir to a local file system",
+            f"set {target.name}.dir to a local file system",
         )
-    elif place.name == MEMORY and facts.kind not in (*IN_MEMORY, "?"):
+    elif target.name == MEMORY and facts.kind not in (*IN_MEMORY, "?"):
         yield warning(
             name,
             where,
             "the memory tier is as slow as that disk, and wears it",
             "set memory.dir to a directory of a tmpfs, such as /dev/shm/cachefs",
         )
-    elif place.name == SSD and facts.kind in IN_MEMORY:
+    elif target.name == SSD and facts.kind in IN_MEMORY:
         yield warning(
             name,
             where,
             "the tier takes memory, and is empty after a restart of the machine",
             "set ssd.dir to a directory on a local disk",
         )
-    elif place.name == SSD and facts.kind == "overlay":
+    elif target.name == SSD and facts.kind == "overlay":
         yield warning(
             name,
             f"{where}, the root of a container",
             "cached blocks are lost with the container",
             "mount a volume of the host there",
         )
-    elif place.name == SSD and facts.is_root_disk:
+    elif target.name == SSD and facts.is_root_disk:
         yield note(
             name,
             f"{where}, on the disk of /",
@@ -219,25 +219,25 @@ def _kind_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
 
 
 def _room_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
-    place = facts.place
-    if not place.budget:
+    target = facts.place
+    if not target.budget:
         return
-    shown = f"the {place.name} tier may take {format_size(place.budget)}"
+    shown = f"the {target.name} tier may take {format_size(target.budget)}"
     more = "mount -o remount,size=…, or --shm-size for a container" if facts.kind in IN_MEMORY else "free some"
-    if facts.size < place.budget:
+    if facts.size < target.budget:
         yield problem(
             name,
-            f"{shown}, and {place.directory} is on a file system of {format_size(facts.size)}",
+            f"{shown}, and {target.directory} is on a file system of {format_size(facts.size)}",
             "the tier is smaller than it seems; on a full tmpfs nothing is kept in memory",
-            f"{more}, or lower {place.name}.budget",
+            f"{more}, or lower {target.name}.budget",
         )
-    elif facts.free - (place.min_free or 0) + place.used < _USABLE_SHARE * place.budget:
-        room = max(0, facts.free - (place.min_free or 0) + place.used)
+    elif facts.free - (target.min_free or 0) + target.used < _USABLE_SHARE * target.budget:
+        room = max(0, facts.free - (target.min_free or 0) + target.used)
         yield warning(
             name,
             f"{shown}, and there is room for {format_size(room)} (others fill the file system)",
             "less is cached, and more is fetched again",
-            f"{more}, or lower {place.name}.budget",
+            f"{more}, or lower {target.name}.budget",
         )
 
 

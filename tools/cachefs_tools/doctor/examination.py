@@ -92,10 +92,10 @@ class Examination:
         facts = self._node(config)
         self.report("machine")
         budget = 0
-        places = list(_daemon_directories(config, facts.status))
-        for place in places:
-            budget = place.budget if place.name == disks.MEMORY else budget
-        started = self._start_checks(facts, places)
+        directories = list(_daemon_directories(config, facts.status))
+        for directory in directories:
+            budget = directory.budget if directory.name == disks.MEMORY else budget
+        started = self._start_checks(facts, directories)
         name = origin_identity(facts.pid)
         seen = self._collect_findings(started, facts, budget)
         for each in seen:
@@ -107,9 +107,9 @@ class Examination:
     def _configuration(self) -> configuration.ConfigFacts:
         file = str(self.request.config or DEFAULT_CONFIG)
         socket = "" if self.request.config is not None else str(self.request.socket)
-        asked = self._start_child("configuration", (file, socket), configuration.ConfigFacts, CHECK_SECONDS)
+        child = self._start_child("configuration", (file, socket), configuration.ConfigFacts, CHECK_SECONDS)
         try:
-            facts: configuration.ConfigFacts = asked.wait_for_facts()
+            facts: configuration.ConfigFacts = child.wait_for_facts()
         except NoFacts as error:
             self.findings.append(
                 problem(
@@ -124,22 +124,22 @@ class Examination:
         return facts
 
     def _node(self, config: configuration.ConfigFacts) -> node.DaemonFacts:
-        given = self.request.socket
+        socket = self.request.socket
         # A named configuration file determines the socket, unless the user has set one.
-        if self.request.config is not None and given == DEFAULT_SOCKET and config.socket:
-            given = Path(config.socket)
-        question = node.NodeQuery(str(given), list(self.request.datasets), self.request.all_origins)
-        asked = self._start_child("node", _builtins(question), node.DaemonFacts, _NODE_SECONDS)
+        if self.request.config is not None and socket == DEFAULT_SOCKET and config.socket:
+            socket = Path(config.socket)
+        query = node.NodeQuery(str(socket), list(self.request.datasets), self.request.all_origins)
+        child = self._start_child("node", _builtins(query), node.DaemonFacts, _NODE_SECONDS)
         try:
-            facts: node.DaemonFacts = asked.wait_for_facts()
+            facts: node.DaemonFacts = child.wait_for_facts()
         except NoFacts as error:
-            facts = node.DaemonFacts(str(given), error=str(error))
+            facts = node.DaemonFacts(str(socket), error=str(error))
         self.findings += node.findings(facts, __version__, time.time())
         self.findings += node.missing_dataset_findings(self.request.datasets, facts)
         return facts
 
     def _start_checks(
-        self, facts: node.DaemonFacts, places: Sequence[disks.DaemonDirectory]
+        self, facts: node.DaemonFacts, directories: Sequence[disks.DaemonDirectory]
     ) -> dict[str, FactChild[Any]]:
         """Start all checks that do not disturb each other."""
         started: dict[str, FactChild[Any]] = {
@@ -149,9 +149,9 @@ class Examination:
             "mounts": self._start_child("mounts", None, list[mounts.MountFacts], mounts.ANSWER_SECONDS + CHECK_SECONDS),
             "fstab": self._start_child("fstab", str(self.request.fstab), fstab.FstabFacts, CHECK_SECONDS),
         }
-        for place in places:
-            started[f"disks.{place.name}"] = self._start_child(
-                "disks", _builtins(place), disks.DiskFacts, CHECK_SECONDS
+        for directory in directories:
+            started[f"disks.{directory.name}"] = self._start_child(
+                "disks", _builtins(directory), disks.DiskFacts, CHECK_SECONDS
             )
         return started
 
@@ -169,18 +169,18 @@ class Examination:
             "fstab": lambda found: fstab.findings(found, names),
         }
         seen: list[disks.DiskFacts] = []
-        for name, asked in started.items():
+        for name, child in started.items():
             group, _, part = name.partition(".")
             try:
-                answer = asked.wait_for_facts()
+                check_facts = child.wait_for_facts()
             except NoFacts as error:
                 self._add_unknown(name, str(error))
                 continue
             if part:
-                seen.append(answer)
-                self.findings += disks.findings(answer)
+                seen.append(check_facts)
+                self.findings += disks.findings(check_facts)
             else:
-                self.findings += made[group](answer)
+                self.findings += made[group](check_facts)
         self.findings += disks.shared_findings(seen)
         return seen
 
@@ -197,12 +197,12 @@ class Examination:
         else:
             self.findings.append(note(name, f"nothing is known of {name}: {why}"))
 
-    def _speed(self, place: disks.DaemonDirectory) -> None:
+    def _speed(self, directory: disks.DaemonDirectory) -> None:
         try:
-            facts = self._start_child("speed", place.directory, speed.SpeedFacts, _SPEED_SECONDS).wait_for_facts()
+            facts = self._start_child("speed", directory.directory, speed.SpeedFacts, _SPEED_SECONDS).wait_for_facts()
         except NoFacts as error:
             facts = speed.SpeedFacts(error=str(error))
-        self.findings += speed.findings(place.name, place.directory, facts)
+        self.findings += speed.findings(directory.name, directory.directory, facts)
 
     def _origins(self, config: configuration.ConfigFacts, facts: node.DaemonFacts, asker: OriginIdentity) -> None:
         options = dict(facts.options)
@@ -225,10 +225,10 @@ class Examination:
             if view is None:
                 continue
             self.report(f"origin of {name}")
-            question = origins.OriginQuery(
+            query = origins.OriginQuery(
                 name, view.path, options.get(name, OriginOptions()), config.connect_timeout, config.read_timeout
             )
-            self._origin(question, asker)
+            self._origin(query, asker)
 
     def _credentials(self, used: Sequence[OriginOptions], asker: OriginIdentity) -> None:
         if used and all(each.anonymous for each in used):
@@ -237,20 +237,20 @@ class Examination:
         profiles = sorted({each.profile or "" for each in used if not each.anonymous}) or [""]
         for profile in profiles[:_MAX_PROFILES]:
             self.report("credentials")
-            asked = self._start_child("credentials", profile, credentials.CredentialFacts, _CREDENTIAL_SECONDS, asker)
+            child = self._start_child("credentials", profile, credentials.CredentialFacts, _CREDENTIAL_SECONDS, asker)
             try:
-                self.findings += credentials.findings(asked.wait_for_facts(), asker.words)
+                self.findings += credentials.findings(child.wait_for_facts(), asker.words)
             except NoFacts as error:
                 self.findings.append(credentials.skipped_finding(str(error)))
 
-    def _origin(self, question: origins.OriginQuery, asker: OriginIdentity) -> None:
-        asked = self._start_child(
-            "origins", _builtins(question), origins.OriginFacts, origins.DEFAULT_BOUNDS.seconds + CHECK_SECONDS, asker
+    def _origin(self, query: origins.OriginQuery, asker: OriginIdentity) -> None:
+        child = self._start_child(
+            "origins", _builtins(query), origins.OriginFacts, origins.DEFAULT_BOUNDS.seconds + CHECK_SECONDS, asker
         )
         try:
-            self.findings += origins.findings(asked.wait_for_facts(), asker.words)
+            self.findings += origins.findings(child.wait_for_facts(), asker.words)
         except NoFacts as error:
-            self.findings.append(note("origin.skipped", f"the origin of dataset {question.dataset}: {error}"))
+            self.findings.append(note("origin.skipped", f"the origin of dataset {query.dataset}: {error}"))
 
 
 def _daemon_directories(config: configuration.ConfigFacts, status: Status | None) -> Iterator[disks.DaemonDirectory]:
@@ -279,7 +279,7 @@ def origin_identity(daemon: int) -> OriginIdentity:
     )
 
 
-def _builtins(question: Any) -> Any:
+def _builtins(query: Any) -> Any:
     import msgspec
 
-    return msgspec.to_builtins(question)
+    return msgspec.to_builtins(query)

@@ -103,8 +103,8 @@ class FactChild(Generic[Facts]):
         try:
             out, errors = self._read_output()
             if self._exit_status(bool(out)):
-                said = " ".join(errors.decode(errors="replace").split())
-                raise NoFacts(f"the check has failed: {said[-_MAX_ERROR:] or 'no reason was given'}")
+                output = " ".join(errors.decode(errors="replace").split())
+                raise NoFacts(f"the check has failed: {output[-_MAX_ERROR:] or 'no reason was given'}")
             return msgspec.json.decode(out, type=self._kind)
         except subprocess.TimeoutExpired:
             raise NoFacts(f"no answer within {self._seconds:.0f} s") from None
@@ -136,9 +136,9 @@ class FactChild(Generic[Facts]):
         """Return stdout and stderr of the child, once both are closed."""
         out, errors = bytearray(), bytearray()
         with selectors.DefaultSelector() as selector:
-            for pipe, heard in ((self._child.stdout, out), (self._child.stderr, errors)):
+            for pipe, output in ((self._child.stdout, out), (self._child.stderr, errors)):
                 assert pipe is not None
-                selector.register(pipe, selectors.EVENT_READ, heard)
+                selector.register(pipe, selectors.EVENT_READ, output)
             while selector.get_map():
                 left = self._deadline - time.monotonic()
                 if left <= 0 or len(out) + len(errors) > MAX_BYTES:

@@ -36,13 +36,13 @@ def ok(name: str, found: str) -> Finding:
     return Finding(name, Level.OK, found)
 
 
-def note(name: str, found: str, consequence: str = "", way_out: str = "") -> Finding:
-    return Finding(name, Level.NOTE, found, consequence, way_out)
+def note(name: str, found: str, consequence: str = "", remedy: str = "") -> Finding:
+    return Finding(name, Level.NOTE, found, consequence, remedy)
 
 
-def warning(name: str, found: str, consequence: str, way_out: str) -> Finding:
-    return Finding(name, Level.WARNING, found, consequence, way_out)
+def warning(name: str, found: str, consequence: str, remedy: str) -> Finding:
+    return Finding(name, Level.WARNING, found, consequence, remedy)
 
 
-def problem(name: str, found: str, consequence: str, way_out: str) -> Finding:
-    return Finding(name, Level.PROBLEM, found, consequence, way_out)
+def problem(name: str, found: str, consequence: str, remedy: str) -> Finding:
+    return Finding(name, Level.PROBLEM, found, consequence, remedy)

@@ -40,9 +40,9 @@ def gather(path: object) -> FstabFacts:
     except OSError:
         return FstabFacts()
     lines = cachefs_lines(text)
-    places = [fields[1] for _, line in lines if len(fields := line.split()) > 1]
+    mountpoints = [fields[1] for _, line in lines if len(fields := line.split()) > 1]
     # From the parent directory, since a mount there may hang.
-    there = [place for place in places if _name_in_parent(Path(_unescaped(place)))]
+    there = [mountpoint for mountpoint in mountpoints if _name_in_parent(Path(_unescaped(mountpoint)))]
     return FstabFacts(lines, os.access(HELPER, os.X_OK), there)
 
 
@@ -84,7 +84,7 @@ def _line_findings(number: int, line: str, facts: FstabFacts, datasets: Collecti
             "write: cachefs:NAME  DIR  cachefs  defaults,_netdev,nofail  0 0",
         )
         return
-    source, directory, kind, given = fields[:4]
+    source, directory, kind, option_text = fields[:4]
     if kind != _TYPE:
         yield problem(
             "fstab.type",
@@ -93,7 +93,7 @@ def _line_findings(number: int, line: str, facts: FstabFacts, datasets: Collecti
             "write cachefs as the third field",
         )
     yield from _source_findings(where, source, datasets)
-    yield from _option_findings(where, given)
+    yield from _option_findings(where, option_text)
     if directory not in facts.directories:
         yield problem(
             "fstab.directory",
@@ -123,8 +123,8 @@ def _source_findings(where: str, source: str, datasets: Collection[str] | None) 
             )
 
 
-def _option_findings(where: str, given: str) -> Iterator[Finding]:
-    options = given.split(",")
+def _option_findings(where: str, option_text: str) -> Iterator[Finding]:
+    options = option_text.split(",")
     if "_netdev" not in options:
         yield warning(
             "fstab.netdev",
@@ -157,7 +157,7 @@ def _option_findings(where: str, given: str) -> Iterator[Finding]:
     try:
         from cachefs.mount.options import parse_options
 
-        parse_options((_unescaped(given),))
+        parse_options((_unescaped(option_text),))
     except CachefsError as error:
         yield problem("fstab.options", f"{where}: {error}", "the mount fails", "correct the option")
 

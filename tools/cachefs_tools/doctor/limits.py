@@ -83,9 +83,9 @@ def findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
 def _group_findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
     if not facts.groups:
         return
-    limit, held = min(facts.groups, key=lambda each: each[0] - each[1])
-    text = f"a control group allows {format_size(limit)} of memory, of which {format_size(held)} is held"
-    if limit - held < min(_HEADROOM, limit // 8):
+    limit, used = min(facts.groups, key=lambda each: each[0] - each[1])
+    text = f"a control group allows {format_size(limit)} of memory, of which {format_size(used)} is held"
+    if limit - used < min(_HEADROOM, limit // 8):
         yield warning(
             "limits.cgroup",
             text,

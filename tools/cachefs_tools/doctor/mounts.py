@@ -69,20 +69,20 @@ def findings(found: Sequence[MountFacts], known: Sequence[MountView] | None, ver
 def _mount_findings(each: MountFacts) -> Iterator[Finding]:
     if each.state == RESPONDS:
         return
-    way_out = f"cachectl umount {escape_name(each.path)}, then mount again"
+    remedy = f"cachectl umount {escape_name(each.path)}, then mount again"
     if each.state == DEAD:
         yield problem(
             "mounts.dead",
             f"{escape_name(each.path)}: its process is gone",
             "everything there fails (Transport endpoint is not connected)",
-            way_out,
+            remedy,
         )
     elif each.state == HANGS:
         yield problem(
             "mounts.hangs",
             f"{escape_name(each.path)} has not answered within {ANSWER_SECONDS:.0f} s",
             "programs that read there wait; the mount's process is stopped, or stuck",
-            way_out,
+            remedy,
         )
     else:
         yield note(
@@ -111,8 +111,8 @@ def _daemon_view_findings(each: MountView, version: str) -> Iterator[Finding]:
 
 
 def _unknown_mount_findings(found: Sequence[MountFacts], known: Sequence[MountView]) -> Iterator[Finding]:
-    told = {each.mountpoint for each in known}
-    others = [escape_name(each.path) for each in found if each.state == RESPONDS and each.path not in told]
+    known_paths = {each.mountpoint for each in known}
+    others = [escape_name(each.path) for each in found if each.state == RESPONDS and each.path not in known_paths]
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
         yield note("mounts.unknown", f"{others[0]}{more}: of another daemon, or just mounted")

@@ -98,8 +98,8 @@ def _cluster_problems(client: DaemonClient) -> list[str]:
         members = client.call(CLUSTER, Empty(), CALL_SECONDS).members
     except CachefsError as error:
         return [f"other nodes cannot be asked: {error}"]
-    said = ((member.name, member.counters) for member in members)
-    return [f"node {node}: {line}" for node, counters in said if counters is not None for line in counters.problems]
+    counted = ((member.name, member.counters) for member in members)
+    return [f"node {node}: {line}" for node, counters in counted if counters is not None for line in counters.problems]
 
 
 def origin_variables(process: int) -> dict[str, str]:

@@ -27,13 +27,13 @@ _MAX_EPOCH_FACTOR = 4.0
 
 
 def main() -> None:
-    given = json.load(sys.stdin)
-    files = [os.fsencode(given["root"]) + b"/" + bytes.fromhex(path) for path in given["paths"]]
-    workers, batch = max(1, given["workers"]), given["batch"]
+    spec = json.load(sys.stdin)
+    files = [os.fsencode(spec["root"]) + b"/" + bytes.fromhex(path) for path in spec["paths"]]
+    workers, batch = max(1, spec["workers"]), spec["batch"]
     publication = cachefs.publish(
-        [os.fsdecode(file) for file in files], workers=given["workers"], batch_size=batch, prefetch=PREFETCH
+        [os.fsdecode(file) for file in files], workers=spec["workers"], batch_size=batch, prefetch=PREFETCH
     )
-    orders = [random.Random(number).sample(range(len(files)), len(files)) for number in range(given["epochs"])]
+    orders = [random.Random(number).sample(range(len(files)), len(files)) for number in range(spec["epochs"])]
     for number, order in enumerate(orders):
         publication.order(number, order)
     pool = ThreadPoolExecutor(workers)
@@ -44,7 +44,7 @@ def main() -> None:
 
     def load(epoch: int) -> Iterator[TrainingBatch]:
         order, done, ahead = orders[epoch], 0, deque[Future[TrainingBatch]]()
-        over = time.monotonic() + _MAX_EPOCH_FACTOR * max(1.0, len(order) / given["rate"])
+        over = time.monotonic() + _MAX_EPOCH_FACTOR * max(1.0, len(order) / spec["rate"])
         for start in range(0, len(order), batch):
             ahead.append(pool.submit(read_batch, order[start : start + batch]))
             if len(ahead) >= workers * PREFETCH or start + batch >= len(order):
@@ -59,9 +59,7 @@ def main() -> None:
         for future in ahead:
             future.cancel()
 
-    train(
-        load, argparse.Namespace(report=Path(given["report"]), epochs=given["epochs"], batches=0, demand=given["rate"])
-    )
+    train(load, argparse.Namespace(report=Path(spec["report"]), epochs=spec["epochs"], batches=0, demand=spec["rate"]))
     publication.close()
     # Do not wait for readers that wait for the origin.
     pool.shutdown(wait=False, cancel_futures=True)

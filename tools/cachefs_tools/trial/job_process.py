@@ -61,7 +61,7 @@ def run_job(
     """Run the job. progress: called with the number of samples of the epoch. Raises CachefsError if the job fails, or
     takes far too long."""
     report = stage.work / "report"
-    given = {
+    parameters = {
         "root": os.fsdecode(stage.root), "paths": [sample.path.hex() for sample in choice.samples], "rate": job.rate,
         "batch": job.batch, "workers": job.workers, "epochs": job.epochs, "report": os.fsdecode(report),
     }  # fmt: skip
@@ -78,7 +78,7 @@ def run_job(
             assert process.stdin is not None
             assert process.stdout is not None
             with process.stdin as pipe:
-                pipe.write(json.dumps(given).encode())
+                pipe.write(json.dumps(parameters).encode())
             for line in process.stdout:
                 progress(int(line))
             status = process.wait()
@@ -93,8 +93,8 @@ def run_job(
 
 def _failure_reason(errors: IO[bytes], status: int, limit: float) -> str:
     errors.seek(0)
-    said = errors.read().decode(errors="replace").strip().splitlines()
-    last = said[-1] if said else "no error output"
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else "no error output"
     return f"has not ended within {limit:.0f} s: {last}" if status < 0 else f"failed: {last}"
 
 

@@ -59,7 +59,7 @@ def main() -> None:
     listing, rounds, *roots = sys.argv[1:]
     with open(listing) as file:
         names = file.read().splitlines()
-    print(json.dumps({way: measure(read, names, int(rounds), roots) for way, read in WAYS.items()}))
+    print(json.dumps({name: measure(read, names, int(rounds), roots) for name, read in WAYS.items()}))
 
 
 if __name__ == "__main__":

@@ -77,22 +77,20 @@ class Trial:
             return job_process.run_job(stage, self.job, self.choice, lambda done: self.step("running the job", done))
         except CachefsError as error:
             errors = self.client.call(STATUS, Empty(), 20.0).errors
-            said = failure_reason(errors, self.detail.dataset.url, began)
-            raise CachefsError(f"{error}; {said}; {SEE_ERRORS}" if said else str(error)) from None
+            reason = failure_reason(errors, self.detail.dataset.url, began)
+            raise CachefsError(f"{error}; {reason}; {SEE_ERRORS}" if reason else str(error)) from None
 
     def _measure_origin(self, daemon: int) -> OriginSpeed:
         """Measure the origin like the daemon would, if its environment is visible."""
         look = origin_bounds(self.job, self.choice.mean_size)
-        question = origins.OriginQuery(
-            self.detail.dataset.name, self.detail.dataset.path, self.detail.options, look=look
-        )
+        query = origins.OriginQuery(self.detail.dataset.name, self.detail.dataset.path, self.detail.options, look=look)
         name = origin_identity(daemon)
-        asked = FactChild(
-            "origins", msgspec.to_builtins(question), origins.OriginFacts, look.seconds + _GRACE, name.variables,
+        child = FactChild(
+            "origins", msgspec.to_builtins(query), origins.OriginFacts, look.seconds + _GRACE, name.variables,
             name.account,
         )  # fmt: skip
         try:
-            facts = asked.wait_for_facts()
+            facts = child.wait_for_facts()
         except NoFacts as error:
             return OriginSpeed(error="NoAnswer", message=str(error))
         return facts.speed if not facts.error else OriginSpeed(error="CachefsError", message=facts.error)

@@ -157,12 +157,12 @@ def _head_lines(view: ShownNode, sheet: DrawingArea) -> Iterator[Text]:
     status, width = view.picture.status, sheet.width
     counts = ((len(status.causes or status.errors), "error", ""), (status.warmups, "warmup", ""),
               (status.in_flight_blocks, "block coming", "blocks coming"))  # fmt: skip
-    said = ", ".join(
+    text = ", ".join(
         [f"cachefsd {status.version}", f"up {format_duration(status.uptime)}"]
         + [format_count(count, noun, plural) for count, noun, plural in counts if count]
     )
     clock = time.strftime("%H:%M:%S", time.localtime(view.picture.unix_time))
-    title = Text.assemble(("cachectl top", "bold"), f"  {said}", end="")
+    title = Text.assemble(("cachectl top", "bold"), f"  {text}", end="")
     title.truncate(max(0, width - len(clock) - 1))
     title.append(" " * (width - title.cell_len - len(clock)) + clock)
     yield title
@@ -194,10 +194,10 @@ def _tier_line(tier: TierStatus, history: RateHistory, reads: int, sheet: Drawin
     return line
 
 
-def _flow_line(label: str, flow: str, said: str, history: RateHistory, sheet: DrawingArea) -> Text:
+def _flow_line(label: str, flow: str, text: str, history: RateHistory, sheet: DrawingArea) -> Text:
     line = Text(f"{label:<{_LABEL}}", end="")
     line.append(sheet.glyphs.draw_curve(history.flows[flow], max(8, sheet.width - _LABEL - 36)), style="cyan")
-    line.append(f" {said}")
+    line.append(f" {text}")
     line.truncate(sheet.width)
     return line
 
@@ -219,9 +219,9 @@ def _list_lines(
     """Return by list its lines, and the visible rows."""
     space = 1 if sheet.height >= _SPACED_HEIGHT else 0
     wanted = [max(1, len(rows[part])) for part in listings]
-    given = divide_lines(room - len(listings) * (1 + space), wanted, list(listings).index(state.list_kind))
+    line_counts = divide_lines(room - len(listings) * (1 + space), wanted, list(listings).index(state.list_kind))
     found = {}
-    for (part, listing), most in zip(listings.items(), given, strict=True):
+    for (part, listing), most in zip(listings.items(), line_counts, strict=True):
         top = state.first_visible_row(part, rows[part], most)
         seen = rows[part][top : top + most]
         lines = [Text(end="")] * space + list(_table(listing, rows[part], top, seen, state, sheet))

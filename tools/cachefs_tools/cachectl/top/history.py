@@ -89,10 +89,10 @@ class RateHistory:
         for name in jobs.keys() & before.keys() if (seconds := picture.when - then) > 0 else ():
             earlier = {one.consumer: one for one in before[name].consumers}
             known = [one for one in jobs[name].consumers if one.consumer in earlier]
-            told = reported_wait_share(before[name], jobs[name])
+            reported = reported_wait_share(before[name], jobs[name])
             stalled = jobs[name].stall_seconds - before[name].stall_seconds
             by_stalls = stalled_share(stalled, seconds, len(jobs[name].consumers))
-            self.waited[name] = by_stalls if told is None else told
+            self.waited[name] = by_stalls if reported is None else reported
             self.samples[name] = sum(sample_progress(earlier[one.consumer], one) for one in known) / seconds
 
 

@@ -29,15 +29,15 @@ BAR_WIDTH: Final = 12
 def divide_lines(room: int, wanted: Sequence[int], first: int) -> list[int]:
     """Return the lines of *room* for each list: equal parts up to what each wants, but up to half for list *first*,
     which has the cursor."""
-    room, given = max(0, room), [0] * len(wanted)
-    given[first] = min(wanted[first], (room + 1) // 2)
-    while sum(given) < room:
-        hungry = [at for at, most in enumerate(wanted) if given[at] < most]
+    room, lines = max(0, room), [0] * len(wanted)
+    lines[first] = min(wanted[first], (room + 1) // 2)
+    while sum(lines) < room:
+        hungry = [at for at, most in enumerate(wanted) if lines[at] < most]
         if not hungry:
             break
-        poorest = min(hungry, key=lambda at: (given[at], at))
-        given[poorest] += 1
-    return given
+        poorest = min(hungry, key=lambda at: (lines[at], at))
+        lines[poorest] += 1
+    return lines
 
 
 def first_visible(cursor: int, count: int, room: int, top: int) -> int:

@@ -107,20 +107,20 @@ class TopApp(App[None]):
         return list(self._frame.datasets) if self._frame is not None else []
 
     def _check_for_picture(self) -> None:
-        answer = self.source.result
-        if answer.number != self._drawn_number:
-            self._drawn_number = answer.number
-            if not answer.problem and answer.picture is not None:
-                self._history.add_picture(answer.picture)
+        result = self.source.result
+        if result.number != self._drawn_number:
+            self._drawn_number = result.number
+            if not result.problem and result.picture is not None:
+                self._history.add_picture(result.picture)
             self.draw_picture()
         elif self._problem() != self._drawn_problem:
             self.draw_picture()
 
     def _problem(self) -> str:
-        answer = self.source.result
-        silent = time.monotonic() - answer.picture.when if answer.picture is not None else 0.0
-        if answer.problem:
-            return answer.problem
+        result = self.source.result
+        silent = time.monotonic() - result.picture.when if result.picture is not None else 0.0
+        if result.problem:
+            return result.problem
         if silent > _SILENT_SECONDS + self.source.interval:
             return f"the daemon has not answered for {format_duration(silent)}"
         return ""
