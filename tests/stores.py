@@ -10,8 +10,9 @@ import pytest
 
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.kinds import open_origin
 from tests.servers.stores import HubServer, StoreServer
 
 SETTINGS = OriginSettings(connect_timeout=20, read_timeout=20)

@@ -13,6 +13,7 @@ from typing import Final
 import configuration_keys
 
 from cachefs.mount.options import option_helps
+from cachefs_daemon.origin.kinds import KINDS
 
 DOCS: Final = Path(__file__).parents[1]
 _PART: Final = re.compile(r"(?<=^<!-- generated: )([][a-z-]+)( -->\n).*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
@@ -28,7 +29,25 @@ def mount_options() -> Iterator[str]:
         yield f"| {spellings} | {one.default} | {one.help}{details} |"
 
 
-PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {"mount-options": mount_options, **configuration_keys.parts()}
+def origins() -> Iterator[str]:
+    """Yield the lines of the table of origins."""
+    yield (
+        "| origin | what names a version | a replaced object is noticed by | checksum of a whole object "
+        "| parts of large files | credentials of the daemon |"
+    )
+    yield "|---|---|---|---|---|---|"
+    for kind in KINDS:
+        scheme = f"{kind.name}(s)" if f"{kind.name}s" in kind.schemes else kind.name
+        yield (
+            f"| `{scheme}://` | {kind.version} | {kind.check} | {kind.checksum} | {kind.parts} | {kind.credentials} |"
+        )
+
+
+PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
+    "mount-options": mount_options,
+    "origins": origins,
+    **configuration_keys.parts(),
+}
 
 
 def with_parts(page: str) -> str:

@@ -27,8 +27,9 @@ from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import FetchCounts, FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetch_processes import FetchProcesses
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.s3 import get as s3_get
 from cachefs_daemon.origin.s3.origin import S3Origin
 from cachefs_daemon.runtime.error_log import ErrorLog

@@ -15,8 +15,9 @@ from botocore.exceptions import NoCredentialsError
 
 from cachefs.errors import OriginAccessDenied
 from cachefs.messages import OriginOptions
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, PreconnectingOrigin, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, PreconnectingOrigin
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.s3 import connection as s3_connection
 from cachefs_daemon.origin.s3 import credentials as s3_credentials
 from cachefs_daemon.origin.s3.connection import shared_connection

@@ -11,8 +11,9 @@ from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, Orig
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin import retry
-from cachefs_daemon.origin.base import ObjectRange, OriginSettings, RangeOrigin, open_origin
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, RangeOrigin
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.kinds import open_origin
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.s3 import S3Server

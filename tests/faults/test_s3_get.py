@@ -18,8 +18,9 @@ import pytest
 from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs_daemon.origin import retry
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.s3 import connection
 from tests.servers import scripted as scripted_server
 from tests.servers.scripted import RESET, Script, ScriptedServer, scripted

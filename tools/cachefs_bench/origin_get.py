@@ -30,8 +30,9 @@ from cachefs_bench.own_process import in_own_process
 from cachefs_bench.raw_client import RawClient
 from cachefs_bench.sample_data import sample_name, write_samples
 from cachefs_bench.scenario import DatasetShape
-from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_tools.child_programs import run_program, wait_until
 
 _CONFIGURATION: Final = """

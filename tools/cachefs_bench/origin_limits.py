@@ -22,8 +22,9 @@ from cachefs_bench.origin_server import BUCKET
 from cachefs_bench.own_process import in_own_process
 from cachefs_bench.scenario import DatasetShape
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.kinds import open_origin
 
 FILES: Final = 256
 # Seconds of a normal request if some are slow; and the deadline of a read.

@@ -16,8 +16,9 @@ import numpy
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot import Entry, Snapshot
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.kinds import open_origin
 
 # Bytes of a read that measures latency: little compared with the cost of a response.
 SMALL_READ: Final = 16 << 10

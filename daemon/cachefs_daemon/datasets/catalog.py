@@ -37,8 +37,9 @@ from cachefs_daemon.datasets.origin_access import OriginAccess
 from cachefs_daemon.datasets.origin_upkeep import OriginUpkeep
 from cachefs_daemon.datasets.records import DatasetRecord, Registry, RemovedRecord, SnapshotRecord
 from cachefs_daemon.datasets.stamps import NO_STAMP, UNSHARED, ChangeStamp, Removals, SharedChanges, is_floor
-from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import Origin, OriginSettings
 from cachefs_daemon.origin.endpoint import with_distinct_names
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.unusable import UnusableOrigin
 from cachefs_daemon.runtime import boot_clock
 from cachefs_daemon.runtime.shielded import shielded

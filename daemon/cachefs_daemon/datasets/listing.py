@@ -24,8 +24,9 @@ from cachefs.messages import ListingPhase, ListingProgress, Message, OriginOptio
 from cachefs.snapshot_builder import SnapshotBuilder
 from cachefs.spill_file import SpillFile
 from cachefs_daemon.datasets.listing_journal import ListingJournal
-from cachefs_daemon.origin.base import Origin, OriginSettings, ResumableOrigin, open_origin
+from cachefs_daemon.origin.base import Origin, OriginSettings, ResumableOrigin
 from cachefs_daemon.origin.key_ranges import ListingCheckpoint
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.request_counters import OWN_COUNTERS, ChildCounterSet
 
 # Seconds after which a silent child is given up. A working child reports twice a second; only a hung disk keeps it

@@ -16,7 +16,8 @@ from cachefs_daemon.metrics.table import OTHER, Metric, outcome_name
 from cachefs_daemon.node import Node
 from cachefs_daemon.origin import request_counters
 from cachefs_daemon.origin.endpoint import ENDPOINT_TOTALS
-from cachefs_daemon.origin.request_counters import KINDS, PURPOSES, RequestOutcome
+from cachefs_daemon.origin.kinds import KIND_NAMES
+from cachefs_daemon.origin.request_counters import PURPOSES, RequestOutcome
 from cachefs_daemon.store.storage import TierUsage
 
 # Counters of mounts, by the tier that answered.
@@ -93,7 +94,7 @@ def _fetch_samples(node: Node) -> Iterator[MetricSample]:
 def _origin_samples(_: Node) -> Iterator[MetricSample]:
     book = request_counters.total_counters()
     detours = 0
-    for kind in KINDS:
+    for kind in KIND_NAMES:
         for purpose in PURPOSES:
             one, labels = book.counters_of(kind, purpose), (kind, purpose)
             detours += one.fallback_reads

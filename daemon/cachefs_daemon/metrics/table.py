@@ -8,7 +8,8 @@ from typing import Final
 from cachefs.block import TIER_NAMES
 from cachefs_daemon.fetch.fetch_parts import SOURCES, FetchResult
 from cachefs_daemon.jobs.states import JobState
-from cachefs_daemon.origin.request_counters import KINDS, PURPOSES, RequestOutcome
+from cachefs_daemon.origin.kinds import KIND_NAMES
+from cachefs_daemon.origin.request_counters import PURPOSES, RequestOutcome
 
 PREFIX: Final = "cachefs_"
 # Stands for all datasets that are not among the busiest. No dataset can have this name.
@@ -73,7 +74,7 @@ OPERATION: Final = MetricLabel("operation", OPERATIONS)
 WAITED_FOR: Final = MetricLabel("waited_for", ("origin", "peer", "ssd", "daemon", "other"))
 SOURCE: Final = MetricLabel("source", SOURCES)
 FETCH_OUTCOME: Final = MetricLabel("outcome", tuple(FetchResult))
-ORIGIN_KIND: Final = MetricLabel("kind", KINDS)
+ORIGIN_KIND: Final = MetricLabel("kind", KIND_NAMES)
 PURPOSE: Final = MetricLabel("purpose", PURPOSES)
 OUTCOME: Final = MetricLabel("outcome", tuple(outcome_name(one) for one in RequestOutcome))
 DATASET: Final = MetricLabel("dataset", value_description=f"the `metrics.datasets` busiest, and `{OTHER}`")

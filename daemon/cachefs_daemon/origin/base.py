@@ -1,16 +1,10 @@
-"""The interface of origins, and the function that opens one for a URL.
-
-A new kind of origin needs a class that follows `Origin`, in its own module; a function here that opens it; and that
-function's entry in _KINDS, by the scheme of its URLs. Settings of a kind are fields of cachefs.messages.OriginOptions
-and options of `cachectl dataset add`.
-"""
+"""The interface of origins."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-from cachefs.errors import ConfigError, NotFound, has_secrets
-from cachefs.messages import OriginOptions
+from cachefs.errors import ConfigError, NotFound
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
@@ -169,62 +163,3 @@ class PreconnectingOrigin(Protocol):
 
     async def preconnect(self) -> None:
         """Open what the first read would wait for. Raises what a read raises, and transient errors, without a retry."""
-
-
-def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.file.origin import FileOrigin
-
-    return FileOrigin(url, options, settings)
-
-
-def _s3(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.s3.origin import S3Origin  # aiobotocore takes 0.5 s to import
-
-    return S3Origin(url, options, settings)
-
-
-def _gs(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.web.gs import GoogleStore
-    from cachefs_daemon.origin.web.origin import WebOrigin
-
-    return WebOrigin(GoogleStore(url, options), settings)
-
-
-def _az(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.web.az import AzureStore
-    from cachefs_daemon.origin.web.origin import WebOrigin
-
-    return WebOrigin(AzureStore(url, options), settings)
-
-
-def _http(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.web.http_index import IndexedStore
-    from cachefs_daemon.origin.web.origin import WebOrigin
-
-    return WebOrigin(IndexedStore(url, settings), settings)
-
-
-def _hf(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    from cachefs_daemon.origin.web.hf import HubStore
-    from cachefs_daemon.origin.web.origin import WebOrigin
-
-    return WebOrigin(HubStore(url, options), settings)
-
-
-_KINDS = {"file": _file, "s3": _s3, "gs": _gs, "az": _az, "http": _http, "https": _http, "hf": _hf}
-
-
-def open_origin(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    """Return the origin that *url* names, without connecting. Raises ConfigError."""
-    if has_secrets(url):
-        raise ConfigError(
-            "the URL must have no user, password or signature in it, since every user of this node can see it; set "
-            "credentials for the daemon (docs/user-guide.md, Origins)"
-        )
-    kind = _KINDS.get(url.partition("://")[0])
-    if kind is None:
-        *known, last = (f"{scheme}://" for scheme in _KINDS)
-        raise ConfigError(
-            f"URL {url!r} does not start with {', '.join(known)} or {last}, as in s3://bucket/prefix or file:///directory"
-        )
-    return kind(url, options, settings)

@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from enum import IntEnum
 from typing import Final
 
-# Kinds of origins; and the purposes of requests: to read objects, or to list them.
-KINDS: Final = ("file", "s3", "gs", "az", "http", "hf")
+from cachefs_daemon.origin.kinds import KIND_NAMES
+
+# The purposes of requests: to read objects, or to list them.
 PURPOSES: Final = ("read", "list")
 
 
@@ -48,8 +49,8 @@ _DROPPED: Final = 8
 _WRONG: Final = 9
 _FALLBACKS: Final = 10
 _CELLS: Final = 11
-_BYTES: Final = 8 * _CELLS * len(KINDS) * len(PURPOSES)
-_KIND_INDEX: Final = {kind: number for number, kind in enumerate(KINDS)}
+_BYTES: Final = 8 * _CELLS * len(KIND_NAMES) * len(PURPOSES)
+_KIND_INDEX: Final = {kind: number for number, kind in enumerate(KIND_NAMES)}
 
 
 class RequestCounters:
@@ -200,12 +201,12 @@ class CounterSet:
         self.cells: memoryview = memoryview(bytearray(_BYTES)).cast("q")
 
     def counters_of(self, kind: str, purpose: str = "read") -> RequestCounters:
-        """Return the counters of one kind and purpose. kind, purpose: of KINDS, PURPOSES."""
+        """Return the counters of one kind and purpose. kind, purpose: of KIND_NAMES, PURPOSES."""
         return RequestCounters(self, (_KIND_INDEX[kind] * len(PURPOSES) + PURPOSES.index(purpose)) * _CELLS)
 
     def counters_for(self, purpose: str) -> list[RequestCounters]:
         """Return the counters of all kinds for one purpose."""
-        return [self.counters_of(kind, purpose) for kind in KINDS]
+        return [self.counters_of(kind, purpose) for kind in KIND_NAMES]
 
     def use_shared_memory(self, descriptor: int) -> None:
         """Count in the memory behind *descriptor*, which another process shares. Raises OSError."""
@@ -240,7 +241,7 @@ class ChildCounterSet(CounterSet):
         if used is not None:
             reads = self.counters_of("s3")
             reads.count_dropped_bytes(reads.received - reads.dropped - used)
-        for kind in KINDS:
+        for kind in KIND_NAMES:
             for purpose in PURPOSES:
                 ledger = self.counters_of(kind, purpose)
                 for _ in range(ledger.in_flight):

@@ -10,8 +10,9 @@ from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, O
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_bench.lab.ports import free_port
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.s3 import listing as s3_listing
 from cachefs_daemon.origin.s3 import origin as s3
 from cachefs_daemon.origin.s3.origin import S3Origin

@@ -7,7 +7,8 @@ import pytest
 
 from cachefs.errors import CachefsError, OriginUnavailable, public_url, remove_secrets
 from cachefs.messages import OriginOptions
-from cachefs_daemon.origin.base import OriginSettings, open_origin
+from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.runtime import logs
 
 SIGNED = "https://u:hunter2@host/a.bin?part=1&X-Amz-Signature=hunter2&X-Amz-Credential=AK%2Fhunter2"

@@ -39,6 +39,7 @@ from cachefs.rpc import (
     STATUS,
 )
 from cachefs.sizes import parse_duration, parse_size
+from cachefs_daemon.origin.kinds import KINDS
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, to_json_types, with_session
 from cachefs_tools.cachectl.content import parse_fraction
@@ -96,7 +97,12 @@ def dataset() -> None:
     """Add, show, refresh, limit and remove datasets."""
 
 
-@dataset.command()
+_URL_LINES = "\n".join(f"{kind.url:<37} {kind.store}" for kind in KINDS)
+
+
+@dataset.command(
+    help=f"List URL as the dataset NAME.\n\n\b\n{_URL_LINES}\n\nCredentials come from the daemon's environment."
+)
 @click.argument("name")
 @click.argument("url")
 @click.option(
@@ -126,18 +132,7 @@ def dataset() -> None:
 @click.option("-n", "--dry-run", is_flag=True, help="Only list, and print what the dataset would contain.")
 @with_session
 def add(session: CommandSession, name: str, url: str, dry_run: bool, **origin: Any) -> None:
-    """List URL as the dataset NAME.
-
-    \b
-    s3://bucket/prefix                    S3, also of other makers
-    gs://bucket/prefix                    Google Cloud Storage
-    az://container/prefix                 Azure Blob Storage
-    https://host/path/                    files of a web server, with an index
-    hf://datasets/owner/name[@revision]   Hugging Face hub
-    file:///dir                           files, such as a network file system
-
-    Credentials come from the daemon's environment.
-    """
+    """List URL as the dataset NAME."""
     request = DatasetAddRequest(name=name, url=url, options=OriginOptions(**origin))
     if dry_run:
         last = show_listing(session, session.stream(DATASET_TRY, request))

@@ -21,7 +21,7 @@ from cachefs.errors import ConfigError, NotFound, OriginAccessDenied
 from cachefs.extras import install_command
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, ReportProblem, missing_proof, not_a_directory_error
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, ReportProblem, missing_proof, not_a_directory_error
 from cachefs_daemon.origin.refusals import (
     BUSY,
     CHANGED,
@@ -35,7 +35,7 @@ from cachefs_daemon.origin.refusals import (
 from cachefs_daemon.origin.web.bearer import BearerTokens, Token
 from cachefs_daemon.origin.web.client import BrokenWebResponse, Headers, WebRequest, WebResponse, checked_endpoint
 from cachefs_daemon.origin.web.gs import parse_md5
-from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, range_header
+from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, WebOrigin, range_header
 
 _SCOPE: Final = "https://storage.azure.com/.default"
 _REFUSED: Final = ErrorMeaning(
@@ -316,6 +316,11 @@ class AzureStore:
         if marker:
             query["marker"] = marker
         return await self._credentials.make_request(f"/{quote(self._container)}", query, _VERSION)
+
+
+def open_azure_origin(url: str, options: OriginOptions, settings: OriginSettings) -> WebOrigin:
+    """Return the origin of a container of Azure Blob Storage. Raises ConfigError."""
+    return WebOrigin(AzureStore(url, options), settings)
 
 
 def _parse_blob(blob: ET.Element, prefix: str) -> ListedObject:

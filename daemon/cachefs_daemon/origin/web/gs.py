@@ -21,7 +21,7 @@ from cachefs.errors import ConfigError, NotFound, OriginAccessDenied, OriginUnav
 from cachefs.extras import install_command
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, ReportProblem, not_a_directory_error
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, ReportProblem, not_a_directory_error
 from cachefs_daemon.origin.refusals import (
     BUSY,
     CHANGED,
@@ -34,7 +34,7 @@ from cachefs_daemon.origin.refusals import (
 )
 from cachefs_daemon.origin.web.bearer import BearerTokens, Token
 from cachefs_daemon.origin.web.client import BrokenWebResponse, WebRequest, WebResponse, checked_endpoint
-from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, range_header
+from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, WebOrigin, range_header
 
 _REFUSED: Final = ErrorMeaning(
     OriginAccessDenied,
@@ -256,6 +256,11 @@ class GoogleStore:
         if token:
             query["pageToken"] = token
         return WebRequest(f"{self._objects}?{urlencode(query)}", secrets=await self._secrets())
+
+
+def open_google_origin(url: str, options: OriginOptions, settings: OriginSettings) -> WebOrigin:
+    """Return the origin of a bucket of Google Cloud Storage. Raises ConfigError."""
+    return WebOrigin(GoogleStore(url, options), settings)
 
 
 def parse_md5(text: str) -> Checksum | None:

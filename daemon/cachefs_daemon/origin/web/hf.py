@@ -22,11 +22,11 @@ from cachefs.errors import ConfigError, NotFound, OriginAccessDenied
 from cachefs.messages import OriginOptions
 from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, ReportProblem
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, ReportProblem
 from cachefs_daemon.origin.refusals import GONE, THROTTLED, ErrorMeaning, ErrorMeanings, ErrorTable
 from cachefs_daemon.origin.web.bearer import BearerTokens, Token
 from cachefs_daemon.origin.web.client import BrokenWebResponse, Headers, WebRequest, WebResponse, checked_endpoint
-from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, range_header
+from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, WebOrigin, range_header
 
 # The hub does not tell whether a private repository exists.
 _REFUSED: Final = ErrorMeaning(
@@ -189,6 +189,11 @@ class HubStore:
             report(key, f"is a {item.type} without a hash of its content")
             return None
         return ListedObject(key, item.lfs.size if item.lfs else item.size, mtime_ns, f"{kind}:{oid}\0{commit}".encode())
+
+
+def open_hub_origin(url: str, options: OriginOptions, settings: OriginSettings) -> WebOrigin:
+    """Return the origin of a dataset of the hub. Raises ConfigError."""
+    return WebOrigin(HubStore(url, options), settings)
 
 
 def _decode_listing(body: bytes, kind: type[Result]) -> Result:

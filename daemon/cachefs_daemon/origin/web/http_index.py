@@ -17,12 +17,13 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from cachefs.errors import ConfigError, NotFound
+from cachefs.messages import OriginOptions
 from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, ReportProblem
 from cachefs_daemon.origin.refusals import ErrorMeaning, ErrorTable
 from cachefs_daemon.origin.web.client import WebRequest, WebResponse, is_plain, listing_too_long_error, percent_encode
-from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, range_header
+from cachefs_daemon.origin.web.origin import Checksum, PageFetcher, WebOrigin, range_header
 
 _INDEX: Final = "index.jsonl"
 _INDEXES: Final = (".jsonl", ".jsonl.gz")
@@ -161,6 +162,11 @@ class IndexedStore:
         if not _unquoted(line.etag) and line.size > self._settings.block_size:
             return _TOO_LARGE
         return None
+
+
+def open_indexed_origin(url: str, _: OriginOptions, settings: OriginSettings) -> WebOrigin:
+    """Return the origin of files of a web server. Raises ConfigError."""
+    return WebOrigin(IndexedStore(url, settings), settings)
 
 
 _TOO_LARGE: Final = (

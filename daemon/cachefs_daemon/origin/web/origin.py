@@ -28,6 +28,7 @@ from cachefs_daemon.origin.base import (
 )
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.kinds import kind_of
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.refusals import ErrorMeaning, ErrorTable
 from cachefs_daemon.origin.request_counters import OWN_COUNTERS
@@ -142,7 +143,7 @@ class WebOrigin:
         self.fallback_reads = 0
         self._store = store
         self._settings = settings
-        kind = store.url.partition("://")[0].replace("https", "http")
+        kind = kind_of(store.url).name
         self._read_counters = OWN_COUNTERS.counters_of(kind)
         self._client = WebClient(settings, OWN_COUNTERS.counters_of(kind, "list"))
         self.endpoint = _endpoint(store.server, settings.max_connections)

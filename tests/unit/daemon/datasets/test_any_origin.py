@@ -7,15 +7,9 @@ import pytest
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied
 from cachefs.messages import OriginOptions
 from cachefs_daemon.datasets.any_origin import AnyOrigin, combine_origins
-from cachefs_daemon.origin.base import (
-    ObjectRange,
-    Origin,
-    OriginSettings,
-    PreconnectingOrigin,
-    RangeOrigin,
-    open_origin,
-)
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, PreconnectingOrigin, RangeOrigin
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.s3.prepared_get import PreparedGetOrigin
 from tests import virtual_time
 

@@ -20,7 +20,8 @@ from cachefs_daemon.datasets.origin_access import (
     is_same_version,
     kept_name_prefix,
 )
-from cachefs_daemon.origin.base import OriginSettings, open_origin
+from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.origin.kinds import open_origin
 from tests import virtual_time
 
 

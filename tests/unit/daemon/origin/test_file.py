@@ -10,9 +10,10 @@ import pytest
 from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings
 from cachefs_daemon.origin.deadline import Deadline
 from cachefs_daemon.origin.file import origin as file_version
+from cachefs_daemon.origin.kinds import open_origin
 from tests.waiting import until_async
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
-from cachefs_daemon.origin.base import Origin, open_origin
+from cachefs_daemon.origin.base import Origin
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.web import bearer
 from tests import virtual_time
 from tests.servers import faulty

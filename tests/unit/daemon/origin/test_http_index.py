@@ -12,7 +12,8 @@ import pytest
 from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.web import origin as web
 from tests import virtual_time
 from tests.servers import faulty

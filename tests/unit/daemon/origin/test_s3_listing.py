@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from cachefs.errors import ConfigError, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import OriginSettings, open_origin
+from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.key_ranges import EVERYTHING, KeyRange, ListingCheckpoint, RangeCut
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.s3 import listing as s3_listing
 from cachefs_daemon.origin.s3.listing import list_bucket
 from cachefs_daemon.origin.s3.page import ListingPage

@@ -7,8 +7,9 @@ import pytest
 from cachefs.errors import ConfigError, NotFound
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import OriginSettings, open_origin
+from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.key_ranges import KeyRange, ListingCheckpoint
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.s3.origin import S3Origin
 from cachefs_daemon.origin.s3.page import ListingPage
 from tests import virtual_time

@@ -19,7 +19,8 @@ from cachefs.errors import (
 from cachefs.extras import install_command
 from cachefs.messages import OriginOptions
 from cachefs_bench.lab.ports import free_port
-from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin
+from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.refusals import Refusal
 from cachefs_daemon.origin.web import client as web_client
 from cachefs_daemon.origin.web import origin as web
