@@ -70,6 +70,9 @@ def _account(rclone: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_get, "_PREPARED_SECONDS", 1e6)
     monkeypatch.setattr(fetch_processes, "_TICK_SECONDS", 0.02)
     monkeypatch.setattr(fetch_processes, "_MIN_RESTART_PAUSE", 0.0)
+    # On a busy machine a process may get no processor for seconds. Tests of a silent one set shorter times.
+    monkeypatch.setattr(fetch_processes, "_SILENT_SECONDS", 60.0)
+    monkeypatch.setattr(fetch_processes, "_STORE_SECONDS", 60.0)
 
 
 class Bench:
