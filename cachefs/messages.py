@@ -5,7 +5,7 @@ newer and an older side understand each other, if every new field has a default.
 """
 
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -452,21 +452,57 @@ class Status(Message, frozen=True):
 
 
 class OriginOptions(Message, frozen=True):
-    """Options for an origin beside the daemon's defaults. Credentials come from the daemon's environment."""
+    """Options for an origin beside the daemon's defaults. Credentials come from the daemon's environment.
 
-    endpoint_url: str | None = None
-    # Account of Azure storage.
-    account: str | None = None
-    region: str | None = None
-    addressing_style: str | None = None
-    profile: str | None = None
-    anonymous: bool = False
-    # Tell versions of files apart by size and mtime only, not by ctime and inode.
-    mtime_only: bool = False
-    # Declare in each request that the sender pays for it (S3).
-    requester_pays: bool = False
-    # Project that pays for requests (Google).
-    user_project: str | None = None
+    A field is an option of `cachectl dataset add` and `set`, with its description as help. `metavar` stands for the
+    value in the help; `choices` are all values.
+    """
+
+    endpoint_url: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="URL of the server, where it is not AWS, Google's, Azure's or the hub.",
+            extra={"metavar": "URL"},
+        ),
+    ] = None
+    account: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="Storage account of az://.  [default: the daemon's AZURE_STORAGE_ACCOUNT]",
+            extra={"metavar": "NAME"},
+        ),
+    ] = None
+    region: Annotated[str | None, msgspec.Meta(description="Region of the bucket (S3).", extra={"metavar": "NAME"})] = (
+        None
+    )
+    addressing_style: Annotated[
+        str | None,
+        msgspec.Meta(description="How URLs name the bucket (S3).", extra={"choices": ("auto", "path", "virtual")}),
+    ] = None
+    profile: Annotated[
+        str | None,
+        msgspec.Meta(description="Profile in the AWS configuration of the daemon.", extra={"metavar": "NAME"}),
+    ] = None
+    anonymous: Annotated[
+        bool, msgspec.Meta(description="Send no credentials. Public buckets and datasets need none.")
+    ] = False
+    mtime_only: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Tell versions of files apart by size and mtime only, not by ctime and inode. For file servers "
+            "of a farm that show different ctimes or inodes, and for trees whose modes and owners change."
+        ),
+    ] = False
+    requester_pays: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Send the header of requester-pays buckets with each request: the daemon's account pays (S3)."
+        ),
+    ] = False
+    user_project: Annotated[
+        str | None,
+        msgspec.Meta(description="Google project that pays for requests (gs://).", extra={"metavar": "PROJECT"}),
+    ] = None
 
 
 class DatasetAddRequest(Message, frozen=True):

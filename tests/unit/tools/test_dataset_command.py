@@ -1,11 +1,13 @@
 """What cachectl says of how a dataset is reached."""
 
 import click
+import msgspec
 import pytest
 
-from cachefs.messages import DatasetDetail, DatasetSetResult, DatasetView, OriginOptions, UnusableKey
+from cachefs.messages import DatasetDetail, DatasetSetResult, DatasetView, OriginChange, OriginOptions, UnusableKey
 from cachefs_tools.cachectl.dataset import (
     TierQuota,
+    dataset,
     describe,
     describe_set,
     limits_text,
@@ -13,6 +15,13 @@ from cachefs_tools.cachectl.dataset import (
     parse_quota,
     shown_url,
 )
+
+
+def test_every_option_of_an_origin_can_be_given_and_changed() -> None:
+    fields = {one.name for one in msgspec.structs.fields(OriginOptions)}
+    assert {one.name for one in msgspec.structs.fields(OriginChange)} == fields
+    for command in ("add", "set"):
+        assert fields <= {one.name for one in dataset.commands[command].params}
 
 
 def test_options_are_shown_but_for_defaults() -> None:

@@ -1,10 +1,10 @@
 """cachectl dataset: names listings of origins, and shows and limits their use of the node."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -47,6 +47,8 @@ from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.progress import show_listing
 from cachefs_tools.cachectl.usage import CommandGroup
 from cachefs_tools.escaped_names import escape_name
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 SHOWN_PROBLEMS = 10
 # The phase of a finished listing in its document. The daemon's last message has the phase in which it finished.
@@ -97,6 +99,32 @@ def dataset() -> None:
     """Add, show, refresh, limit and remove datasets."""
 
 
+def _origin_options(*, for_change: bool) -> Callable[[_F], _F]:
+    """Return the decorator that gives a command an option for each field of OriginOptions.
+
+    for_change: an option may be left out; then its value is None. The value none, or --no-OPTION, removes it.
+    """
+
+    def decorate(command: _F) -> _F:
+        for field in reversed(msgspec.structs.fields(OriginOptions)):
+            command = _origin_option(field, for_change=for_change)(command)
+        return command
+
+    return decorate
+
+
+def _origin_option(field: msgspec.structs.FieldInfo, *, for_change: bool) -> Callable[[_F], _F]:
+    meta: msgspec.Meta = field.type.__metadata__[0]
+    extra, flag = meta.extra or {}, f"--{field.name.replace('_', '-')}"
+    if field.default is not False:
+        values = (*extra["choices"], *["none"] * for_change) if "choices" in extra else None
+        kind = click.Choice(values) if values is not None else None
+        return click.option(flag, type=kind, metavar=extra.get("metavar"), help=meta.description)
+    if for_change:
+        return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=meta.description)
+    return click.option(flag, is_flag=True, help=meta.description)
+
+
 _URL_LINES = "\n".join(f"{kind.url:<37} {kind.store}" for kind in KINDS)
 
 
@@ -105,30 +133,7 @@ _URL_LINES = "\n".join(f"{kind.url:<37} {kind.store}" for kind in KINDS)
 )
 @click.argument("name")
 @click.argument("url")
-@click.option(
-    "--endpoint-url", metavar="URL", help="URL of the server, where it is not AWS, Google's, Azure's or the hub."
-)
-@click.option(
-    "--account", metavar="NAME", help="Storage account of az://.  [default: the daemon's AZURE_STORAGE_ACCOUNT]"
-)
-@click.option("--region", metavar="NAME", help="Region of the bucket (S3).")
-@click.option(
-    "--addressing-style", type=click.Choice(["auto", "path", "virtual"]), help="How URLs name the bucket (S3)."
-)
-@click.option("--profile", metavar="NAME", help="Profile in the AWS configuration of the daemon.")
-@click.option("--anonymous", is_flag=True, help="Send no credentials. Public buckets and datasets need none.")
-@click.option(
-    "--mtime-only",
-    is_flag=True,
-    help="Tell versions of files apart by size and mtime only, not by ctime and inode. "
-    "For file servers of a farm that show different ctimes or inodes, and for trees whose modes and owners change.",
-)
-@click.option(
-    "--requester-pays",
-    is_flag=True,
-    help="Send the header of requester-pays buckets with each request: the daemon's AWS account pays (S3).",
-)
-@click.option("--user-project", metavar="PROJECT", help="Google project that pays for requests (gs://).")
+@_origin_options(for_change=False)
 @click.option("-n", "--dry-run", is_flag=True, help="Only list, and print what the dataset would contain.")
 @with_session
 def add(session: CommandSession, name: str, url: str, dry_run: bool, **origin: Any) -> None:
@@ -153,15 +158,7 @@ def describe_dry_run(last: ListingProgress) -> list[str]:
 
 @dataset.command(name="set")
 @click.argument("name", shell_complete=completion.datasets)
-@click.option("--endpoint-url", metavar="URL", help="URL of the server.")
-@click.option("--account", metavar="NAME", help="Storage account of az://.")
-@click.option("--region", metavar="NAME", help="Region of the bucket (S3).")
-@click.option("--addressing-style", type=click.Choice(["auto", "path", "virtual", "none"]), help="As of `add` (S3).")
-@click.option("--profile", metavar="NAME", help="Profile in the AWS configuration of the daemon.")
-@click.option("--anonymous/--no-anonymous", default=None, help="Whether to send no credentials.")
-@click.option("--mtime-only/--no-mtime-only", default=None, help="As of `add`; it takes effect with the next refresh.")
-@click.option("--requester-pays/--no-requester-pays", default=None, help="As of `add` (S3).")
-@click.option("--user-project", metavar="PROJECT", help="As of `add` (gs://).")
+@_origin_options(for_change=True)
 @click.option("--share", "room", metavar="SHARE", callback=parse_quota, help="As of `limit`.")
 @click.option("--ttl", metavar="TIME", callback=parse_ttl, help="As of `limit`.")
 @click.option("--unchecked", is_flag=True, help="Do not look first whether the objects are there.")
@@ -172,7 +169,8 @@ def set_(  # one for each group of options
     """Change how a dataset is reached, and its limits.
 
     An omitted option keeps its value; the value none removes it. Cached blocks stay, mounts continue, and waiting reads
-    go to the new endpoint. The objects must be the same: some are checked first. Use `add` for others.
+    go to the new endpoint. The objects must be the same: some are checked first. Use `add` for others. --mtime-only
+    takes effect with the next refresh.
     """
     changes: dict[str, Any] = {
         key: None if value == "none" else value for key, value in origin.items() if value is not None
