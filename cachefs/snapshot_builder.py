@@ -222,7 +222,7 @@ class SnapshotBuilder:
                 snapshot_id = self._write_tables(temporary, entries, progress)
                 _append_footer(temporary)
                 path = directory / f"{snapshot_id}{SUFFIX}"
-                if not _is_whole(path):
+                if not _is_complete(path):
                     temporary.rename(path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -337,7 +337,7 @@ def _sealed_problems(problems: set[tuple[bytes, str]]) -> list[tuple[bytes, byte
     ]
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     try:
         verify(path)
     except (CachefsError, OSError):

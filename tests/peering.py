@@ -65,7 +65,7 @@ class KnownMembership:
     async def refresh(self) -> None:
         self.refreshed += 1
 
-    def note_answer(self, node_id: str, incarnation: str = "") -> None:
+    def note_response(self, node_id: str, incarnation: str = "") -> None:
         self.heard_of[node_id] = incarnation
 
     def note_silence(self, node_id: str) -> None:

@@ -43,7 +43,7 @@ class ToldMembership:
     def add_listener(self, callback: Listener) -> None:
         self.callbacks.append(callback)
 
-    def note_answer(self, node_id: str, incarnation: str = "") -> None:
+    def note_response(self, node_id: str, incarnation: str = "") -> None:
         self.heard_of.append(node_id)
 
     def note_silence(self, node_id: str) -> None:

@@ -102,7 +102,7 @@ class LoaderWatch:
         self._skipped = 0  # samples of the epoch before the point where it was resumed here
         self._drawn = 0  # samples
         # Whether the rest of the sampler's list may be read. One failure in an epoch is enough.
-        self._can_read_rest = True
+        self._can_read_remaining = True
         # Number of drawn samples at which the list is read further, of which only the beginning was read.
         self._read_further_at = inf
         self._unpublished: list[int] | None = []  # samples drawn and not published; None where they are no numbers
@@ -144,7 +144,7 @@ class LoaderWatch:
         """Begin an epoch, before the first call of the sampler's *iterator*. dataset: of torch's iterator."""
         self._epochs_begun += 1
         self._skipped = count_skipped(iterator)
-        self._can_read_rest, self._read_further_at = True, inf
+        self._can_read_remaining, self._read_further_at = True, inf
         self._drawn, self._unpublished, self._expected = self._skipped, [], None
         self._parts.clear()
         self._prediction.begin_epoch()
@@ -171,12 +171,12 @@ class LoaderWatch:
 
     def _remaining_samples(self, iterator: Any) -> SampleOrder | None:
         """Return the remaining samples that the sampler's *iterator* holds, or the beginning of them."""
-        if not self._can_read_rest:
+        if not self._can_read_remaining:
             return None
         try:
             remaining = read_iterator(iterator)
         except UnreadableItems:
-            self._can_read_rest = False
+            self._can_read_remaining = False
             return None
         if remaining is None:
             self._read_further_at = inf

@@ -172,7 +172,7 @@ def mount_in_background(spec: str, directory: Path, options: MountOptions, claim
     os.setsid()
     os.chdir("/")
 
-    def tell(word: str) -> None:
+    def send_result(word: str) -> None:
         nonlocal writer
         if writer >= 0:
             os.write(writer, word.encode()[: select.PIPE_BUF])
@@ -182,7 +182,7 @@ def mount_in_background(spec: str, directory: Path, options: MountOptions, claim
     def ready() -> None:
         kernel.check_mounted(directory)
         kernel.release_claim(claim)
-        tell(READY)
+        send_result(READY)
 
     try:
         # libfuse itself may print until it has mounted, so the terminal stays until then.
@@ -190,11 +190,11 @@ def mount_in_background(spec: str, directory: Path, options: MountOptions, claim
         return 0
     except CachefsError as error:
         logging.error("%s", error)
-        tell(str(error))
+        send_result(str(error))
         return FAILURE_STATUS
     except Exception as error:
         logging.exception("the mount on %s failed", directory)
-        tell(f"{type(error).__name__}: {error}")
+        send_result(f"{type(error).__name__}: {error}")
         return FAILURE_STATUS
 
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 UNMOUNT_SECONDS: Final = 10
 # A mount that has not answered within this time counts as hanging.
-ANSWER_SECONDS: Final = 5
+RESPONSE_SECONDS: Final = 5
 # Parts of the messages of umount and fusermount3 for lack of rights. fusermount3 sees only mounts of the calling user.
 _NOT_ALLOWED: Final = ("must be superuser", "ermission denied", "not permitted", "not found in /etc/mtab")
 _MNT_FORCE: Final = 1
@@ -162,7 +162,7 @@ def is_stuck(directory: Path) -> bool:
     probe = "import contextlib, os, sys\nwith contextlib.suppress(OSError): os.statvfs(sys.argv[1])"
     child = subprocess.Popen([sys.executable, "-SIc", probe, directory], start_new_session=True)
     try:
-        child.wait(ANSWER_SECONDS)
+        child.wait(RESPONSE_SECONDS)
     except subprocess.TimeoutExpired:
         child.kill()
         return True

@@ -63,7 +63,7 @@ def reading_thread(library: ctypes.CDLL) -> Callable[[], int]:
     return functools.partial(getattr, ctypes.c_int.in_dll(library, "cachefs_reading_thread"), "value")
 
 
-def answered_ioctls(library: ctypes.CDLL) -> int:
+def handled_ioctls(library: ctypes.CDLL) -> int:
     """Return how many ioctls this process has answered in C."""
     answered: int = library.cachefs_ioctls()
     return answered

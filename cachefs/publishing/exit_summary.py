@@ -186,7 +186,7 @@ def percent(part: float, total: float) -> str:
 def print_cause(error: BaseException) -> None:
     """Print why the read failed that ends the program, where the daemon knows. error: the program's last exception."""
     number, path = find_failed_read(error)
-    key, _, line = (_ask_cause(number, path) if number else "").partition("\n")
+    key, _, line = (_request_cause(number, path) if number else "").partition("\n")
     if line:
         _printed_keys.append(key)
         run_record.is_first_to_print(key)  # the helper, which may have said it before the traceback, does not repeat it
@@ -216,7 +216,7 @@ def _path_in(text: str) -> str:
     return found[-1] if found else ""
 
 
-def _ask_cause(number: int, path: str) -> str:
+def _request_cause(number: int, path: str) -> str:
     """Return what the daemon knows of a read that failed with errno *number*; "" where it knows nothing, or does not
     answer in time. A process that is no child of the job asks, since it has the needed packages.
 

@@ -85,11 +85,11 @@ def main(directory: str, owner: int, descriptors: tuple[int, int, int], job: str
         client = DaemonClient(socket_path())
         job_stderr = JobStderr(owner, alive, _parse_identity(stderr))
 
-        def say_now(line: str) -> None:
+        def print_now(line: str) -> None:
             if not job_stderr.write_line(f"cachefs: {line}"):
                 shared.append_log(line)
 
-        troubles = TroublePrinter(say_now)
+        troubles = TroublePrinter(print_now)
         reporter = ConsumerReporter(DaemonTransport(client), job, owner, shared.append_log, troubles)
         cold = JobColdReads(client, pid_namespace())
         figures = RunFigures(client, reporter, owner, job, troubles)

@@ -32,9 +32,9 @@ from cachefs.trouble_texts import (
 TIMEOUT: Final = 2.0
 RECENT_SECONDS: Final = 120.0
 # A failure of the last JUST_NOW_SECONDS is the program's. Without one, the daemon, which looks for troubles
-# once a second, is asked again for ASK_SECONDS.
+# once a second, is asked again for REQUEST_SECONDS.
 JUST_NOW_SECONDS: Final = 1.5
-ASK_SECONDS: Final = 2.0
+REQUEST_SECONDS: Final = 2.0
 _PAUSE: Final = 0.2
 
 
@@ -60,7 +60,7 @@ def explain_failure(number: int, job: str) -> str:
                 of_node if view is None else filter_by_snapshots(of_node, view.snapshot.split(",")), number
             )
         now = clock.since_1970()
-        if (found is not None and found.last >= began - JUST_NOW_SECONDS) or now > began + ASK_SECONDS:
+        if (found is not None and found.last >= began - JUST_NOW_SECONDS) or now > began + REQUEST_SECONDS:
             break
         select.select((), (), (), _PAUSE)
     if found is None:

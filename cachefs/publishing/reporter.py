@@ -53,7 +53,7 @@ class ConsumerReporter:
         self._full_name = job  # name of the job in the daemon, see cachefs_daemon.jobs.owners
         self._failures = 0  # successive failures to reach the daemon
         self._retry_at = 0.0  # when to try again (monotonic seconds)
-        self._has_answered = False
+        self._has_responded = False
         self._away_since: float | None = None  # when the daemon first failed to answer (monotonic seconds)
         # By consumer: the epoch in which the daemon rejected an order of an epoch too far ahead.
         self._too_far: dict[str, int] = {}
@@ -94,7 +94,7 @@ class ConsumerReporter:
                 is_well = not (moved or self._troubles.has_lasting_trouble)
                 consumer.pause = 2 * consumer.pause if is_well else FIRST_CHECK_SECONDS
                 consumer.reported_at, consumer.last_report = now, report
-            self._failures, self._has_answered, self._away_since = 0, True, None
+            self._failures, self._has_responded, self._away_since = 0, True, None
         except DaemonUnavailable as error:
             self._handle_unavailable(error, now)
             consumer.published = False
@@ -133,12 +133,12 @@ class ConsumerReporter:
     def _handle_unavailable(self, error: DaemonUnavailable, now: float) -> None:
         if self._away_since is None:
             self._away_since = now
-        if not self._has_answered or now >= self._away_since + AWAY_SECONDS:
+        if not self._has_responded or now >= self._away_since + AWAY_SECONDS:
             self.print_problem(str(error), _WILL_RETRY)
         self._retry_at = now + RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
         self._failures += 1
 
-    def ask_job(self, timeout: float) -> JobView | None:
+    def query_job(self, timeout: float) -> JobView | None:
         """Return the daemon's view of the job; None where the daemon does not answer, or does not know the job."""
         try:
             view = self._transport.call(JOB_SHOW, JobName(job=self._full_name), timeout)

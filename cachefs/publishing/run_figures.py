@@ -47,11 +47,11 @@ class RunFigures:
         """Record that a consumer has begun."""
         if self._start_thread is None:
             # In a thread, since a busy daemon takes up to TIMEOUT, during which no order would be published.
-            self._start_thread = threading.Thread(target=self._ask_start_bytes, daemon=True)
+            self._start_thread = threading.Thread(target=self._request_start_bytes, daemon=True)
             self._start_thread.start()
 
-    def _ask_start_bytes(self) -> None:
-        first = self._ask_mount_bytes()
+    def _request_start_bytes(self) -> None:
+        first = self._request_mount_bytes()
         if not self._is_finished:  # once the final figures are read, the first ones are of no use
             self._start_bytes = first
 
@@ -77,13 +77,13 @@ class RunFigures:
             self._start_thread.join(TIMEOUT)
         self._is_finished = True
         run_record.write_record(self._make_record(consumers, None, {}))
-        mounts = self._ask_mount_bytes()
-        view = self._reporter.ask_job(TIMEOUT) if mounts is not None else None
+        mounts = self._request_mount_bytes()
+        view = self._reporter.query_job(TIMEOUT) if mounts is not None else None
         run_record.write_record(
-            self._make_record(consumers, view, mounts or {}, is_final=True, has_answered=mounts is not None)
+            self._make_record(consumers, view, mounts or {}, is_final=True, has_responded=mounts is not None)
         )
 
-    def _ask_mount_bytes(self) -> dict[str, MountBytes] | None:
+    def _request_mount_bytes(self) -> dict[str, MountBytes] | None:
         """Return, by mount, the bytes of the node's answered reads; None where the daemon does not answer."""
         if refusal_reason(self._client.socket):
             return None
@@ -104,7 +104,7 @@ class RunFigures:
         mounts: dict[str, MountBytes],
         *,
         is_final: bool = False,
-        has_answered: bool = True,
+        has_responded: bool = True,
     ) -> ProcessRecord:
         loaders = dict(self._ended_loaders)
         for consumer in consumers:
@@ -116,7 +116,7 @@ class RunFigures:
             for kind, seconds in one.stalled.items():
                 stalls[kind] = stalls.get(kind, 0.0) + seconds
         first = self._start_bytes or {}
-        problem = "" if has_answered else refusal_reason(self._client.socket) or "the daemon does not answer"
+        problem = "" if has_responded else refusal_reason(self._client.socket) or "the daemon does not answer"
         if (
             self._start_thread is not None
             and self._start_bytes is None

@@ -118,7 +118,7 @@ class _ControlCall:
     def __init__(self, directory: Path, response_fifo: int, timeout: float) -> None:
         """directory: of the mount; response_fifo: descriptor of the FIFO; timeout: seconds without progress."""
         self._file = directory / CONTROL_FILE
-        self._answers = response_fifo
+        self._response_fifo = response_fifo
         self._timeout = timeout
         self._deadline = clock.monotonic() + timeout
         self._received = bytearray()
@@ -157,9 +157,9 @@ class _ControlCall:
                     response = msgspec.json.decode(line, type=CallResponse)
                     if response.id == number:  # not a late response to a call that timed out
                         return response
-            if self._wait_for_event(fd, 0, self._answers):
+            if self._wait_for_event(fd, 0, self._response_fifo):
                 with contextlib.suppress(BlockingIOError):
-                    self._received += os.read(self._answers, _PIPE)
+                    self._received += os.read(self._response_fifo, _PIPE)
 
     def _wait_for_event(self, fd: int, events: int, also: int | None = None) -> bool:
         """Wait for *events* of *fd*, or until *also* can be read; return whether it can. Raises as

@@ -56,7 +56,7 @@ class NodeSharing:
 
     def __init__(self, context: SharingContext) -> None:
         self._context = context
-        opened = context.local_datasets.held
+        opened = context.local_datasets.open_snapshots
         section = context.section
         observers = Observers.from_names(section.observers, section.schedulers)
         self.shared = SharedState(

@@ -147,12 +147,12 @@ class CampaignCluster:
 
     def settle(self) -> None:
         """Wait until each node sees all nodes active, each reader has read again, and no name is left over."""
-        self.wait(lambda: all(self._is_whole(node) for node in self.nodes), "the cluster is whole again")
+        self.wait(lambda: all(self._is_complete(node) for node in self.nodes), "the cluster is whole again")
         before = [reader.right for reader in self.readers]
         for reader, right in zip(self.readers, before, strict=True):
             self.wait(lambda reader=reader, right=right: reader.right > right + 5, f"{reader.node.name} reads on")
 
-    def _is_whole(self, node: LabNode) -> bool:
+    def _is_complete(self, node: LabNode) -> bool:
         status = self.status(node)
         members = status.members if status is not None else []
         return [one.state for one in members if one.placing] == ["active"] * NODES == [one.state for one in members]

@@ -82,12 +82,12 @@ def run_static_server(program: str, root: Path, work: Path) -> Iterator[str]:
     configuration.write_text(_CONFIGURATION.format(user=user, work=work, port=port, root=root))
     log = work / "output"
 
-    def answers() -> bool:
+    def has_response() -> bool:
         with socket.socket() as attempt:
             return attempt.connect_ex(("127.0.0.1", port)) == 0
 
     with run_program([program, "-p", str(work), "-c", str(configuration)], log) as process:
-        wait_until(answers, process, log)
+        wait_until(has_response, process, log)
         yield f"http://127.0.0.1:{port}"
 
 

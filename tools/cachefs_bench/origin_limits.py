@@ -121,12 +121,12 @@ async def _read(origin: Origin, limiter: ConcurrencyLimiter, wanted: ObjectRange
     """Read like the daemon's Fetcher."""
     async with limiter.new_permit(number.to_bytes(8, "big"), wanted.length, origin.endpoint, ahead=False) as permit:
 
-        async def rest(seconds: float) -> None:
+        async def pause(seconds: float) -> None:
             permit.release()
             await asyncio.sleep(seconds)
             await permit.acquire(ahead=False)
 
         patience = Deadline.after(_DEADLINE)
-        patience.pause = rest
+        patience.pause = pause
         data = await origin.read(wanted, patience)
         assert len(data) == wanted.length

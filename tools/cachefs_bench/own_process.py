@@ -6,11 +6,11 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import active_children, get_context
 from typing import ParamSpec, TypeVar
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def in_own_process(measure: Callable[Given, Result], *args: Given.args, **options: Given.kwargs) -> Result:
+def in_own_process(measure: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs) -> Result:
     """Return the result of *measure*, a function of a module. An interruption ends the process silently.
 
     Ctrl-C in a terminal sends SIGINT to all processes of the command; the child would print a traceback.

@@ -145,14 +145,14 @@ def _send_heartbeats(node: ScratchNode, job: str, progress: Path) -> Iterator[No
     """Send the reader's progress, from the file *progress*, to the daemon ten times a second."""
     over = threading.Event()
 
-    def tell() -> None:
+    def send_heartbeat() -> None:
         while not over.wait(1 / HEARTBEATS_PER_SECOND):
             epoch, position = PROGRESS.unpack(progress.read_bytes())
             # The job ends with its reader.
             with suppress(NotFound):
                 node.client.call(JOB_PROGRESS, JobProgress(job=job, consumer="0", epoch=epoch, position=position))
 
-    thread = threading.Thread(target=tell, name="heartbeats")
+    thread = threading.Thread(target=send_heartbeat, name="heartbeats")
     thread.start()
     try:
         yield

@@ -331,15 +331,15 @@ def _measure(shape: DatasetShape, runs: list[Scenario], endpoint: str | None, di
     documents = []
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
         work = Path(name)
-        _say(f"writing {shape.files:,} files of {shape.size:,} bytes")
+        _print_line(f"writing {shape.files:,} files of {shape.size:,} bytes")
         with run_filled_server(work, shape, endpoint) as server:
             limit = _measure_ceiling(work, server, runs)
             for number, one in enumerate(runs):
                 run_directory = work / f"run{number}"
                 run_directory.mkdir()
-                _say(f"run {number + 1} of {len(runs)}: {one.title}")
+                _print_line(f"run {number + 1} of {len(runs)}: {one.title}")
                 documents.append(training_run.run_scenario(one, server, run_directory))
-                _say(summary(documents[-1]))
+                _print_line(summary(documents[-1]))
     return {"proxy_ceiling": limit, "runs": documents}
 
 
@@ -382,19 +382,19 @@ def _measure_ceiling(work: Path, server: OriginServer, runs: list[Scenario]) -> 
     paths = [f"{BUCKET}/{sample_name(number)}" for number in range(min(CEILING_FILES, shape.files))]
     with run_throttle(server.endpoint, LinkLimits(), work / "ceiling.log") as throttle:
         found = measure_ceiling(throttle, server.credentials, paths)
-    _say(
+    _print_line(
         f"without limits the proxy passes {found.bytes_per_s / 1e6:.0f} MB/s, {found.requests_per_s:.0f} requests/s, "
         "with its client and the server on this machine; "
         f"its own processor time would allow {found.cpu_bytes_per_s / 1e6:.0f} MB/s"
     )
     most = max(max(one.limits.bandwidth, len(one.jobs) * shape.demand_bytes) for one in runs)
     if found.bytes_per_s < MIN_HEADROOM * most:
-        _say(
+        _print_line(
             f"warning: this is less than {MIN_HEADROOM:g} times the {most / 1e6:.0f} MB/s that the runs may need; "
             "lower --demand"
         )
     return asdict(found)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     click.echo(text, err=True)

@@ -74,11 +74,11 @@ def _train_epoch(
 ) -> tuple[list[Read], int]:
     """Take at most *left* batches, or all if that is negative. Returns all reads, and the number of batches left."""
     reads: list[Read] = []
-    asked_at = time.monotonic()
+    requested_at = time.monotonic()
     for batch in batches:
         came = time.monotonic()
         epoch.batches.append(came)
-        epoch.waits.append(came - asked_at)
+        epoch.waits.append(came - requested_at)
         epoch.samples += len(batch.seconds)
         epoch.damaged += batch.damaged
         reads += zip(batch.begins, batch.seconds, strict=True)
@@ -86,7 +86,7 @@ def _train_epoch(
         left -= 1
         if not left:
             break
-        asked_at = time.monotonic()
+        requested_at = time.monotonic()
     epoch.end = time.monotonic()
     return reads, left
 

@@ -53,7 +53,7 @@ MAX_EPOCH_SAMPLES: Final = 4 << 20
 # Numbers at each end of a list that are kept, to detect that the sampler consumes it.
 END_LENGTH: Final = 1024
 # Maximum number of places in a list compared with a run of samples.
-_MAX_PLACES: Final = 64
+_MAX_POSITIONS: Final = 64
 
 
 def candidate_sequences(iterator: Any, samplers: tuple[Any, ...]) -> Iterator[Any]:
@@ -338,7 +338,7 @@ def _find_in_list(run: list[int], items: list[int]) -> int | None:
     """Return the run's place in a list, if there is only one. Avoids an array, which takes 0.1 us per integer."""
     found: list[int] = []
     position = -1
-    for _ in range(_MAX_PLACES):
+    for _ in range(_MAX_POSITIONS):
         try:
             position = items.index(run[0], position + 1)
         except ValueError:
@@ -354,7 +354,7 @@ def _find_in_array(run: Sequence[int], numbers: SampleOrder) -> int | None:
     if len(numbers) < len(wanted):
         return None
     positions = numpy.flatnonzero(numbers[: len(numbers) - len(wanted) + 1] == wanted[0])
-    if len(positions) > _MAX_PLACES:
+    if len(positions) > _MAX_POSITIONS:
         return None
     found = [int(one) for one in positions if numpy.array_equal(numbers[one : one + len(wanted)], wanted)]
     return found[0] if len(found) == 1 else None

@@ -95,7 +95,7 @@ def register_mount(options: MountOptions, report: MountReport) -> NodeView:
     """Report the mount to the daemon. Returns the daemon's view of its node. Raises CachefsError."""
     reader, writer = os.pipe()
 
-    def ask() -> None:
+    def call_daemon() -> None:
         try:
             response = _OK + encode(_call_daemon(options, report))
         except CachefsError as error:
@@ -103,7 +103,7 @@ def register_mount(options: MountOptions, report: MountReport) -> NodeView:
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(response)
 
-    pid = fork("attach", Path(report.mountpoint), ask)
+    pid = fork("attach", Path(report.mountpoint), call_daemon)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         response = pipe.read()

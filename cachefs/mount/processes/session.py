@@ -66,7 +66,7 @@ def open_session(
     try:
         if interposer is not None and not zero_open.is_active(interposer):
             raise CachefsError("zero-open did not take hold of this libfuse; mount with -o no_zero_open")
-        if not trio.run(_answer_init, operations):
+        if not trio.run(_respond_to_init, operations):
             raise CachefsError(f"the kernel sent no INIT to the mount on {directory} within {INIT_SECONDS:.0f} s")
         number = kernel.connection_number(directory)
         if number is None:
@@ -83,13 +83,13 @@ def open_session(
     if interposer is None:
         session.connection.set_request_limit(MAX_BACKGROUND_REQUESTS)
     else:
-        operations.count_ioctls = functools.partial(zero_open.answered_ioctls, interposer)
+        operations.count_ioctls = functools.partial(zero_open.handled_ioctls, interposer)
         operations.reading_thread = zero_open.reading_thread(interposer)
         operations.reading_processes = ReadingProcesses(operations.reading_thread)
     return session
 
 
-async def _answer_init(operations: Operations) -> bool:
+async def _respond_to_init(operations: Operations) -> bool:
     """Answer the kernel's INIT; return False where none comes. The kernel sends INIT once, and each serving process
     needs libfuse's state after it."""
     with trio.move_on_after(INIT_SECONDS) as scope:

@@ -91,7 +91,7 @@ class PushedBlocks:
 class _CommandInProgress:
     """An order in progress."""
 
-    whole: PushTask
+    task: PushTask
     # Number of unfinished parts.
     parts: int
     # Indices of the blocks that have failed so far.
@@ -162,7 +162,7 @@ class CommandTracker:
     def _complete_command(self, order: _CommandInProgress) -> None:
         import numpy as np
 
-        task = order.whole
+        task = order.task
         worked = np.ones(len(task.entries), np.bool_)
         worked[order.failed] = False
         self._pushed_blocks.record_blocks(

@@ -126,7 +126,7 @@ class ColdReads:
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
         # Tier number -> when to try an ailing tier again (time of trio's clock).
         self._unresponsive: dict[int, float] = {}
-        self._answered_at: dict[int, float] = {}  # tier number -> time of its last answer (trio's clock)
+        self._responded_at: dict[int, float] = {}  # tier number -> time of its last answer (trio's clock)
 
     def use_tiers(self, directories: Mapping[int, Path], owner: int) -> None:
         """Read from these tiers from now on; the arguments are those of `__init__`."""
@@ -151,13 +151,13 @@ class ColdReads:
             patience = min(MAX_WAIT_SECONDS, give_up - began)
             with trio.move_on_after(patience):
                 data = await self._read_in_thread(key, location, start, size)
-                self._answered_at[tier] = trio.current_time()
+                self._responded_at[tier] = trio.current_time()
                 if self._unresponsive.pop(tier, None) is not None:
                     log.info("the %s tier answers again", TIER_NAMES[tier])
                 return data
             # A disk that answered other reads meanwhile is busy. After a stop of this process its state is unknown.
             stood_still = trio.current_time() - began > patience + _MAX_LOOP_DELAY
-            is_alive = stood_still or self._answered_at.get(tier, -math.inf) >= began
+            is_alive = stood_still or self._responded_at.get(tier, -math.inf) >= began
             if not is_alive or trio.current_time() >= give_up:
                 break
         if tier not in self._unresponsive:

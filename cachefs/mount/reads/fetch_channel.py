@@ -305,7 +305,7 @@ class _InFlightFetch:
     deadline: float
     completed: trio.Event = field(default_factory=trio.Event)
     # One of these two is set when `completed` is.
-    answer: FetchedBlock | None = None
+    fetched: FetchedBlock | None = None
     error: CachefsError | None = None
     # Time of trio's clock from which the block is requested again instead of answered with the error.
     forget_at: float = math.inf
@@ -319,7 +319,7 @@ class _InFlightFetch:
         """The source that its stalls name (see cachefs.messages.Stall)."""
         if self.was_daemon_away:
             return "daemon"
-        return (self.answer.source if self.answer is not None else "") or "origin"
+        return (self.fetched.source if self.fetched is not None else "") or "origin"
 
 
 class SharedFetches:
@@ -367,13 +367,13 @@ class SharedFetches:
                 break
             over = flight
         self._record_stall(key, began, flight.source)
-        if flight.answer is None:
+        if flight.fetched is None:
             raise flight.error or CachefsError("the mount is ending")
-        return flight.answer
+        return flight.fetched
 
     async def _run_fetch(self, flight: _InFlightFetch, key: bytes, ref: BlockRef, began: float) -> None:
         try:
-            flight.answer = await self._call_daemon(flight, key, ref, began)
+            flight.fetched = await self._call_daemon(flight, key, ref, began)
         except CachefsError as error:
             flight.error = error
             self._forget_old_failures()

@@ -217,7 +217,7 @@ class Tiering:
         """Return the bytes that are neither in use nor reserved. Room is made in larger steps than needed, so a little
         free room counts as none."""
         little = max(tier.capacity >> _FREE_SHIFT, self._eviction_step(tier))
-        return 0 if tier.problem else max(0, tier.free - self._held_back(tier) - little)
+        return 0 if tier.problem else max(0, tier.free - self._reserved_bytes(tier) - little)
 
     @property
     def free_by_tier(self) -> tuple[int, ...]:
@@ -247,7 +247,9 @@ class Tiering:
         room = 0
         for tier in self._tiers:
             if not tier.problem:
-                here = max(0, tier.free - self._held_back(tier)) + self._policies[tier.number].replaceable_bytes(key)
+                here = max(0, tier.free - self._reserved_bytes(tier)) + self._policies[tier.number].replaceable_bytes(
+                    key
+                )
                 room += int(min(here, self.quotas.room_for(tier.number, key, snapshot)))
         return room
 
@@ -256,7 +258,7 @@ class Tiering:
         self._follow_policy()
         if transient:
             return tier.free
-        return int(min(tier.free - self._held_back(tier), self.quotas.room_left(tier.number, key)))
+        return int(min(tier.free - self._reserved_bytes(tier), self.quotas.room_left(tier.number, key)))
 
     def rank_incoming(self, tier: TierRoom, blocks: Sequence[IncomingBlock]) -> list[int]:
         """Return the blocks (as indices) for which others may be evicted, most wanted first."""
@@ -268,7 +270,7 @@ class Tiering:
             return [index for index, block in enumerate(blocks) if policy.can_admit(block.key, block.size, spare)]
         return policy.rank_incoming([block.key for block in blocks], self._pinned)
 
-    def _held_back(self, tier: TierRoom) -> int:
+    def _reserved_bytes(self, tier: TierRoom) -> int:
         """Return the room that a policy which never evicts must leave for transient blocks."""
         if tier.number != MEMORY or self._policies[MEMORY].can_evict:
             return 0
@@ -290,7 +292,7 @@ class Tiering:
         """Return blocks to evict so that there is room for all of these, or else for the first of them; or none. No
         other call returns them again."""
         first = blocks[0]
-        free = tier.free if transient else tier.free - self._held_back(tier)
+        free = tier.free if transient else tier.free - self._reserved_bytes(tier)
         # Where the block's dataset is at its quota, blocks of the dataset are evicted, which makes room in the tier
         # too.
         if not transient and (room := self.quotas.room_left(tier.number, first.key)) < first.size:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.planning.prefetch.areas import ACTIVE_SECONDS, IDLE_SECONDS, MAX_PLACES, ActiveArea, Area, CandidateArea
+from cachefs.planning.prefetch.areas import ACTIVE_SECONDS, IDLE_SECONDS, MAX_POSITIONS, ActiveArea, Area, CandidateArea
 from cachefs.planning.prefetch.readahead_budget import ReadaheadBudget, ReadaheadCounters, ReadaheadRule
 from cachefs.planning.prefetch.streams import FileBlockName
 
@@ -22,7 +22,7 @@ INITIAL_BYTES: Final = 32 << 20
 MAX_MISSED: Final = 1024
 MAX_CANDIDATES: Final = 1024
 MAX_ACTIVE_AREAS: Final = 32
-MAX_PLACES_OF_ALL: Final = 1 << 25
+MAX_POSITIONS_OF_ALL: Final = 1 << 25
 MAX_UNREAD_BLOCKS: Final = 1 << 17
 _MAX_SNAPSHOTS: Final = 256
 # Readers that wait for a block within this many seconds wait for the same fetch.
@@ -32,7 +32,7 @@ AWAITED_SECONDS: Final = 2.0
 _MIN_READ_RATIO: Final = 8
 _RULE_ORDER: Final = {ReadaheadRule.REST: 0, ReadaheadRule.SHARDS: 1, ReadaheadRule.SET: 2}
 # Places that one search examines.
-PLACES_PER_SEARCH: Final = 64
+POSITIONS_PER_SEARCH: Final = 64
 # Most blocks of one file that are fetched for a directory; of a larger file, a reader must have read a part.
 MAX_BLOCKS_OF_FILE: Final = 16
 
@@ -63,7 +63,7 @@ class AreaSearch:
     """A search for blocks that are not on the node, at these places of an area."""
 
     area: ActiveArea
-    places: Sequence[int]
+    positions: Sequence[int]
     # Most bytes to find; the last file may exceed them.
     max_bytes: int
 
@@ -72,7 +72,7 @@ class AreaSearch:
 class MissingAreaBlock:
     """A block that is not on the node."""
 
-    place: int
+    position: int
     entry: int
     number: int
     key: bytes
@@ -95,7 +95,7 @@ class AreaBlock:
     name: FileBlockName
     key: bytes
     size: int
-    place: int
+    position: int
     # Whether it takes the snapshot's credit, instead of the area's allowance.
     is_on_budget: bool
     has_landed: bool = False
@@ -110,7 +110,7 @@ class AreaReadahead:
         self._missed: list[tuple[FileBlockName, int]] = []  # blocks waited for, not placed yet, with their sizes
         self._candidates: OrderedDict[Area, CandidateArea] = OrderedDict()  # least recent first
         self._active: OrderedDict[Area, ActiveArea] = OrderedDict()  # least recent first
-        self._places = 0  # of all sweeps
+        self._positions = 0  # of all sweeps
         self._unread: dict[bytes, AreaBlock] = {}  # by key
         self._unread_by_area: dict[ActiveArea, dict[bytes, AreaBlock]] = {}  # the same by sweep, without empty ones
         self._reads = 0  # reads that waited, and reads of guesses
@@ -194,7 +194,7 @@ class AreaReadahead:
             sweep.note_read(position.index, size, now)
             self._active.move_to_end(position.area)
             return False
-        if position.area.count > MAX_PLACES:
+        if position.area.count > MAX_POSITIONS:
             return False
         candidate = self._candidates.get(position.area)
         if candidate is None:
@@ -220,10 +220,12 @@ class AreaReadahead:
 
     def _activate(self, candidate: CandidateArea, now: float) -> None:
         sweep = self._active[candidate.area] = ActiveArea(candidate.area, now, is_in_order=candidate.is_in_order)
-        self._places += candidate.area.count
+        self._positions += candidate.area.count
         for position, size in candidate.reads.items():
             sweep.note_read(position, size, now)
-        while len(self._active) > MAX_ACTIVE_AREAS or (self._places > MAX_PLACES_OF_ALL and len(self._active) > 1):
+        while len(self._active) > MAX_ACTIVE_AREAS or (
+            self._positions > MAX_POSITIONS_OF_ALL and len(self._active) > 1
+        ):
             self._end_area(next(iter(self._active.values())))
 
     # --- what is brought ------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ class AreaReadahead:
             )
             if allowed <= 0 or sweep.remaining_bytes > free_bytes:
                 continue
-            positions = sweep.next_places(PLACES_PER_SEARCH)
+            positions = sweep.next_positions(POSITIONS_PER_SEARCH)
             if positions:
                 sweep.is_searching = True
                 return [AreaSearch(sweep, positions, int(min(allowed, max_bytes)) or 1)]
@@ -260,8 +262,8 @@ class AreaReadahead:
         sweep.is_searching = False
         if self._active.get(sweep.area) is not sweep:
             return []
-        lacking = {one.place for one in found.missing}
-        for position in search.places[: found.examined]:
+        lacking = {one.position for one in found.missing}
+        for position in search.positions[: found.examined]:
             sweep.note_examined(position, is_missing=position in lacking)
         snapshot, credit = sweep.area.snapshot, self._budget(sweep.area.snapshot)
         brought = []
@@ -270,9 +272,9 @@ class AreaReadahead:
                 continue
             on_credit = self._allowance(sweep) <= 0
             if on_credit and not (sweep.is_in_order and credit.remaining > 0):
-                sweep.forget_place(one.place)
+                sweep.forget_position(one.position)
                 continue
-            swept = AreaBlock(sweep, (snapshot, one.entry, one.number), one.key, one.size, one.place, on_credit)
+            swept = AreaBlock(sweep, (snapshot, one.entry, one.number), one.key, one.size, one.position, on_credit)
             self._add_block(swept)
             if on_credit:
                 credit.spend(one.size)
@@ -295,7 +297,7 @@ class AreaReadahead:
             else:
                 swept.area.unread_bytes -= swept.size
             self._counters.note_undone(swept.name[0], swept.area.area.rule, swept.size)
-            swept.area.forget_place(swept.place)
+            swept.area.forget_position(swept.position)
             swept.area.note_failed()
 
     def end_idle_areas(self, now: float) -> None:
@@ -305,14 +307,14 @@ class AreaReadahead:
 
     def _end_area(self, sweep: ActiveArea) -> None:
         del self._active[sweep.area]
-        self._places -= sweep.area.count
+        self._positions -= sweep.area.count
         heir = self._smallest_covering(sweep.area)
         for swept in list(self._unread_by_area.get(sweep, {}).values()):
             if heir is None:
                 self._note_wrong(swept)
                 continue
             self._remove_block(swept)
-            swept.area, swept.place = heir, swept.name[1] - heir.area.first
+            swept.area, swept.position = heir, swept.name[1] - heir.area.first
             heir.unread_bytes += 0 if swept.is_on_budget else swept.size
             self._add_block(swept)
 
@@ -327,7 +329,7 @@ class AreaReadahead:
         self._counters.note_right(snapshot, sweep.area.rule, swept.size)
         sweep.note_right()
         if swept.name[2] == 0 or sweep.area.rule is ReadaheadRule.REST:
-            sweep.note_read(swept.place, swept.size, now)
+            sweep.note_read(swept.position, swept.size, now)
             self._note_around(sweep, swept, now)
         else:
             sweep.last_read_at, sweep.read_bytes = now, sweep.read_bytes + swept.size

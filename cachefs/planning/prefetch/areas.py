@@ -32,12 +32,12 @@ MAX_READS: Final = 256
 # Seconds without a read after which no more is fetched; and after which unread guesses count as wrong.
 ACTIVE_SECONDS: Final = 20.0
 IDLE_SECONDS: Final = 600.0
-# Most readers of an area that are followed; a read up to _NEAR_PLACES places after a reader's last one is taken as its
-# next.
+# Most readers of an area that are followed; a read up to _NEAR_POSITIONS positions after a reader's last one is taken
+# as its next.
 _MAX_HEADS: Final = 8
-_NEAR_PLACES: Final = 8
+_NEAR_POSITIONS: Final = 8
 # Most places of an area, which takes a byte for each.
-MAX_PLACES: Final = 1 << 24
+MAX_POSITIONS: Final = 1 << 24
 # Repeated reads, or guesses evicted unread, that may be chance.
 _CHANCE_READS: Final = 4
 
@@ -118,11 +118,11 @@ class ActiveArea:
 
     __slots__ = (
         "_evicted_blocks",
-        "_examined_places",
+        "_examined_positions",
         "_failed_blocks",
         "_heads",
-        "_missing_places",
-        "_read_places",
+        "_missing_positions",
+        "_read_positions",
         "_repeated_waits",
         "_right_blocks",
         "_states",
@@ -146,9 +146,11 @@ class ActiveArea:
         self._heads: list[int] = []  # last read place of each reader, most recent last
         self._states = bytearray(area.count)  # state by place
         self._unexamined = area.count  # places in the state _UNKNOWN
-        self._read_places = 0  # places that were read
+        self._read_positions = 0  # places that were read
         self._repeated_waits = 0  # reads that waited at a place that was read before
-        self._examined_places = self._missing_places = 0  # places that were examined, and those with missing blocks
+        self._examined_positions = self._missing_positions = (
+            0  # places that were examined, and those with missing blocks
+        )
         self._failed_blocks = 0  # blocks that could not be fetched
         self._evicted_blocks = 0  # blocks that were fetched, and evicted unread
         self._right_blocks = 0  # blocks that were fetched and read
@@ -162,7 +164,7 @@ class ActiveArea:
             return
         self._states[position] = _READ
         self._unexamined -= before == _UNKNOWN
-        self._read_places += 1
+        self._read_positions += 1
         self.read_bytes += size
 
     def note_repeated_wait(self, position: int) -> None:
@@ -184,7 +186,7 @@ class ActiveArea:
     @property
     def has_failed(self) -> bool:
         """True where fetched blocks do not stay on the node."""
-        by_chance = max(_CHANCE_READS, self._read_places // 8)
+        by_chance = max(_CHANCE_READS, self._read_positions // 8)
         return max(self._repeated_waits, self._failed_blocks) > by_chance or self._evicted_blocks > max(
             _CHANCE_READS, self._right_blocks // 4
         )
@@ -197,7 +199,7 @@ class ActiveArea:
     @property
     def share(self) -> float:
         """The part of the area that was read."""
-        return self._read_places / self.area.count
+        return self._read_positions / self.area.count
 
     def is_wanted(self, around: "ActiveArea | None") -> bool:
         """Return whether the reads show that all of the area is wanted. around: a sweep of a set that contains the
@@ -210,16 +212,16 @@ class ActiveArea:
         by_chance = around is not None and around.share < WANTED_SHARE and self.share < FOCUS_FACTOR * around.share
         # A small area is ahead by chance sooner: by a standard deviation of its random reads.
         enough = WANTED_SHARE * self.area.count + math.sqrt(self.area.count) / 2
-        return self._read_places >= enough and not by_chance
+        return self._read_positions >= enough and not by_chance
 
     @property
     def remaining_bytes(self) -> float:
         """Estimated bytes still to be fetched: unexamined places are assumed to miss as many blocks as examined
         ones."""
-        mean = self.read_bytes / max(1, self._read_places)
-        return self._unexamined * mean * (self._missing_places + 1) / (self._examined_places + 1)
+        mean = self.read_bytes / max(1, self._read_positions)
+        return self._unexamined * mean * (self._missing_positions + 1) / (self._examined_positions + 1)
 
-    def next_places(self, most: int) -> list[int]:
+    def next_positions(self, most: int) -> list[int]:
         """Return up to *most* unexamined places: those after the last reads, in turns."""
         heads = self._heads[::-1] or [0]
         found: dict[int, None] = {}
@@ -240,7 +242,7 @@ class ActiveArea:
 
     def _move_head(self, position: int) -> None:
         for number, head in enumerate(self._heads):
-            if 0 <= position - head <= _NEAR_PLACES:
+            if 0 <= position - head <= _NEAR_POSITIONS:
                 del self._heads[number]
                 break
         self._heads.append(position)
@@ -248,13 +250,13 @@ class ActiveArea:
 
     def note_examined(self, position: int, *, is_missing: bool) -> None:
         """Record that a place was examined; its missing blocks are being fetched."""
-        self._examined_places += 1
-        self._missing_places += is_missing
+        self._examined_positions += 1
+        self._missing_positions += is_missing
         if self._states[position] == _UNKNOWN:
             self._states[position] = _EXAMINED
             self._unexamined -= 1
 
-    def forget_place(self, position: int) -> None:
+    def forget_position(self, position: int) -> None:
         """Mark a place as unexamined again, since its blocks could not be fetched."""
         if self._states[position] == _EXAMINED:
             self._states[position] = _UNKNOWN

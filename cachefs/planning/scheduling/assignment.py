@@ -79,7 +79,7 @@ class NodeChoices:
     limits: npt.NDArray[np.int64]
     # Parts of shards that each has and the job's nodes lack, and those of the job's nodes: shapes (nodes, SHARDS) and
     # (SHARDS,).
-    held: ShardMatrix
+    cached: ShardMatrix
     begun_shards: npt.NDArray[np.float32]
     # Seconds saved if the chosen nodes have the whole snapshot; share of the reads in each shard: (SHARDS,).
     worth: float
@@ -116,7 +116,7 @@ class NodeChoices:
                 remaining: list[int] = np.repeat(order, left[order])[: ranks - len(chosen)].tolist()
                 return chosen + remaining
             if node not in seated:
-                together = together + self.held[node]
+                together = together + self.cached[node]
                 seated.add(node)
             chosen.append(node)
             left[node] -= 1
@@ -133,7 +133,7 @@ class NodeChoices:
             _, node = heap[0]
             more = 0.0
             if node not in seated:
-                more = self.worth * (float(np.minimum(together + self.held[node], 1) @ self.weights) - before)
+                more = self.worth * (float(np.minimum(together + self.cached[node], 1) @ self.weights) - before)
             gain = float(self.own_savings[node]) + more
             heapq.heapreplace(heap, (-gain, node))
             if heap[0][1] == node:
@@ -155,14 +155,14 @@ class NodeChoices:
         return chosen
 
     def _combined_shards(self, chosen: Sequence[int]) -> npt.NDArray[np.float32]:
-        total: npt.NDArray[np.float32] = self.begun_shards + self.held[sorted(set(chosen))].sum(axis=0)
+        total: npt.NDArray[np.float32] = self.begun_shards + self.cached[sorted(set(chosen))].sum(axis=0)
         return total
 
     def _gains(self, together: npt.NDArray[np.float32], chosen: Sequence[int]) -> NodeValues:
         """Return the seconds that one more rank on each node would save, beside *chosen* nodes that have *together*:
         shape (nodes,)."""
         before = float(np.minimum(together, 1) @ self.weights)
-        more = np.minimum(together + self.held, 1) @ self.weights - before
+        more = np.minimum(together + self.cached, 1) @ self.weights - before
         more[list(chosen)] = 0.0
         gains: NodeValues = self.own_savings + self.worth * more
         return gains

@@ -44,7 +44,7 @@ class Spread:
         # Zone -> what its nodes have of each shard, in 1 / _MAX_SUM. Only zones that have data.
         self._sums: dict[int, _Sums] = {}
         # By row, up to the last used one: part of the snapshot's bytes present, and part of these on SSD.
-        self._held = np.zeros(1, np.float32)
+        self._cached = np.zeros(1, np.float32)
         self._on_ssd = np.zeros(1, np.float32)
         # Rows with data, and their parts of each shard; computed on demand.
         self._matrix: tuple[Rows, npt.NDArray[np.float32]] | None = None
@@ -53,16 +53,16 @@ class Spread:
         """Add the *copy* of a node without one. Its report counts level / LEVELS."""
         self.copies[row] = copy
         self._add(zone, self._parts(copy) * level)
-        if row >= len(self._held):
-            more = np.zeros(row + row // 4 + 1 - len(self._held), np.float32)
-            self._held, self._on_ssd = np.append(self._held, more), np.append(self._on_ssd, more)
-        self._held[row] = self._share(copy)
+        if row >= len(self._cached):
+            more = np.zeros(row + row // 4 + 1 - len(self._cached), np.float32)
+            self._cached, self._on_ssd = np.append(self._cached, more), np.append(self._on_ssd, more)
+        self._cached[row] = self._share(copy)
         self._on_ssd[row] = copy.ssd / copy.bytes if copy.bytes else 0.0
 
     def remove_copy(self, row: int, zone: int, level: int) -> None:
         """Remove the copy of a node. level: how much its report counted."""
         self._add(zone, -self._parts(self.copies.pop(row)) * level)
-        self._held[row] = self._on_ssd[row] = 0.0
+        self._cached[row] = self._on_ssd[row] = 0.0
 
     def change_weight(self, row: int, zone: int, change: int) -> None:
         """Change how much the report of a node with a copy counts, by *change* levels."""
@@ -74,13 +74,13 @@ class Spread:
         weights: share of the reads in each shard: shape (SHARDS,); None: equal.
         """
         if weights is None:
-            return _looked_up(self._held, rows)
+            return _looked_up(self._cached, rows)
         if self._matrix is None:
             known = np.fromiter(self.copies, np.int64, len(self.copies))
             parts = [self._parts(copy) for copy in self.copies.values()]
             self._matrix = known, np.array(parts, np.float32).reshape(-1, SHARDS) / np.float32(_UNIT)
         known, matrix = self._matrix
-        found = np.zeros(len(self._held), np.float32)
+        found = np.zeros(len(self._cached), np.float32)
         found[known] = matrix @ weights
         return _looked_up(found, rows)
 
@@ -175,8 +175,8 @@ class ExpectedSpread:
         self._rows, self._more = rows[coming], more[coming]
         self._part, self._ssd = self._more.mean(axis=1, dtype=np.float64), readers.on_ssd[coming]
         # Row -> index in the arrays above, up to the last row.
-        self._places = np.full(int(self._rows.max(initial=0)) + 1, -1, np.int64)
-        self._places[self._rows] = np.arange(len(self._rows))
+        self._positions = np.full(int(self._rows.max(initial=0)) + 1, -1, np.int64)
+        self._positions[self._rows] = np.arange(len(self._rows))
         zones, counts = zones[coming], readers.trust[coming].astype(np.float32)
         self._of_zone: dict[int, ShardParts] = {}
         if len(zones):
@@ -209,7 +209,7 @@ class ExpectedSpread:
     def matrix_of(self, rows: Rows) -> npt.NDArray[np.float32]:
         """As `Spread.matrix_of`."""
         found = self._spread.matrix_of(rows)
-        positions = self._places_of(rows)
+        positions = self._positions_of(rows)
         bring = positions >= 0
         found[bring] += self._more[positions[bring]]
         return np.minimum(found, np.float32(1.0))
@@ -226,12 +226,12 @@ class ExpectedSpread:
             total = total + self._of_zone.get(zone, 0.0)
         return np.minimum(total, 1.0)
 
-    def _places_of(self, rows: Rows) -> Rows:
+    def _positions_of(self, rows: Rows) -> Rows:
         # Row 0 stands for unknown nodes.
-        return self._places[np.where(rows < len(self._places), rows, 0)]
+        return self._positions[np.where(rows < len(self._positions), rows, 0)]
 
     def _looked_up(self, values: NodeValues, rows: Rows) -> NodeValues:
-        return np.append(values, 0.0)[self._places_of(rows)]
+        return np.append(values, 0.0)[self._positions_of(rows)]
 
 
 def _expected_parts(spread: Spread, readers: SnapshotReaders) -> npt.NDArray[np.float32]:

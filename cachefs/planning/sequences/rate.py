@@ -23,7 +23,7 @@ PACE_HALF_LIFE_SECONDS: Final = 5.0
 GROWTH_SECONDS: Final = 30.0
 # A loader is at rest after this many seconds without a read beyond the time that its accelerator takes for all it
 # holds, as during a validation. Time at rest does not count.
-REST_SECONDS: Final = 1.0
+IDLE_SECONDS: Final = 1.0
 # Shorter spans give no rate.
 MIN_SPAN_SECONDS: Final = 0.2
 # Least part of the time that a waiting consumer counts as busy.
@@ -64,7 +64,7 @@ class ReadRate:
         """Update the rates. To be called regularly. now: seconds; waited: seconds that the consumer's *readers*
         parallel readers have waited since the last call."""
         self._waited += waited
-        if self._is_at_rest(now):
+        if self._is_idle(now):
             return
         now -= self._rested
         before = self._marks[-1].when if self._marks else now
@@ -98,9 +98,9 @@ class ReadRate:
             unhindered = min(unhindered, self._pace)
         self.demand = max(self.value, unhindered)
 
-    def _is_at_rest(self, now: float) -> bool:
+    def _is_idle(self, now: float) -> bool:
         """Return whether its loader is full and its accelerator at rest. Time at rest is excluded once reads go on."""
-        longest = self._depth / self.demand + REST_SECONDS if self._depth and self.demand else math.inf
+        longest = self._depth / self.demand + IDLE_SECONDS if self._depth and self.demand else math.inf
         idle_seconds = max(0.0, now - self._read - longest)
         if self._done > self._seen:
             self._rested += idle_seconds

@@ -229,7 +229,7 @@ class JobColdReads:
                 del self._processes[number]
         if not self._processes or not self._namespace:
             return
-        for read in self._ask_reads(now):
+        for read in self._request_reads(now):
             process_of = self._processes.get(read.pid)
             path = self._paths.resolve_path(read) if process_of is not None else None
             if process_of is not None and path is not None:
@@ -237,7 +237,7 @@ class JobColdReads:
         for process in self._processes.values():
             yield from process.correlation.take_settled(received_until)
 
-    def _ask_reads(self, now: float) -> list[FileRead]:
+    def _request_reads(self, now: float) -> list[FileRead]:
         if now < self._retry_at:
             return []
         try:

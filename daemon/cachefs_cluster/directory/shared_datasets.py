@@ -219,7 +219,7 @@ class SharedDatasets:
             value,
             listed=record.listed,
             snapshot=snapshot.id,
-            file_size=max(1, self._local.held.file_size(snapshot.id)),
+            file_size=max(1, self._local.open_snapshots.file_size(snapshot.id)),
             block_size=snapshot.block_size,
         )
 
@@ -247,7 +247,7 @@ class SharedDatasets:
                 self._check_later(name, MIN_RETRY_PAUSE)
                 return
             is_time = name not in self._retries or self._retries[name].is_due(time.monotonic())
-            if wanted.block_size == self._local.held.block_size and is_time:
+            if wanted.block_size == self._local.open_snapshots.block_size and is_time:
                 self._coming_snapshots[name] = wanted.snapshot
                 task = self._fetch_tasks[name] = asyncio.create_task(self._fetch_snapshot(name, wanted))
                 task.add_done_callback(lambda _: self._on_fetch_end(name))
@@ -267,7 +267,7 @@ class SharedDatasets:
                 f"{wanted.url} here, and {rival.url} {self._where_text(name, rival)}; remove one of them with "
                 f"`cachectl dataset rm {name}` there, and add it under another name"
             )
-        block_size = self._local.held.block_size
+        block_size = self._local.open_snapshots.block_size
         if wanted.added and wanted.snapshot and wanted.block_size != block_size:
             return (
                 f"it is listed with blocks of {format_size(wanted.block_size)}, and daemon.block_size is "
@@ -345,7 +345,7 @@ class SharedDatasets:
 
     async def _adopt(self, name: str, wanted: SharedDataset) -> None:
         """Fetch the snapshot if needed, and adopt the dataset. Raises CachefsError."""
-        catalog, open_snapshots = self._local.catalog, self._local.held
+        catalog, open_snapshots = self._local.catalog, self._local.open_snapshots
         record = DatasetRecord(
             name,
             wanted.url,

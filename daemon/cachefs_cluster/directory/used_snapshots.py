@@ -58,7 +58,7 @@ class LocalDatasets:
     """Access to this node's datasets and their readers."""
 
     catalog: Catalog
-    held: OpenSnapshots
+    open_snapshots: OpenSnapshots
     changes: DatasetChanges
     errors: ErrorLog
     # Returns the mountpoint of a dataset on this node; empty if it is not mounted.
@@ -145,7 +145,7 @@ class UsedSnapshots:
         """Return the snapshots that other nodes read and this one lacks, one line each."""
         lines = []
         for snapshot_id, wanted in sorted([*self._used_elsewhere.items(), *self._beyond_limit.items()]):
-            if self._local.held.get(snapshot_id) is not None:
+            if self._local.open_snapshots.get(snapshot_id) is not None:
                 continue
             failure = self._failures.get(snapshot_id)
             if snapshot_id in self._beyond_limit:
@@ -237,10 +237,10 @@ class UsedSnapshots:
             self._shared.publish(USED, name, value)
 
     def _published_value(self, record: DatasetRecord, snapshot_id: str, mountpoint: str) -> UsedSnapshot | None:
-        snapshot = self._local.held.get(snapshot_id)
+        snapshot = self._local.open_snapshots.get(snapshot_id)
         if snapshot is None:
             return None
-        size = self._local.held.file_size(snapshot_id)
+        size = self._local.open_snapshots.file_size(snapshot_id)
         value = UsedSnapshot(record.name, record.added, max(1, size), snapshot.block_size, mountpoint)
         if not self._local.catalog.removals.is_removed(record.name, record.added):
             return value
@@ -258,7 +258,9 @@ class UsedSnapshots:
         for snapshot_id, wanted in self._used_elsewhere.items():
             failure = self._failures.get(snapshot_id)
             is_time = failure is None or failure.backoff.is_due(now)
-            is_there = self._local.held.get(snapshot_id) is not None or self._is_coming_as_current(snapshot_id)
+            is_there = self._local.open_snapshots.get(snapshot_id) is not None or self._is_coming_as_current(
+                snapshot_id
+            )
             if is_time and not is_there and snapshot_id not in self._fetch_tasks:
                 task = self._fetch_tasks[snapshot_id] = asyncio.create_task(self._fetch_snapshot(snapshot_id, wanted))
                 task.add_done_callback(lambda _, one=snapshot_id: self._on_fetch_end(one))  # type: ignore[misc]
@@ -304,7 +306,7 @@ class UsedSnapshots:
 
     async def _fetch_and_keep(self, snapshot_id: str, wanted: _RemoteSnapshot) -> None:
         """Fetch and keep a snapshot. Raises CachefsError."""
-        open_snapshots, value = self._local.held, wanted.value
+        open_snapshots, value = self._local.open_snapshots, wanted.value
         if value.block_size > open_snapshots.block_size:
             raise CachefsError(
                 f"it has blocks of {format_size(value.block_size)}, and daemon.block_size is "
@@ -324,7 +326,7 @@ class UsedSnapshots:
     def _reserve(self, snapshot_id: str, value: UsedSnapshot) -> int:
         """Reserve bytes for the snapshot's file until it is kept, and return them. Call when its turn comes, possibly
         hours after another node has published it. Raises CachefsError."""
-        is_there = self._local.held.get(snapshot_id) is not None or self._is_coming_as_current(snapshot_id)
+        is_there = self._local.open_snapshots.get(snapshot_id) is not None or self._is_coming_as_current(snapshot_id)
         if is_there or snapshot_id not in self._used_elsewhere:
             raise _NoLongerUsed(f"snapshot {snapshot_id} is no longer wanted")
         self._local.catalog.check_idle(value.dataset)  # otherwise it could not be kept after its transfer

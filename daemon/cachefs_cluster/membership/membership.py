@@ -31,7 +31,7 @@ class Membership(Protocol):
         """Ask the source for changes, since a peer reported a newer epoch. Takes at most a second, and does nothing if
         the source was asked a moment ago."""
 
-    def note_answer(self, node_id: str, incarnation: str = "") -> None:
+    def note_response(self, node_id: str, incarnation: str = "") -> None:
         """Note that a peer answered, with this incarnation. For memberships without another source of liveness."""
 
     def note_silence(self, node_id: str) -> None:

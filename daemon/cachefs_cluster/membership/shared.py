@@ -64,7 +64,7 @@ class SharedMembership:
         self._is_ring_foreign = False  # does one of them have the ring?
         self._rival: NodeRecord | None = None  # another running node with this one's id
         self._read_event = asyncio.Event()  # the store has been read, or does not answer
-        self._answered_event = asyncio.Event()  # the store has a record with this node's id, or does not answer
+        self._record_seen = asyncio.Event()  # the store has a record with this node's id, or does not answer
         self._claimed_event = asyncio.Event()
         self._fresh_event = asyncio.Event()
         self._changed_event = asyncio.Event()
@@ -87,7 +87,7 @@ class SharedMembership:
         self._tasks = [asyncio.create_task(work) for work in (self._keep_ring(), saving)]
         async with asyncio.TaskGroup() as group:
             group.create_task(_wait_for(self._read_event, _START_SECONDS))
-            group.create_task(_wait_for(self._answered_event, _START_SECONDS))
+            group.create_task(_wait_for(self._record_seen, _START_SECONDS))
         if not self._is_read:
             self._restore_last_known()
         if (other := self._rival) is None:
@@ -112,7 +112,7 @@ class SharedMembership:
         self._store.refresh()
         await _wait_for(self._fresh_event, _REFRESH_SECONDS)
 
-    def note_answer(self, node_id: str, incarnation: str = "") -> None:
+    def note_response(self, node_id: str, incarnation: str = "") -> None:
         """Take a peer's new incarnation while the store does not answer. Otherwise the store knows which nodes are
         up."""
         record = self._planner.records.get(node_id)
@@ -207,7 +207,7 @@ class SharedMembership:
     def on_claimed(self) -> None:
         """Note that the store has this node's record."""
         self._claimed_event.set()
-        self._answered_event.set()
+        self._record_seen.set()
         if self._rival is not None:
             self._rival = None
             log.info("no other node uses the id of this node any longer")
@@ -215,7 +215,7 @@ class SharedMembership:
 
     def on_id_taken(self, record: NodeRecord) -> None:
         """Note that another running node has this node's id."""
-        self._answered_event.set()
+        self._record_seen.set()
         if self._rival is None and self._claimed_event.is_set():
             log.warning("%s", self._id_taken_text(record))
         self._rival = record
@@ -232,7 +232,7 @@ class SharedMembership:
             log.warning("%s; this node continues with the last known members", text)
         self._problem = text
         self._read_event.set()
-        self._answered_event.set()
+        self._record_seen.set()
         self._update_view()
 
     def on_fresh(self) -> None:

@@ -70,7 +70,7 @@ class StaticMembership:
     async def refresh(self) -> None:
         """Do nothing: a list does not change."""
 
-    def note_answer(self, node_id: str, incarnation: str = "") -> None:
+    def note_response(self, node_id: str, incarnation: str = "") -> None:
         record = self._records.get(node_id)
         if record is None or node_id == self._me:
             return

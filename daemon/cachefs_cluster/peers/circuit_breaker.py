@@ -88,4 +88,4 @@ class CircuitBreaker:
                 peer.note_heartbeat(self._loop.time(), fetch=lives)  # readers that found it silent ask it again
                 liveness.note_probe(alive=True, now=self._loop.time(), chance=random.random())
                 log.info("node %s answers again and is used again", record.name)
-                self._connector.membership.note_answer(sender.node, sender.incarnation)
+                self._connector.membership.note_response(sender.node, sender.incarnation)

@@ -17,7 +17,7 @@ from cachefs_cluster.peers.protocol import HEARTBEAT_SECONDS
 # ms at most.
 ALIVE_SECONDS: Final = 0.25
 # The same for a probe.
-ANSWER_SECONDS: Final = 1.0
+RESPONSE_SECONDS: Final = 1.0
 # Seconds until the daemon is asked again after it did not answer.
 RETRY_SECONDS: Final = 1.0
 
@@ -27,12 +27,12 @@ class Heartbeats:
 
     def __init__(self, request_message: Callable[[], None]) -> None:
         """request_message: makes the daemon send a message, after which `note_message` is called."""
-        self._ask_daemon = request_message
+        self._request_message = request_message
         self._lock = threading.Lock()
         # By id of the node: queues of its waiting connections. The first connection sends the heartbeats.
         self._waiting: dict[str, list[FetchOutcomes]] = {}
         # When the daemon was asked last, and when first since its last answer, in monotonic seconds.
-        self._asked_at = self._unanswered_since = 0.0
+        self._requested_at = self._unanswered_since = 0.0
         self._answered = threading.Event()
         self._answered.set()
 
@@ -62,24 +62,24 @@ class Heartbeats:
         self._answered.set()
 
     def is_daemon_answering(self) -> bool:
-        """Ask the daemon now, and return whether it answers within ANSWER_SECONDS."""
-        self._ask_if_due(time.monotonic(), 0.0)
-        return self._answered.wait(ANSWER_SECONDS)
+        """Ask the daemon now, and return whether it answers within RESPONSE_SECONDS."""
+        self._request_if_due(time.monotonic(), 0.0)
+        return self._answered.wait(RESPONSE_SECONDS)
 
     def is_daemon_alive(self, now: float) -> bool:
         """Return whether the daemon seems alive. Asks it, unless it was asked a moment ago. now: monotonic seconds."""
-        self._ask_if_due(now, HEARTBEAT_SECONDS / 2)
+        self._request_if_due(now, HEARTBEAT_SECONDS / 2)
         return self._answered.is_set() or now - self._unanswered_since < ALIVE_SECONDS
 
-    def _ask_if_due(self, now: float, pause: float) -> None:
+    def _request_if_due(self, now: float, pause: float) -> None:
         """Ask the daemon, unless it owes an answer, or was asked less than *pause* seconds ago."""
         with self._lock:
             is_answered = self._answered.is_set()
-            asks = now - self._asked_at >= (pause if is_answered else RETRY_SECONDS)
+            asks = now - self._requested_at >= (pause if is_answered else RETRY_SECONDS)
             if asks:
-                self._asked_at = now
+                self._requested_at = now
                 if is_answered:
                     self._unanswered_since = now
                 self._answered.clear()
         if asks:
-            self._ask_daemon()
+            self._request_message()

@@ -58,7 +58,7 @@ class PeerConnector:
         """Open a connection to the node. Raises CannotConnect."""
         if self._secret is not None and not self._incarnation(record):  # the proof must name it
             sender, _ = await self.probe(record)
-            self.membership.note_answer(sender.node, sender.incarnation)
+            self.membership.note_response(sender.node, sender.incarnation)
         link, tls = await self._loop.run_in_executor(self._threads, connect, record, self._certificates)
         return PeerConnection(link, tls, record.id)
 

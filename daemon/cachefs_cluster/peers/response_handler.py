@@ -138,7 +138,7 @@ class ResponseHandler:
             or exchange.first_byte_at - peer.last_response > _RESPONSE_NOTE_SECONDS
         ):
             peer.last_incarnation, peer.last_response = sender.incarnation, exchange.first_byte_at
-            self._connector.membership.note_answer(sender.node, sender.incarnation)
+            self._connector.membership.note_response(sender.node, sender.incarnation)
 
     def _handle_outcomes(self, peer: Peer, batch: PeerBatch, report: ReceiverReport) -> None:
         now, count, size = self._loop.time(), 0, 0

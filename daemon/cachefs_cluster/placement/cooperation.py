@@ -56,8 +56,8 @@ STEP_SECONDS: Final = 0.1
 # loaders may be ahead of their place: readers are a little ahead of where they were last seen.
 NEAR_WINDOW_FACTOR: Final = 1.25
 NEAR_SECONDS: Final = 0.5
-# Timeout for asking another node for its holders: ASK_SECONDS, plus a second per BYTES_PER_SECOND bytes.
-ASK_SECONDS: Final = 10.0
+# Timeout for asking another node for its holders: REQUEST_SECONDS, plus a second per BYTES_PER_SECOND bytes.
+REQUEST_SECONDS: Final = 10.0
 BYTES_PER_SECOND: Final = 1 << 20
 # Blocks looked up among the transient ones in one call: 2 ms.
 KEYS_PER_ADOPTION: Final = 4096
@@ -354,7 +354,7 @@ class Cooperation:
     async def _request_holders(self, node: str, space: BlockSpace) -> HolderState | None:
         try:
             most = MAX_BYTES_PER_BLOCK * space.count + MAX_OVERHEAD
-            seconds = ASK_SECONDS + most / BYTES_PER_SECOND
+            seconds = REQUEST_SECONDS + most / BYTES_PER_SECOND
             raw = await self._parts.shared.request_from(node, f"{HOLDERS_PATH}/{space.snapshot}", seconds, most)
             return await self._parts.threads.planning(decode_state, raw, space.count, asyncio.get_running_loop().time())
         except (CachefsError, ValueError) as error:

@@ -33,7 +33,7 @@ JOIN_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.05
 # Seconds that each node by name waits for the one before it to cancel its drain.
 STAY_SECONDS: Final = 3.0
-ASK_SECONDS: Final = 5.0
+REQUEST_SECONDS: Final = 5.0
 _MAX_RESPONSE: Final = 256 << 10
 _UNDO_BODY: Final = b"undo"
 # Names of nodes listed in a message.
@@ -85,7 +85,7 @@ class DrainController:
             await self._membership.announce("active")
 
     def _is_waiting_for_state(self) -> bool:
-        return not all(self._shared.has_answered(one.id) for one in self._membership.view.reachable)
+        return not all(self._shared.has_responded(one.id) for one in self._membership.view.reachable)
 
     async def drain(self, node: str, *, undo: bool = False) -> DrainStatus:
         """Drain a node, by its name or id; empty: this one. Call again to poll the status. undo: cancel the drain.
@@ -95,7 +95,7 @@ class DrainController:
             return await (self.cancel_own_drain() if undo else self.drain_this_node())
         try:
             raw = await self._shared.http.post(
-                record, DRAIN_PATH, ASK_SECONDS, _MAX_RESPONSE, _UNDO_BODY if undo else b""
+                record, DRAIN_PATH, REQUEST_SECONDS, _MAX_RESPONSE, _UNDO_BODY if undo else b""
             )
             return msgspec.msgpack.decode(raw, type=DrainStatus)
         except (PeerFailed, msgspec.MsgspecError) as error:

@@ -106,7 +106,7 @@ class BlockPuller:
             if not await self._pull_in_batches(pull, sample, step):
                 return pull.got
             indices = np.setdiff1d(indices, sample)
-            worth = self._worth_asking(pull, indices)
+            worth = self._are_worth_requesting(pull, indices)
             left_out = missing.ids[indices[~worth]]
             if not step(len(left_out), int(missing.space.sizes[left_out].sum(dtype=np.int64))):
                 return pull.got
@@ -118,7 +118,7 @@ class BlockPuller:
             await asyncio.sleep(RETRY_SECONDS)
         return pull.got
 
-    def _worth_asking(self, pull: _Pull, indices: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    def _are_worth_requesting(self, pull: _Pull, indices: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """Return which blocks may be on a node that has some of the sample."""
         me = self._membership.view.me
         worth = np.zeros(len(indices), np.bool_)

@@ -16,7 +16,7 @@ from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import UNKNOWN_READ
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.content.warmup import WarmupBlocks, WarmupRun, Warmups, WarmupState
-from cachefs_daemon.jobs.owners import given_name
+from cachefs_daemon.jobs.owners import name_without_owner
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.runtime.threads import Threads
 
@@ -102,7 +102,10 @@ class ShardWarmups:
     def _first_reads(self, job: str, snapshot: str) -> npt.NDArray[np.uint32] | None:
         """Return the position of each block's first read by a consumer of the job here, or None."""
         for consumer in self._jobs.consumers if job else ():
-            if consumer.snapshot.id == snapshot and job in (consumer.request.job, given_name(consumer.request.job)):
+            if consumer.snapshot.id == snapshot and job in (
+                consumer.request.job,
+                name_without_owner(consumer.request.job),
+            ):
                 if not self._plan.has_consumer(consumer.key):
                     continue
                 epoch = self._plan.epoch(consumer.key, self._plan.progress(consumer.key)[0])

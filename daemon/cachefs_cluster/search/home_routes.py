@@ -23,7 +23,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 # the rebalance in the background.
 FORMER_HOME_SECONDS: Final = 600.0
 # Nodes asked before the origin for a block that they may have read while this node lacked the snapshot.
-MAX_ASKED_BEFORE_ORIGIN: Final = 4
+MAX_PEERS_BEFORE_ORIGIN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class BlockRoute:
     # Whether this node keeps the block; otherwise it holds a mere copy.
     is_kept_here: bool = False
     # Asked in this order whether they have the block, before this node asks the origin, for itself or for a peer.
-    asked_before_origin: tuple[NodeRecord, ...] = ()
+    peers_before_origin: tuple[NodeRecord, ...] = ()
 
     @property
     def has_other_nodes(self) -> bool:
         """Whether any other node is to be asked."""
-        return self.fetching_node is not None or bool(self.possible_holders or self.asked_before_origin)
+        return self.fetching_node is not None or bool(self.possible_holders or self.peers_before_origin)
 
     @classmethod
     def from_records(
@@ -93,7 +93,7 @@ class _Ring:
     def first_of(self, hashed: np.uint64, nodes: frozenset[str]) -> list[str]:
         scores = scores_of_block(hashed, self.seeds, self.weights)
         numbers = [number for number in np.argsort(-scores, kind="stable").tolist() if self.ids[number] in nodes]
-        return [self.ids[number] for number in numbers[:MAX_ASKED_BEFORE_ORIGIN]]
+        return [self.ids[number] for number in numbers[:MAX_PEERS_BEFORE_ORIGIN]]
 
     def has_same_homes(self, other: "_Ring") -> bool:
         return (
@@ -168,7 +168,7 @@ class HomeRoutes:
             reading = [
                 one for one in records if one is not None and one.state != "away" and one not in route.possible_holders
             ]
-            route = replace(route, asked_before_origin=tuple(reading))
+            route = replace(route, peers_before_origin=tuple(reading))
         return route if route.has_other_nodes else None
 
     def _former_homes(self, hashed: np.uint64) -> Sequence[str]:

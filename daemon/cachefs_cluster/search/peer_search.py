@@ -101,9 +101,9 @@ class PeerSearch:
     on_result: FoundCallback
     state: PeerSearchState
     # Ask all nodes until one gives the block, as this node cannot get it from the origin.
-    asks_all_nodes: bool = False
+    searches_all_nodes: bool = False
     _requests: list[_SentRequest] = field(default_factory=list)  # requests in flight
-    _asked_nodes: set[tuple[str, bool]] = field(default_factory=set)  # (node id, fetch) of all requests so far
+    _requested_nodes: set[tuple[str, bool]] = field(default_factory=set)  # (node id, fetch) of all requests so far
     _timer: asyncio.TimerHandle | None = None
     _permit_deadline: float = math.inf  # deadline for the permit, in loop time; inf once admitted
     _retry_at: float = math.inf  # loop time at which to retry after a membership disagreement
@@ -167,27 +167,27 @@ class PeerSearch:
     def _on_permit(self) -> None:
         self._permit_deadline = math.inf
         if not (self._is_over or self._has_given_up):
-            self._ask_next_node()
+            self._request_next_node()
 
-    def _ask_next_node(self) -> None:
+    def _request_next_node(self) -> None:
         now = _now()
         while self.steps:
             node, fetch = self.steps.pop(0)
             seconds = self._response_seconds(fetch, now)
-            if not self._can_ask(node, now, fetch=fetch):
+            if not self._can_request(node, now, fetch=fetch):
                 continue
-            if self.state.can_ask(node, self.request.length, seconds):
+            if self.state.can_request(node, self.request.length, seconds):
                 self._send_request(node, seconds, fetch=fetch)
                 return
         self._give_up()
 
-    def _can_ask(self, node: NodeRecord, now: float, *, fetch: bool) -> bool:
+    def _can_request(self, node: NodeRecord, now: float, *, fetch: bool) -> bool:
         """Return whether the node is healthy enough to wait for."""
-        if self.asks_all_nodes:
+        if self.searches_all_nodes:
             return True
         if self.has_reader and not self.state.has_heartbeat(node.id, now, fetch=fetch):
             return False
-        return self.state.response_health.can_ask(node.id, now, fetch=fetch)
+        return self.state.response_health.can_request(node.id, now, fetch=fetch)
 
     def _silent_from(self, sent: _SentRequest) -> float:
         node = sent.node.id
@@ -215,7 +215,7 @@ class PeerSearch:
         sent.heartbeat_check_at = self._silent_from(sent)
         sent.request = self.state.peers.request_block(node, self.request, how, partial(self._handle_response, sent))
         self._requests.append(sent)
-        self._asked_nodes.add((node.id, fetch))
+        self._requested_nodes.add((node.id, fetch))
         self.state.count_request()
         self.state.response_health.note_request(node.id, now, fetch=fetch)
         self._set_timer()
@@ -260,22 +260,22 @@ class PeerSearch:
             self._set_timer()
         elif isinstance(response, SnapshotNotFound):
             self._skip_node(sent)
-        elif sent.fetch and not (self.asks_all_nodes or _can_others_help(response)):
+        elif sent.fetch and not (self.searches_all_nodes or _can_others_help(response)):
             self._give_up()
         elif not self._requests:  # otherwise the next node has been asked already
-            self._ask_next_node()
+            self._request_next_node()
 
     def _skip_node(self, sent: _SentRequest) -> None:
         """Skip a node that lacks the snapshot: the next one in rendezvous order fetches the block."""
         self.state.missing_snapshots.note_missing(self.request.ref.snapshot, sent.node.id)
         if self._has_given_up or self._requests:  # another node has been asked already
             return
-        if not self.asks_all_nodes:
+        if not self.searches_all_nodes:
             self._renew_steps()
-            self.steps = [(node, fetch) for node, fetch in self.steps if (node.id, fetch) not in self._asked_nodes]
+            self.steps = [(node, fetch) for node, fetch in self.steps if (node.id, fetch) not in self._requested_nodes]
             if self.has_reader and self._origin_at == math.inf:
                 self._origin_at = max(sent.sent_at + AWAIT_SNAPSHOT_SECONDS, _now()) + STAND_IN_SECONDS
-        self._ask_next_node()
+        self._request_next_node()
 
     def _renew_steps(self) -> None:
         self.steps = [
@@ -321,7 +321,7 @@ class PeerSearch:
             self._retry_at = math.inf
             if not self._has_given_up:
                 self._renew_steps()
-                self._ask_next_node()
+                self._request_next_node()
         for sent in list(self._requests):
             if now >= sent.times_out_at:
                 sent.request.cancel()
@@ -342,17 +342,17 @@ class PeerSearch:
             else:
                 sent.heartbeat_check_at = sent.late_at = math.inf
                 self.state.note_silence(sent.node.id, sent.sent_at, now, fetch=sent.fetch)
-                self._ask_next_node()
+                self._request_next_node()
                 return
         if now >= sent.late_at:
             sent.late_at = math.inf
             if self.state.try_hedge():
-                self._ask_next_node()
+                self._request_next_node()
 
     def _repeat_request(self, sent: _SentRequest, now: float) -> None:
         """Repeat the request, to tell a peer with an unhurried fetch that a reader waits."""
         sent.repeat_at = math.inf
-        if self.state.can_ask(sent.node, self.request.length, sent.times_out_at - now):
+        if self.state.can_request(sent.node, self.request.length, sent.times_out_at - now):
             sent.cancel()
             self._requests.remove(sent)
             self._send_request(sent.node, sent.times_out_at - now, fetch=True)

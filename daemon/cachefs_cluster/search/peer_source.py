@@ -29,7 +29,7 @@ DELEGATE_AFTER_SECONDS: Final = 0.5
 DELEGATE_AHEAD_AFTER_SECONDS: Final = 2.0
 # Nodes asked for a block that this node cannot get from its origin, at most; and snapshots for which the last giver of
 # such a block is remembered.
-MAX_NODES_ASKED: Final = 64
+MAX_NODES_SEARCHED: Final = 64
 MAX_GIVERS: Final = 1024
 
 
@@ -83,7 +83,7 @@ class PeerSource:
         if route is None:
             return None
         if fetch.is_for_peer:
-            own = BlockRoute(route.possible_holders, is_kept_here=True, asked_before_origin=route.asked_before_origin)
+            own = BlockRoute(route.possible_holders, is_kept_here=True, peers_before_origin=route.peers_before_origin)
             return SearchRoute(self, fetch, own) if own.has_other_nodes else None
         return SearchRoute(self, fetch, route)
 
@@ -101,12 +101,12 @@ class PeerSource:
         random.shuffle(nodes)
         giver = self._givers.get(fetch.source.snapshot)
         nodes.sort(key=lambda node: node.id != giver)
-        steps = [(node, True) for node in nodes[:MAX_NODES_ASKED]]
+        steps = [(node, True) for node in nodes[:MAX_NODES_SEARCHED]]
         search = self._make_search(
             fetch, steps, _never, partial(self._remember_giver, fetch.source.snapshot, on_result)
         )
         if search is not None:
-            search.asks_all_nodes = True
+            search.searches_all_nodes = True
         return search
 
     def _remember_giver(self, snapshot: str, on_result: FoundCallback, one: FoundBlock | None) -> None:
@@ -203,7 +203,7 @@ def _steps_of_route(route: BlockRoute) -> SearchSteps:
         if route.stand_in_node is not None:
             steps.append((route.stand_in_node, True))
     else:
-        steps += [(node, False) for node in route.asked_before_origin]
+        steps += [(node, False) for node in route.peers_before_origin]
     return steps
 
 

@@ -117,7 +117,7 @@ class PeerHeartbeatHealth:
         silence.noticed_at = now
         silence.backoff.note_failure(now)
 
-    def can_ask(self, node: str, now: float, last_sign: float, *, fetch: bool) -> bool:
+    def can_request(self, node: str, now: float, last_sign: float, *, fetch: bool) -> bool:
         """Return whether a reader may wait for the peer. If True for a try, no other reader tries until the pause is
         over."""
         silence = self._silent.get((node, fetch))
@@ -147,7 +147,7 @@ class PeerResponseHealth:
         """Forget peers for whose id *is_known* returns False: they have left the cluster."""
         self._backoffs = {key: one for key, one in self._backoffs.items() if is_known(key[0])}
 
-    def can_ask(self, node: str, now: float, *, fetch: bool) -> bool:
+    def can_request(self, node: str, now: float, *, fetch: bool) -> bool:
         """Return whether the peer is worth a request."""
         late = self._backoffs.get((node, fetch))
         return late is None or late.failures < MAX_LATE_REQUESTS or late.is_due(now)
@@ -220,7 +220,7 @@ class PeerSearchState:
             since = self._disagreements[node_id] = now
         return now - since < DISAGREEMENT_SECONDS and self.peers.is_usable(node_id)
 
-    def can_ask(self, node: NodeRecord, length: int, seconds: float) -> bool:
+    def can_request(self, node: NodeRecord, length: int, seconds: float) -> bool:
         """Return whether the node may respond within *seconds*."""
         return self.peers.is_usable(node.id) and self.peers.expected_seconds(node, length) < seconds
 
@@ -235,7 +235,7 @@ class PeerSearchState:
 
     def has_heartbeat(self, node_id: str, now: float, *, fetch: bool) -> bool:
         """Return whether the node gives heartbeats, as far as is known, or is due for a try by a reader."""
-        return self._heartbeat_health.can_ask(
+        return self._heartbeat_health.can_request(
             node_id, now, self.peers.last_heartbeat(node_id, fetch=fetch), fetch=fetch
         )
 

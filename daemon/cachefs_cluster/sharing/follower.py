@@ -66,7 +66,7 @@ class NodeFollower:
         self._backoff = Backoff(FIRST_PAUSE, MAX_PAUSE, _SPREAD)
         self._empty_polls = 0
         self._poll_now = asyncio.Event()
-        self._wants_all, self._asked_for_all = False, False  # set by `catch_up`; and its value in the latest poll
+        self._wants_all, self._has_requested_all = False, False  # set by `catch_up`; and its value in the latest poll
         self._caught_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -105,7 +105,7 @@ class NodeFollower:
 
     async def catch_up(self) -> None:
         """Wait until a new response of the node has brought all that it knew at the time of the call."""
-        self._wants_all, self._asked_for_all = True, False
+        self._wants_all, self._has_requested_all = True, False
         self._caught_up.clear()
         self.poll_now()
         await self._caught_up.wait()
@@ -142,7 +142,7 @@ class NodeFollower:
 
     async def _poll(self) -> StateResponse:
         """Raises PeerFailed."""
-        self._asked_for_all = self._wants_all
+        self._has_requested_all = self._wants_all
         wait = 0.0 if self._wants_all else self.poll_seconds
         params = {
             "of": self._incarnation or "-",
@@ -176,7 +176,7 @@ class NodeFollower:
         elif not self.wants_progress:
             news += self._progress.clear()
         is_quick = seconds < PROGRESS_SECONDS / 2
-        in_vain = is_quick and not self._asked_for_all and before == (self._facts.version, self._progress.version)
+        in_vain = is_quick and not self._has_requested_all and before == (self._facts.version, self._progress.version)
         self._empty_polls = self._empty_polls + 1 if in_vain else 0
         if self._clear_problem():
             log.info("node %s (%s) answers again", self.record.name, self.record.address)
@@ -184,7 +184,7 @@ class NodeFollower:
         self._on_response(response.record)
         if news:
             self._on_changes(self.record.id, news)
-        if self._asked_for_all:
+        if self._has_requested_all:
             self._wants_all = False
             self._caught_up.set()
         if self._empty_polls > MAX_EMPTY_POLLS:

@@ -56,7 +56,7 @@ class SnapshotChecker:
                 self._end_timer.cancel()
             try:
                 async with asyncio.timeout(CHECK_SECONDS + size / BYTES_PER_SECOND):
-                    answer = await self._ask_child(path)
+                    answer = await self._query_child(path)
             except (TimeoutError, OSError, ValueError, msgspec.MsgspecError) as error:
                 await self.close()
                 raise SnapshotDamaged(f"{path.name} cannot be read: {error or 'it takes too long'}") from None
@@ -68,7 +68,7 @@ class SnapshotChecker:
             raise SnapshotDamaged(answer.problem)
         return answer.meta
 
-    async def _ask_child(self, path: Path) -> _CheckResult:
+    async def _query_child(self, path: Path) -> _CheckResult:
         child = self._child
         if child is None or child.returncode is not None:
             child = self._child = await asyncio.create_subprocess_exec(

@@ -144,7 +144,7 @@ class SnapshotFiles:
         tries = 0
         while tries < ROUNDS:
             before = partial.next_size
-            for record in self._nodes_to_ask(likely):
+            for record in self._candidate_nodes(likely):
                 try:
                     await self._fetch_from(record, snapshot_id, partial)
                     return await self._verify_file(snapshot_id, partial)
@@ -157,13 +157,13 @@ class SnapshotFiles:
             await asyncio.sleep(backoff.note_failure(time.monotonic()))
         raise PeerFailed(f"no node could send snapshot {snapshot_id}: {last}")
 
-    def _nodes_to_ask(self, likely: Iterable[str]) -> list[NodeRecord]:
+    def _candidate_nodes(self, likely: Iterable[str]) -> list[NodeRecord]:
         """Return the likely nodes, then the others, each group shuffled, so that not all nodes ask one."""
         first = [record for node in dict.fromkeys(likely) if (record := self._shared.node_record(node)) is not None]
         others = [
             record
             for record in self._shared.membership.view.reachable
-            if record not in first and self._shared.has_answered(record.id)
+            if record not in first and self._shared.has_responded(record.id)
         ]
         random.shuffle(first)
         random.shuffle(others)

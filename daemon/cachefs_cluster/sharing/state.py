@@ -88,8 +88,8 @@ class SharedState:
         self._own_record: NodeRecord | None = None
         self._stopping_followers: set[asyncio.Task[None]] = set()
         self._choice_timer: asyncio.TimerHandle | None = None
-        self.endpoint.add_route("GET", STATE, self._answer_poll)
-        self.endpoint.add_route("GET", COUNTERS, self._answer_counters)
+        self.endpoint.add_route("GET", STATE, self._respond_to_poll)
+        self.endpoint.add_route("GET", COUNTERS, self._respond_with_counters)
 
     async def start(self, host: str, port: int) -> None:
         """Listen on the address, and begin to follow the other nodes. Raises ConfigError."""
@@ -198,7 +198,7 @@ class SharedState:
         follower = self._followers.get(node_id)
         return follower.record if follower is not None else None
 
-    def has_answered(self, node_id: str) -> bool:
+    def has_responded(self, node_id: str) -> bool:
         """Return whether the node has answered since it, or this node, started. A node without datasets answers too."""
         follower = self._followers.get(node_id)
         return follower is not None and follower.facts.version > 0
@@ -281,7 +281,7 @@ class SharedState:
         await follower.stop()
 
     def _on_response(self, record: NodeRecord) -> None:
-        self.membership.note_answer(record.id, record.incarnation)
+        self.membership.note_response(record.id, record.incarnation)
         self.membership.note_record(record)
 
     def _on_changes(self, node: str, news: list[StateChange]) -> None:
@@ -316,7 +316,7 @@ class SharedState:
 
     # --- responses to other nodes ------------------------------------------------------------------------------------
 
-    async def _answer_poll(self, request: web.Request) -> web.Response:
+    async def _respond_to_poll(self, request: web.Request) -> web.Response:
         sender = self.endpoint.sender(request)
         mine = self.membership.view.own_record
         if sender is None or mine is None:
@@ -373,7 +373,7 @@ class SharedState:
         for event in polls.values():
             event.set()
 
-    async def _answer_counters(self, request: web.Request) -> web.Response:
+    async def _respond_with_counters(self, request: web.Request) -> web.Response:
         if self._own_counters is None:
             return web.Response(status=503, text="this node has no counters yet")
         return web.Response(body=await self._own_counters(), content_type="application/msgpack")

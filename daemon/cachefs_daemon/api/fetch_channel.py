@@ -127,7 +127,7 @@ class FetchChannelServer:
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
-            connection.end_when_answered()
+            connection.end_after_responses()
         try:
             async with asyncio.timeout(grace):
                 while self._connections:
@@ -374,7 +374,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._channel.log_error(self._user, f"internal error ({error!r})", bug=error)
         return CachefsError(f"internal error ({error!r}); see the daemon's log")
 
-    def end_when_answered(self) -> None:
+    def end_after_responses(self) -> None:
         """Take no more requests."""
         self._is_ending = True
         self._transport.pause_reading()

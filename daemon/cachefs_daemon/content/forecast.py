@@ -16,7 +16,7 @@ def warmup(snapshot: Snapshot, request: WarmupRequest, index: IndexWriter, free:
     wanted = plan_warmup(snapshot, request)
     present = cached_contents(index)
     entries = (snapshot.entry(number) for number in wanted.files)
-    here = _held(index, (entry for entry in entries if entry.content in present), snapshot.block_size)
+    here = _cached_amount(index, (entry for entry in entries if entry.content in present), snapshot.block_size)
     return WarmupForecast(
         wanted=DatasetAmount(files=len(wanted.files), blocks=wanted.blocks, bytes=wanted.bytes), here=here, free=free
     )
@@ -34,10 +34,10 @@ def evict(snapshot: Snapshot, paths: Sequence[bytes], pins: Sequence[bytes], ind
             if pins and any(is_below(snapshot.path(entry.number), pin) for pin in pins):
                 pinned.append(entry)
     size = snapshot.block_size
-    return EvictForecast(here=_held(index, everything, size), pinned=_held(index, pinned, size))
+    return EvictForecast(here=_cached_amount(index, everything, size), pinned=_cached_amount(index, pinned, size))
 
 
-def _held(index: IndexWriter, entries: Iterable[Entry], block_size: int) -> DatasetAmount:
+def _cached_amount(index: IndexWriter, entries: Iterable[Entry], block_size: int) -> DatasetAmount:
     """Return what is cached of these files. A file that lacks a block does not count as a file."""
     files = blocks = size = 0
     for entry in entries:

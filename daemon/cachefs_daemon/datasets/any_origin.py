@@ -51,13 +51,13 @@ class AnyOrigin:
     async def read(self, wanted: ObjectRange, deadline: Deadline) -> Data:
         pause, refused = deadline.pause, None
 
-        async def rest_unless_refused(seconds: float) -> None:
+        async def pause_unless_refused(seconds: float) -> None:
             """Fail on denied access: expired credentials may be renewed, but another origin's may be good already."""
             if isinstance(deadline.last_error, OriginAccessDenied):
                 raise deadline.last_error
             await pause(seconds)
 
-        deadline.pause = rest_unless_refused
+        deadline.pause = pause_unless_refused
         for origin in list(self._origins):
             try:
                 return await origin.read(wanted, deadline)

@@ -87,7 +87,7 @@ class Catalog:
         CachefsError where the registry cannot be read."""
         self.shared = shared
         self._state_dir = state_dir
-        self._held = open_snapshots
+        self._open_snapshots = open_snapshots
         self._settings = settings
         self._threads = threads
         self._datasets: dict[str, Dataset] = {}  # by name
@@ -150,7 +150,7 @@ class Catalog:
 
     def generations(self, dataset: Dataset) -> list[Snapshot]:
         """Return all snapshots of the dataset that are still on this node, newest first."""
-        snapshots = (self._held.get(known.id) for known in dataset.record.snapshots)
+        snapshots = (self._open_snapshots.get(known.id) for known in dataset.record.snapshots)
         return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def view(self, dataset: Dataset) -> DatasetView:
@@ -160,7 +160,7 @@ class Catalog:
             name=record.name,
             url=remove_secrets(record.url),
             snapshot=snapshot.id if snapshot else "",
-            path=str(self._held.path(snapshot.id)) if snapshot else "",
+            path=str(self._open_snapshots.path(snapshot.id)) if snapshot else "",
             files=snapshot.files if snapshot else 0,
             directories=snapshot.directories if snapshot else 0,
             bytes=snapshot.bytes if snapshot else 0,
@@ -325,8 +325,8 @@ class Catalog:
                 None,
             )
             try:
-                await self._threads.background(self._held.install_file, received, snapshot_id)
-                self._held.open_snapshot(snapshot_id, dataset.origin)
+                await self._threads.background(self._open_snapshots.install_file, received, snapshot_id)
+                self._open_snapshots.open_snapshot(snapshot_id, dataset.origin)
                 if known is None:
                     self._removed_datasets.append(dataset)
                 before = dataset.record.snapshots
@@ -350,14 +350,14 @@ class Catalog:
         older = (one.record.snapshots[KEPT_GENERATIONS:] for one in self)
         gone = (one.record.snapshots for one in self._removed_datasets)
         ids = {record.id for snapshots in (*older, *gone) for record in snapshots}
-        return sum(self._held.file_size(one) for one in ids)
+        return sum(self._open_snapshots.file_size(one) for one in ids)
 
     def read_snapshots(self, is_read: Callable[[str], bool]) -> list[Snapshot]:
         """Return the current snapshots of all datasets, and older ones for whose id *is_read* returns true."""
         found = {one.current.id: one.current for one in self if one.current is not None}
         for dataset in [*self, *self._removed_datasets]:
             for record in dataset.record.snapshots:
-                snapshot = self._held.get(record.id)
+                snapshot = self._open_snapshots.get(record.id)
                 if snapshot is not None and record.id not in found and is_read(record.id):
                     found[record.id] = snapshot
         return list(found.values())
@@ -407,8 +407,8 @@ class Catalog:
         dataset.record = record
         try:
             if received is not None:
-                await self._threads.background(self._held.install_file, received, current.id)
-            await self._make_current(dataset, self._held.path(current.id), wanted.listed)
+                await self._threads.background(self._open_snapshots.install_file, received, current.id)
+            await self._make_current(dataset, self._open_snapshots.path(current.id), wanted.listed)
         except BaseException:
             if known is None:
                 await origin.close()
@@ -454,10 +454,10 @@ class Catalog:
         Call every few seconds: see `Snapshot.is_replaced`. Returns the errors. A damaged snapshot that other nodes have
         is then fetched from one of them.
         """
-        replaced = await self._threads.upkeep(self._held.find_replaced)
+        replaced = await self._threads.upkeep(self._open_snapshots.find_replaced)
         if not replaced:
             return []
-        problems = self._held.reopen_replaced(replaced)
+        problems = self._open_snapshots.reopen_replaced(replaced)
         datasets = [dataset for dataset in self if dataset.current is not None]
         self._update_current()
         for dataset in datasets:
@@ -469,7 +469,7 @@ class Catalog:
         """Update each dataset's current snapshot. Several datasets may have the same one."""
         for dataset in self:
             if dataset.current is not None:
-                dataset.current = self._held.get(dataset.current.id)
+                dataset.current = self._open_snapshots.get(dataset.current.id)
 
     def dataset_of(self, snapshot: str) -> str:
         """Return the name of a dataset that has the snapshot with that id; "" where none has it."""
@@ -503,12 +503,12 @@ class Catalog:
         expected = dataset.current.files if dataset.current is not None else 0
         request = ListingRequest(
             url=record.url,
-            block_size=self._held.block_size,
-            directory=str(self._held.directory),
+            block_size=self._open_snapshots.block_size,
+            directory=str(self._open_snapshots.directory),
             options=record.options,
             named=record.named,
-            settings=dataclasses.replace(self._settings, scratch=str(self._held.directory)),
-            journal=str(journal_path(self._state_dir, record.url, self._held.block_size, record.options)),
+            settings=dataclasses.replace(self._settings, scratch=str(self._open_snapshots.directory)),
+            journal=str(journal_path(self._state_dir, record.url, self._open_snapshots.block_size, record.options)),
         )
         async with contextlib.aclosing(build_snapshot(request)) as steps:
             async for step in steps:
@@ -523,14 +523,14 @@ class Catalog:
         before = record.snapshots
         fresh = path.stem
         if before and before[0].id == fresh and dataset.current is not None:
-            self._held.open_snapshot(fresh, dataset.origin)  # the file at *path* is another one than before
+            self._open_snapshots.open_snapshot(fresh, dataset.origin)  # the file at *path* is another one than before
             self._update_current()
             await self._save()
             return
         moment = boot_clock.now()
         retired = [SnapshotRecord(before[0].id, moment.seconds, moment.boot), *before[1:]] if before else []
         kept = [SnapshotRecord(fresh), *(snapshot for snapshot in retired if snapshot.id != fresh)]
-        snapshot = self._held.open_snapshot(fresh, dataset.origin)
+        snapshot = self._open_snapshots.open_snapshot(fresh, dataset.origin)
         was_current = dataset.current
         dataset.record = msgspec.structs.replace(record, snapshots=kept, listed=listed)
         dataset.current = snapshot
@@ -567,8 +567,8 @@ class Catalog:
 
     def _open_snapshot_or_none(self, name: str, record: SnapshotRecord, origin: Origin) -> Snapshot | None:
         try:
-            snapshots.verify(self._held.path(record.id))
-            return self._held.open_snapshot(record.id, origin)
+            snapshots.verify(self._open_snapshots.path(record.id))
+            return self._open_snapshots.open_snapshot(record.id, origin)
         except CachefsError as error:
             log.error("dataset %s: %s", name, error)
         except OSError as error:
@@ -584,9 +584,9 @@ class Catalog:
         for dataset in [*self, *self._removed_datasets]:
             for record in dataset.record.snapshots:
                 wanted.setdefault(record.id, []).append(dataset.origin)
-        self._held.keep_only(wanted)
+        self._open_snapshots.keep_only(wanted)
         if not self._changing:
-            self._held.remove_files(wanted)
+            self._open_snapshots.remove_files(wanted)
 
     async def _save(self) -> None:
         await self._threads.background(self._save_now)

@@ -27,7 +27,7 @@ from cachefs_daemon.origin.key_ranges import KeyRange, ListingCheckpoint, RangeC
 # Seconds after its last save for which a listing is resumed. A user who lists later wants to see new objects.
 RESUMABLE_SECONDS: Final = 900.0
 _VERSION: Final = 3
-_PLACE: Final = "place"
+_POSITION_FILE: Final = "place"
 _ROWS: Final = "rows"
 
 
@@ -80,15 +80,15 @@ class ListingJournal:
 
     def save(self, builder: SnapshotBuilder, left: list[KeyRange], seams: list[RangeCut]) -> None:
         """Write the position. Raises OSError."""
-        draft = self._directory / f"{_PLACE}-draft"
+        draft = self._directory / f"{_POSITION_FILE}-draft"
         draft.write_bytes(
             msgspec.msgpack.encode(_JournalPosition(_VERSION, self._began, left, seams, builder.export_state()))
         )
-        draft.replace(self._directory / _PLACE)
+        draft.replace(self._directory / _POSITION_FILE)
 
     def make_unresumable(self) -> None:
         """Make the listing not resumable: the server lists in no order. Raises OSError."""
-        (self._directory / _PLACE).unlink(missing_ok=True)
+        (self._directory / _POSITION_FILE).unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the journal of a listing that has ended."""
@@ -137,10 +137,10 @@ def _is_resumable(path: Path) -> bool:
 
 def _read_position(directory: Path) -> _JournalPosition | None:
     """Return the position of a listing that ended a short while ago, or None."""
-    if not _is_resumable(directory / _PLACE):
+    if not _is_resumable(directory / _POSITION_FILE):
         return None
     try:
-        position = msgspec.msgpack.decode((directory / _PLACE).read_bytes(), type=_JournalPosition)
+        position = msgspec.msgpack.decode((directory / _POSITION_FILE).read_bytes(), type=_JournalPosition)
     except (OSError, msgspec.MsgspecError):
         return None
     return position if position.version == _VERSION else None

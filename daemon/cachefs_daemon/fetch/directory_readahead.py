@@ -131,7 +131,7 @@ class AreaIndex:
     def find_missing_blocks(self, snapshot: Snapshot, search: AreaSearch) -> AreaSearchResult:
         """Find missing blocks of an area. Raises CachefsError."""
         area, missing, looked, size = search.area.area, list[MissingAreaBlock](), 0, 0
-        for position in search.places:
+        for position in search.positions:
             if size >= search.max_bytes:
                 break
             looked += 1
@@ -284,9 +284,9 @@ class DirectoryReadaheadFetcher:
     def _find_missing(self, search: AreaSearch) -> AreaSearchResult:
         snapshot = self._open_snapshot(search.area.area.snapshot)
         if snapshot is None:
-            return AreaSearchResult(len(search.places), ())
+            return AreaSearchResult(len(search.positions), ())
         try:
             return self._area_index.find_missing_blocks(snapshot, search)
         except CachefsError as error:
             log.debug("no readahead in snapshot %s: %s", snapshot.id, error)
-            return AreaSearchResult(len(search.places), ())
+            return AreaSearchResult(len(search.positions), ())

@@ -330,7 +330,7 @@ class Fetcher:
     def _fetch_in_task(
         self, refs: Sequence[BlockRef], until: float, on_result: ResultCallback, *, for_peer: bool
     ) -> None:
-        async def ask() -> None:
+        async def request_blocks() -> None:
             outcomes: list[BlockResult]
             try:
                 outcomes = await self.fetch_on_demand(
@@ -343,7 +343,7 @@ class Fetcher:
                 outcomes = [CachefsError(text)] * len(refs)
             on_result(outcomes, "")
 
-        task = asyncio.create_task(ask())
+        task = asyncio.create_task(request_blocks())
         self._request_tasks.add(task)
         task.add_done_callback(self._request_tasks.discard)
 

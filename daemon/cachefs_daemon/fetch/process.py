@@ -129,8 +129,8 @@ class FetchProcess:
         wanted: list[FetchCommand] = []
         for process_fetch, room in process_fetches:
             order = process_fetch.prepared_get
-            if order.way is not last:  # most are the same object, and a comparison takes 5 us
-                last = order.way
+            if order.parameters is not last:  # most are the same object, and a comparison takes 5 us
+                last = order.parameters
                 if last not in self._known_parameters:
                     new_parameters.append(NumberedGetParameters(self._number_of(last), last))
                 number = self._known_parameters[last]

@@ -177,11 +177,11 @@ class RandomReads:
                 continue  # the whole block has arrived, or its parts were dropped
             fetch = self._fetches.join_or_start_fetch(self._renew_source(source), ahead=True, may_be_transient=True)
             self._in_flight += source.length
-            fetch.add_done_callback(partial(self._on_rest_fetched, source.length))
+            fetch.add_done_callback(partial(self._on_remaining_fetched, source.length))
         if self._rests:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._fetch_rests)
 
-    def _on_rest_fetched(self, size: int, _: BlockFetch) -> None:
+    def _on_remaining_fetched(self, size: int, _: BlockFetch) -> None:
         self._in_flight -= size
         self._fetch_rests()
 

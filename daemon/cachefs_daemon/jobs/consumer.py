@@ -25,7 +25,7 @@ from cachefs_daemon.jobs.consumer_reads import check_size, mean_bytes, reorder_w
 from cachefs_daemon.jobs.epoch_loader import EpochLoader, PreparedEpoch
 from cachefs_daemon.jobs.epochs import MAX_WAITING_BYTES, MAX_WAITING_ORDERS, Epochs
 from cachefs_daemon.jobs.liveness import PublisherLiveness
-from cachefs_daemon.jobs.owners import given_name, user_of
+from cachefs_daemon.jobs.owners import name_without_owner, user_of
 from cachefs_daemon.jobs.plan_memory import PlanPurpose, plan_bytes
 from cachefs_daemon.jobs.states import ConsumerState
 
@@ -178,7 +178,7 @@ class Consumer:
         """Add the published *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. Raises Busy
         where the epoch is too far ahead to be kept, StoreFull where there is no memory for the order."""
         self.liveness.renew(now)
-        which = f"epoch {epoch} of consumer {self.name} of job {given_name(self.request.job)}"
+        which = f"epoch {epoch} of consumer {self.name} of job {name_without_owner(self.request.job)}"
         kept = self._epochs.add_order(epoch, order, self._oldest_epoch)
         try:
             self._reserve_for_orders()

@@ -24,7 +24,7 @@ def find_job_name(caller: Caller, name: str, known: Iterable[str]) -> str:
 
     known: full names of all jobs. Raises NotFound, and ConfigError where several users have one.
     """
-    called = [one for one in known if name in (one, given_name(one))]
+    called = [one for one in known if name in (one, name_without_owner(one))]
     if not called:
         raise no_such_job_error(name)
     if OWNER_MARK in name:
@@ -39,11 +39,11 @@ def find_job_name(caller: Caller, name: str, known: Iterable[str]) -> str:
 
 def check_owner(caller: Caller, job: str) -> None:
     """Raise AccessDenied where the job of that full name belongs to another user and *caller* is no administrator."""
-    if not caller.is_administrator and job != own_job_name(caller, given_name(job)):
+    if not caller.is_administrator and job != own_job_name(caller, name_without_owner(job)):
         raise AccessDenied(f"job {job} is another user's; only that user and administrators of the daemon may do that")
 
 
-def given_name(job: str) -> str:
+def name_without_owner(job: str) -> str:
     """Return the name that the user gave the job of that full name. Messages to the user contain this one."""
     return job.partition(OWNER_MARK)[0]
 

@@ -31,7 +31,7 @@ class PlanPurpose(Enum):
 
 
 @dataclass(slots=True)
-class _HeldMap:
+class _CountedMap:
     sample_map: SampleMap  # a reference, so that no other object gets its id
     size: int  # bytes
     owner: str  # owner of the job that published it
@@ -44,7 +44,7 @@ class PlanMemory:
     def __init__(self, limit: int) -> None:
         self._limit = limit  # bytes
         self._reserved: dict[tuple[str, PlanPurpose], int] = {}  # bytes, by key of the consumer and purpose
-        self._maps: dict[int, _HeldMap] = {}  # by id: each map counts once, however many consumers hold it
+        self._maps: dict[int, _CountedMap] = {}  # by id: each map counts once, however many consumers hold it
         self._sum = 0  # bytes of all of these
         self._by_owner: Counter[str] = Counter()  # the same, by `owner_of` the job
 
@@ -72,7 +72,7 @@ class PlanMemory:
         """Count one more holder of this map object, for a job of that full name. Raises StoreFull."""
         counted = self._maps.get(id(sample_map))
         if counted is None:
-            counted = _HeldMap(sample_map, _map_size(sample_map), owner_of(job))
+            counted = _CountedMap(sample_map, _map_size(sample_map), owner_of(job))
             self._check_limits(counted.size, 0, counted.owner)
             self._maps[id(sample_map)] = counted
             self._count_bytes(counted.size, counted.owner)

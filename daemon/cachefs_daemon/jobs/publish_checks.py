@@ -8,7 +8,7 @@ from cachefs.errors import ConfigError
 from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, MAX_NOTE, JobPublication, LoaderView, SampleMap
 from cachefs.planning.sequences.sampler_spec import MAX_SAMPLES
 from cachefs_daemon.consumer_checks import check_consumer
-from cachefs_daemon.jobs.owners import given_name
+from cachefs_daemon.jobs.owners import name_without_owner
 
 # With the owner, see cachefs_daemon.jobs.owners.
 _NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._:@+-]{{0,{MAX_JOB_NAME - 1}}}(~\w+)?")
@@ -20,7 +20,7 @@ MAX_LEASE: Final = 7 * 86400.0
 
 def check_publication(request: JobPublication) -> None:
     """Validate a publication. Raises ConfigError, with the name that the user gave."""
-    name = given_name(request.job)
+    name = name_without_owner(request.job)
     if len(request.consumer) > MAX_CONSUMER_NAME or len(request.source) > MAX_CONSUMER_NAME:
         raise ConfigError(f"job {name}: names of consumers and publishers have at most {MAX_CONSUMER_NAME} characters")
     if not (request.consumer.isprintable() and request.source.isprintable()):

@@ -37,7 +37,7 @@ from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.consumer_reads import check_size, decode_order
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.job_files import ConsumerPositions, JobRecord
-from cachefs_daemon.jobs.owners import given_name, no_such_job_error, owner_of, owner_text
+from cachefs_daemon.jobs.owners import name_without_owner, no_such_job_error, owner_of, owner_text
 from cachefs_daemon.jobs.publish_checks import check_publication, is_loader_valid
 from cachefs_daemon.jobs.refetch_log import RefetchLog
 from cachefs_daemon.jobs.sample_maps import TREE
@@ -145,7 +145,7 @@ class JobRegistry:
         """Return the job of that full name. Raises NotFound."""
         job = self._jobs.get(name)
         if job is None:
-            raise no_such_job_error(given_name(name))
+            raise no_such_job_error(name_without_owner(name))
         return job
 
     def job_view(self, job: Job, pushed: PushedBytes = lambda snapshot, blocks: 0) -> JobView:
@@ -343,8 +343,8 @@ class JobRegistry:
         consumer = self._consumer(request.job, request.consumer)
         if not 0 <= request.epoch < MAX_EPOCHS or len(request.order) % 4:
             raise ConfigError(
-                f"epoch {request.epoch} of job {given_name(request.job)}: expected u32 sample numbers, and epochs "
-                f"from 0 to {MAX_EPOCHS - 1:,}"
+                f"epoch {request.epoch} of job {name_without_owner(request.job)}: expected u32 sample numbers, and "
+                f"epochs from 0 to {MAX_EPOCHS - 1:,}"
             )
         consumer.add_order(request.epoch, decode_order(request.order), time.monotonic())
         self.unsaved_jobs.add(request.job)
@@ -354,15 +354,15 @@ class JobRegistry:
         again. Raises NotFound, ConfigError."""
         epochs_exist = 0 <= request.epoch < MAX_EPOCHS and -1 <= request.part_of < MAX_EPOCHS
         if not epochs_exist or min(request.position, request.part_begins) < 0:
-            name = given_name(request.job)
+            name = name_without_owner(request.job)
             raise ConfigError(f"job {name}: epochs count from 0 to {MAX_EPOCHS - 1:,}, and positions from 0")
         if len(request.note) > MAX_NOTE or not request.note.isprintable():
             raise ConfigError(
-                f"job {given_name(request.job)}: expected a printable note of {MAX_NOTE} characters at most"
+                f"job {name_without_owner(request.job)}: expected a printable note of {MAX_NOTE} characters at most"
             )
         consumer = self._consumer(request.job, request.consumer)
         if request.loader is not None and not is_loader_valid(request.loader):
-            raise ConfigError(f"job {given_name(request.job)}: the description of its loader is invalid")
+            raise ConfigError(f"job {name_without_owner(request.job)}: the description of its loader is invalid")
         consumer.note, consumer.loader = request.note, request.loader or consumer.loader
         if request.part_of >= 0:
             consumer.note_part(request.epoch, request.part_of, request.part_begins)
@@ -494,7 +494,7 @@ class JobRegistry:
         consumer = found.consumers.get(name)
         if consumer is None:
             state = f"has {found.state}" if found.state != JobState.RUNNING else "has not published it"
-            raise NotFound(f"job {given_name(job)} has no consumer {name!r}: it {state}; publish first")
+            raise NotFound(f"job {name_without_owner(job)} has no consumer {name!r}: it {state}; publish first")
         return consumer
 
     def _end_consumer(self, job: Job, consumer: Consumer, reason: str = "") -> None:

@@ -50,8 +50,8 @@ class StateDirectory:
         """Raises Busy where another daemon owns it, ConfigError where it cannot be used."""
         self.directory = directory
         self.draft_path = directory / _DRAFT  # the next index, while it is made
-        self._place = state_directory(directory)
-        self._descriptor = open_owned(self._place)
+        self._configured = state_directory(directory)
+        self._descriptor = open_owned(self._configured)
         try:
             self._require_files()
             self._check_format()
@@ -155,7 +155,7 @@ class StateDirectory:
             for entry in entries:
                 ours = entry.name in ("lock", _RUNNING) or entry.name.startswith("index-")
                 if ours and not entry.is_file(follow_symlinks=False):
-                    raise self._place.unusable_error(
+                    raise self._configured.unusable_error(
                         f"{entry.name} in it is not a plain file; remove it, or choose another"
                     )
 
@@ -164,10 +164,10 @@ class StateDirectory:
         try:
             state_format.check(self.directory)
         except ConfigError as error:
-            raise self._place.unusable_error(str(error)) from None
+            raise self._configured.unusable_error(str(error)) from None
 
     def _unusable_error(self, error: ConfigError | OSError) -> ConfigError:
         if isinstance(error, ConfigError):
             return error
         about = f"{error.filename}: " if isinstance(error.filename, str) else ""
-        return self._place.unusable_error(f"{about}{error.strerror}; mend that, or choose another")
+        return self._configured.unusable_error(f"{about}{error.strerror}; mend that, or choose another")

@@ -176,14 +176,14 @@ def _open_tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: Planning
             opened.insert(0, make_policy(tier.config.policy, foresight.plan, covered, uses, foresight.standing))
         return opened
 
-    def place_of(key: bytes) -> TierLocation | None:
+    def location_of(key: bytes) -> TierLocation | None:
         location = index.get(key)
         return TierLocation(location.tier, span(location.length)) if location is not None else None
 
     capacities = [tier.capacity for tier in tiers]
     quotas = Quotas(capacities, policies, foresight.plan)
     transient = _transient_capacity(tiers, block_size)
-    return Tiering(tiers, TierPolicies(policies(), uses), quotas, foresight.presence, place_of, transient)
+    return Tiering(tiers, TierPolicies(policies(), uses), quotas, foresight.presence, location_of, transient)
 
 
 def _kept_below(tier: Tier, policy: EvictionPolicy) -> float:

@@ -78,12 +78,12 @@ class SampleCount:
 
     def __init__(self) -> None:
         self.total = 0
-        self._places: dict[str, EpochProgress] = {}  # by consumer
+        self._positions: dict[str, EpochProgress] = {}  # by consumer
 
     def add_progress(self, progress: Mapping[str, EpochProgress]) -> int:
         """Add the reads up to places: the present consumers, by name. Return the samples read since the last call."""
-        new = sum(_samples_between(self._places.get(name), position) for name, position in progress.items())
-        self._places = dict(progress)
+        new = sum(_samples_between(self._positions.get(name), position) for name, position in progress.items())
+        self._positions = dict(progress)
         self.total += new
         return new
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from cachefs.job_progress import group_by_loader, wait_explanation, waited_share
 from cachefs.trouble_texts import describe_trouble
-from cachefs_daemon.jobs.owners import given_name, owner_of
+from cachefs_daemon.jobs.owners import name_without_owner, owner_of
 from cachefs_daemon.jobs.registry import Job
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.node import Node
@@ -71,7 +71,7 @@ def job_row(node: Node, job: Job) -> JobRow:
     loaders = group_by_loader(views[-MAX_CONSUMERS:])
     return JobRow(
         id=job.name,
-        name=given_name(job.name),
+        name=name_without_owner(job.name),
         owner=owner_of(job.name),
         dataset=", ".join(dict.fromkeys(job.datasets.values())),
         state=job.state,

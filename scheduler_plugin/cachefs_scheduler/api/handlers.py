@@ -98,7 +98,7 @@ class ApiHandlers:
         now = time.monotonic()
 
         def order(one: KnownJob) -> tuple[bool, str, int, float]:
-            return one.state != AdmissionState.WAITING, one.request.dataset, one.queue_position, one.asked_at
+            return one.state != AdmissionState.WAITING, one.request.dataset, one.queue_position, one.requested_at
 
         return QueueStatus(
             jobs=[
@@ -108,7 +108,7 @@ class ApiHandlers:
                     user=one.request.user,
                     state=one.state,
                     priority=one.request.priority,
-                    seconds=now - one.asked_at,
+                    seconds=now - one.requested_at,
                     place=one.queue_position,
                     policy=one.request.policy,
                     nodes=list(one.nodes),

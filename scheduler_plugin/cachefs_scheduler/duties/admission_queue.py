@@ -59,7 +59,7 @@ class AdmissionQueue:
         running = Counter(one.request.user for one in self._jobs if one.has_slot and self._jobs_per_copy(one))
         order = order_waiting(
             [
-                SlotRequest(one.request.job, one.snapshot, one.request.user, one.request.priority, one.asked_at)
+                SlotRequest(one.request.job, one.snapshot, one.request.user, one.request.priority, one.requested_at)
                 for one in waiting
             ],
             running,

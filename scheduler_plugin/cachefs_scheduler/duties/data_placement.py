@@ -103,7 +103,7 @@ class DataPlacement:
         """Return whether commands can be sent to nodes now."""
         return self._warmups.can_send
 
-    def is_held_elsewhere(self, snapshot: str, missing: ShardMask, of: str) -> bool:
+    def is_cached_elsewhere(self, snapshot: str, missing: ShardMask, of: str) -> bool:
         """Return whether other nodes have everything that node *of* has. missing: shards that the other nodes do not
         have."""
         facts = self._view.cluster.current_facts(of)
@@ -206,7 +206,7 @@ class DataMoves:
                     return  # later
                 if self._placement.is_read_on(node, move.snapshot):
                     continue  # released when those reads end
-                if lacking is not None and self._placement.is_held_elsewhere(move.snapshot, lacking, node):
+                if lacking is not None and self._placement.is_cached_elsewhere(move.snapshot, lacking, node):
                     self._placement.evict_copy(move.dataset, move.snapshot, node)
                     move.left_nodes.discard(node)
             if not move.left_nodes:

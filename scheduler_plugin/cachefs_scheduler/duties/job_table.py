@@ -27,7 +27,7 @@ class KnownJob:
     request: PlacementRequest
     # Id of the snapshot that the job reads; empty if no node knew the dataset when the job was asked for.
     snapshot: str
-    asked_at: float
+    requested_at: float
     # When a scheduler last mentioned the job.
     mentioned_at: float
     state: AdmissionState = AdmissionState.ASKED
@@ -95,5 +95,5 @@ class JobTable:
     def longest_waiting_since(self) -> float:
         """Return when the longest-waiting job was first asked for; inf if no job waits."""
         return min(
-            (one.asked_at for one in self._jobs.values() if one.state == AdmissionState.WAITING), default=math.inf
+            (one.requested_at for one in self._jobs.values() if one.state == AdmissionState.WAITING), default=math.inf
         )

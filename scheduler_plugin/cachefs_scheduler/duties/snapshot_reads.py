@@ -28,7 +28,7 @@ class _ReportedReads:
     # Monotonic time when `reads` changed, or was learnt; -IN_USE without reads.
     changed_at: float
     # Whether a part of the snapshot is in the node's tiers.
-    is_held: bool
+    is_cached: bool
 
 
 class SnapshotReads:
@@ -78,7 +78,7 @@ class SnapshotReads:
 
         Scans all jobs, up to 10,000. A service that has just begun returns all snapshots until it has heard all nodes.
         """
-        if now - self._started_at < IN_USE_SECONDS and not self._view.has_heard_all:
+        if now - self._started_at < IN_USE_SECONDS and not self._view.has_all_reports:
             return set(snapshots)
         mounted = {one for one in snapshots if now - self._last_changes.get(one, -IN_USE_SECONDS) < IN_USE_SECONDS}
         return mounted | self._read_by_jobs(snapshots)
@@ -134,10 +134,10 @@ class SnapshotReads:
                 self.note_read(one.id, now)
             if is_cached:
                 self._last_reads.setdefault(one.id, now)
-                if before is not None and (known is None or not known.is_held):
+                if before is not None and (known is None or not known.is_cached):
                     self.note_arrival(name, one.id, now)
         self._reported[name] = after
         came = self._arrivals.get(name, {})
-        for gone in [one for one in came if one not in after or not after[one].is_held]:
+        for gone in [one for one in came if one not in after or not after[one].is_cached]:
             del came[gone]
             self._arrival_count -= 1

@@ -81,7 +81,7 @@ def state_pieces(
         SavedQueueJob(
             one.request,
             one.snapshot,
-            now - one.asked_at,
+            now - one.requested_at,
             now - one.mentioned_at,
             one.state,
             list(one.nodes),

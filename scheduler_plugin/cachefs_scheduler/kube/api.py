@@ -26,7 +26,7 @@ CALL_SECONDS: Final = 10.0
 WATCH_SECONDS: Final = 290
 _PAGE: Final = 500
 _MAX_PAGES: Final = 2000
-_MAX_ANSWER: Final = 256 << 20
+_MAX_RESPONSE: Final = 256 << 20
 _MAX_LINE: Final = 8 << 20
 _MAX_TEXT: Final = 300
 # Pods that have ended disappear from lists and watches as if they were deleted.
@@ -241,7 +241,7 @@ async def _read_body(content: aiohttp.StreamReader) -> bytes:
     found = bytearray()
     while chunk := await content.readany():
         found += chunk
-        if len(found) > _MAX_ANSWER:
+        if len(found) > _MAX_RESPONSE:
             raise KubeApiRefused("the API server's response is too long")
     return bytes(found)
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 # Seconds for a body to arrive, and for a response to be made and sent. kube-scheduler waits 1 s for its answer
 # (`httpTimeout`), the API server 2 s (`timeoutSeconds`): a slower body serves no caller.
 BODY_SECONDS: Final = 2.0
-ANSWER_SECONDS: Final = 30.0
+RESPONSE_SECONDS: Final = 30.0
 HANDSHAKE_SECONDS: Final = 5.0
 # Go closes an idle connection after 90 s; connections idle for longer than this are cut.
 _IDLE_SECONDS: Final = 120.0
@@ -154,7 +154,7 @@ class KubeServer:
             return _refusal(415, "requests must not be compressed")
         self._busy.add(request.protocol)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(RESPONSE_SECONDS):
                 return await handler(request)
         except TimeoutError:
             if request.transport is not None:
@@ -184,7 +184,7 @@ class KubeServer:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
                     if (request.content_length or 0) > LARGE_BYTES:
-                        await large.enter_async_context(self._large_slot(request.remote or ""))
+                        await large.enter_async_context(self._large_permit(request.remote or ""))
                     await self._read_body(body, request, most)
             except TimeoutError:
                 raise web.HTTPRequestTimeout(text="the request did not arrive in time\n") from None
@@ -193,11 +193,11 @@ class KubeServer:
             if self._requests >= MAX_REQUESTS:
                 raise web.HTTPServiceUnavailable(text=f"{MAX_REQUESTS} requests are being answered already\n")
             self._requests += 1
-            large.callback(self._count_answered)
+            large.callback(self._count_response)
             yield body
 
     @contextlib.asynccontextmanager
-    async def _large_slot(self, address: str) -> AsyncIterator[None]:
+    async def _large_permit(self, address: str) -> AsyncIterator[None]:
         """Wait for a slot for a large request of this address, and hold it until the request is answered."""
         async with self._large_changed:
             await self._large_changed.wait_for(
@@ -211,7 +211,7 @@ class KubeServer:
             async with self._large_changed:
                 self._large_changed.notify_all()
 
-    def _count_answered(self) -> None:
+    def _count_response(self) -> None:
         self._requests -= 1
 
     def _count_arriving(self, request: web.Request) -> None:

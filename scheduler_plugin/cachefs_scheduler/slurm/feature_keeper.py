@@ -111,7 +111,7 @@ class FeatureKeeper:
     def __init__(self, config: SlurmHintConfig, service: ServiceClient, slurm: SlurmCommands) -> None:
         self._config, self._service, self._slurm = config, service, slurm
         self._parts = CachedShares(config.slurm.datasets, config.slurm.oldest)
-        self._has_answer = False  # whether the service has ever answered
+        self._has_response = False  # whether the service has ever answered
         self._can_prefer = False
         self._next_config_check = 0.0
         self._problems = ProblemLog(_log)
@@ -119,8 +119,8 @@ class FeatureKeeper:
     async def run_pass(self, now: Callable[[], float]) -> bool:
         """Run one pass. Returns whether the next one is due soon. now: a monotonic clock, in seconds."""
         stamp = HintStamp.current()
-        fresh = await self._ask_service(now)
-        if not self._has_answer:
+        fresh = await self._query_service(now)
+        if not self._has_response:
             return False  # until the service answers, keep what an earlier run has set
         try:
             inventory = await self._slurm.list_nodes()
@@ -145,14 +145,14 @@ class FeatureKeeper:
             await self._slurm.set_features(change)
         return sum(len(change.nodes) for change in found)
 
-    async def _ask_service(self, now: Callable[[], float]) -> bool:
+    async def _query_service(self, now: Callable[[], float]) -> bool:
         try:
             self._parts.record_status(await self._service.fetch_nodes(), now())
         except CachefsError as error:
             self._problems.report_problem("service", "%s; hints end in %d s", error, self._config.slurm.hints_last)
             return False
         self._problems.report_solved("service")
-        self._has_answer = True
+        self._has_response = True
         return True
 
     async def _write_hints(self, text: str) -> None:

@@ -149,7 +149,7 @@ class JobKeeper:
         self._reported = ReportedJobs()
         # By job name: the service's last answer and its time; and when it was asked.
         self._may_start: dict[str, tuple[bool, float]] = {}
-        self._asked_at: dict[str, float] = {}
+        self._requested_at: dict[str, float] = {}
         # Whether the jobs that an earlier run has reported are known.
         self._knows_earlier_jobs = False
         self._problems = ProblemLog(_log)
@@ -187,7 +187,7 @@ class JobKeeper:
                 continue
             now = time.monotonic()
             for each in response.jobs:
-                if each.job in self._asked_at:
+                if each.job in self._requested_at:
                     self._may_start[each.job] = each.go, now
             if version is not None and version != response.version:
                 self.changed.set()
@@ -241,14 +241,14 @@ class JobKeeper:
             for task in single_tasks(job, MAX_TASKS)
         ]
         now = time.monotonic()
-        due = [task for task in due if now - self._asked_at.get(task.name, -1e9) >= self._section.wait_for / 4]
+        due = [task for task in due if now - self._requested_at.get(task.name, -1e9) >= self._section.wait_for / 4]
         for task in due[:_MAX_CALLS]:
             if not await self._call_service(self._admit(task)):
                 return
 
     async def _admit(self, task: SlurmJob) -> None:
         # Recorded before the call: a refused job is not asked for in each pass, and waits for nothing.
-        self._asked_at[task.name] = time.monotonic()
+        self._requested_at[task.name] = time.monotonic()
         response = await self._service.request_admission(task.request)
         self._may_start[task.name] = response.go, time.monotonic()
         self._reported.note_known(task.name)
@@ -297,9 +297,9 @@ class JobKeeper:
         return True
 
     def _forget_others(self, names: set[str]) -> None:
-        for name in self._asked_at.keys() - names:
+        for name in self._requested_at.keys() - names:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        self._asked_at.pop(name, None)
+        self._requested_at.pop(name, None)
         self._may_start.pop(name, None)

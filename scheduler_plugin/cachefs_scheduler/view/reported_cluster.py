@@ -283,7 +283,7 @@ class ReportedCluster:
         return now
 
     @property
-    def has_heard_all(self) -> bool:
+    def has_all_reports(self) -> bool:
         """Return whether every node has reported, or is known not to respond."""
         return all(
             one.reported_at is not None or one.problem or one.member_state == "away" for one in self.nodes.values()

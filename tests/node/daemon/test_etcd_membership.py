@@ -195,7 +195,7 @@ async def test_a_start_without_etcd_goes_on_with_what_was_known_last(etcd: Etcd)
             assert (again.view.epoch, ring(again), again.view.get(member_id(1))) == (
                 before.epoch, [1, 2], before.get(member_id(1)),
             )  # fmt: skip
-            first.note_answer(member_id(2), member_record(2, incarnation=2).incarnation)
+            first.note_response(member_id(2), member_record(2, incarnation=2).incarnation)
             assert first.view.get(member_id(2)) == again.view.own_record
             # Who has never known anybody is alone, and joins later.
             await unknown.start()

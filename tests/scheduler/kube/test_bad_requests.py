@@ -218,7 +218,7 @@ def test_large_bodies_that_do_not_come_keep_no_other_address_away(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "BODY_SECONDS", 600.0)
-    monkeypatch.setattr(server, "ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr(server, "RESPONSE_SECONDS", 600.0)
     slow = [served.connect() for _ in range(10)]
     for connection in slow:
         connection.connect()

@@ -188,7 +188,7 @@ def test_what_mounts_had_read_before_is_not_the_jobs(tmp_path: Path, monkeypatch
     monkeypatch.setattr(client, "call", answer_late)
     figures = RunFigures(client, ConsumerReporter(DaemonTransport(client), "job", 1, print, told), 1, "job", told)
     figures.record_start()
-    monkeypatch.setattr(figures, "_ask_mount_bytes", lambda: {"m /data": MountBytes(1 << 40)})
+    monkeypatch.setattr(figures, "_request_mount_bytes", lambda: {"m /data": MountBytes(1 << 40)})
     figures.write_final([])
     [record] = run_record.read_records(str(tmp_path))
     assert record.mounts == {}

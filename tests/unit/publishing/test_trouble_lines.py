@@ -99,7 +99,9 @@ def test_a_program_that_dies_of_a_failed_read_says_so_once(monkeypatch: pytest.M
     said: list[str] = []
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
     monkeypatch.setattr(exit_summary, "_printed_keys", [])
-    monkeypatch.setattr(exit_summary, "_ask_cause", lambda *_: "refused pets\n2 reads of pets failed: no; see `errors`")
+    monkeypatch.setattr(
+        exit_summary, "_request_cause", lambda *_: "refused pets\n2 reads of pets failed: no; see `errors`"
+    )
     monkeypatch.setattr(exit_summary.channel, "print_line", said.append)
     job = Job()
     job.see(Trouble(Cause.REFUSED, "pets", 900.0, 1000.0, "no", failed=1))
@@ -165,10 +167,10 @@ def test_the_file_is_found_in_the_text_of_a_worker(path: str) -> None:
 def test_a_refusal_of_a_file_that_is_on_no_mount_has_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exit_summary, "mount_points", lambda: [SimpleNamespace(path="/m")])
     monkeypatch.setattr(exit_summary.channel, "run_detached", lambda *_: b"a cause")
-    assert exit_summary._ask_cause(13, "/ckpt/secret") == ""
-    assert exit_summary._ask_cause(13, "/m/secret") == "a cause"
+    assert exit_summary._request_cause(13, "/ckpt/secret") == ""
+    assert exit_summary._request_cause(13, "/m/secret") == "a cause"
     for number in (5, 13):
-        assert exit_summary._ask_cause(number, "") == "a cause", "a read names no file"
+        assert exit_summary._request_cause(number, "") == "a cause", "a read names no file"
 
 
 def test_other_exceptions_are_none_of_ours() -> None:

@@ -93,12 +93,12 @@ def cluster_command(
     if scenario == "m5" and only:
         settings["only"] = only
     with scratch_directory("cachefs-bench-", directory) as work:
-        result = SCENARIOS[scenario](load, work, _say, **settings)
+        result = SCENARIOS[scenario](load, work, _print_line, **settings)
     for check in result["checks"]:
         bound = f"at most {check['most']:g}" if check["most"] is not None else f"at least {check['least']:g}"
-        _say(f"{'ok  ' if check['met'] else 'MISS'} {check['what']}: {check['value']:.4g} ({bound})")
+        _print_line(f"{'ok  ' if check['met'] else 'MISS'} {check['what']}: {check['value']:.4g} ({bound})")
     click.echo(json.dumps(result, indent=2))
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     click.echo(text, err=True)

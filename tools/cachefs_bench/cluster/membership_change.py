@@ -134,7 +134,7 @@ def m4(load: ClusterLoad, work: Path, report: ReportLine, seconds: float) -> dic
         warm = [*readers, leaving]
         _read_once(run, jobs, report)
         settled = _wait_settled(warm, seconds)
-        _say_placement(report, f"before, after {settled:.0f} s", find_blocks(warm))
+        _report_placement(report, f"before, after {settled:.0f} s", find_blocks(warm))
         for job in jobs:
             for rank in job.ranks:
                 rank.start_epoch("on")
@@ -146,7 +146,7 @@ def m4(load: ClusterLoad, work: Path, report: ReportLine, seconds: float) -> dic
         _wait_for_members(all_nodes, 1 + len(warm), seconds)
         joined_after = _wait_settled(all_nodes, seconds)
         joined, joined_placement = run.read_counters(), find_blocks(all_nodes)
-        _say_placement(report, f"joined, after {joined_after:.0f} s", joined_placement)
+        _report_placement(report, f"joined, after {joined_after:.0f} s", joined_placement)
         report(f"{leaving.name} drains")
         drain_began = time.monotonic()
         _cachectl(leaving, "drain", seconds=seconds)
@@ -156,7 +156,9 @@ def m4(load: ClusterLoad, work: Path, report: ReportLine, seconds: float) -> dic
         leaving.stop()
         left_after = _wait_settled(remaining, seconds)
         end, drained_placement = run.read_counters(remaining), find_blocks(remaining)
-        _say_placement(report, f"drained in {drained_after:.0f} s, settled {left_after:.0f} s later", drained_placement)
+        _report_placement(
+            report, f"drained in {drained_after:.0f} s, settled {left_after:.0f} s later", drained_placement
+        )
         troubles = [one for job in jobs for rank in job.ranks for one in rank.progress.troubles]
         results = [result for job in jobs for result in job.results()]
     # Hashing distributes the homes, so the bound is the nodes' actual part, not 1 / nodes.
@@ -239,7 +241,7 @@ def _max_deviation(load: ClusterLoad, nodes: int) -> float:
     return max(0.10, 3 * math.sqrt((nodes - 1) / load.files))
 
 
-def _say_placement(report: ReportLine, when: str, found: BlockPlacement) -> None:
+def _report_placement(report: ReportLine, when: str, found: BlockPlacement) -> None:
     parts = ", ".join(
         f"{name} {found.at_home[name] / found.blocks:.3f} of {count / found.blocks:.3f}"
         for name, count in sorted(found.belong.items())

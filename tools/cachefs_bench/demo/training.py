@@ -28,7 +28,7 @@ def main() -> None:
         else FolderSource(options.data)
     )
     loader = BatchLoader(source, options.workers)
-    _say({"ready": len(source.names)})
+    _print_line({"ready": len(source.names)})
     for epoch in range(EPOCHS):
         if not sys.stdin.readline():
             break
@@ -60,22 +60,22 @@ def _train(epoch: int, begin: float, batches: Iterable[DigestBatch], compute: fl
     digest = hashlib.sha256()
     waited = slowest = 0.0
     samples = size = 0
-    asked_at = begin
+    requested_at = begin
     for batch in batches:
-        wait = time.monotonic() - asked_at
+        wait = time.monotonic() - requested_at
         waited, slowest = waited + wait, max(slowest, wait)
         for one in batch.digests:
             digest.update(one)
         samples, size = samples + len(batch.digests), size + batch.bytes
         time.sleep(len(batch.digests) * compute)
-        asked_at = time.monotonic()
-        _say({"at": {"epoch": epoch, "samples": samples, "seconds": asked_at - begin, "waited": waited}})
+        requested_at = time.monotonic()
+        _print_line({"at": {"epoch": epoch, "samples": samples, "seconds": requested_at - begin, "waited": waited}})
     seconds = time.monotonic() - begin
-    _say({"epoch": {"epoch": epoch, "samples": samples, "bytes": size, "seconds": seconds, "waited": waited,
+    _print_line({"epoch": {"epoch": epoch, "samples": samples, "bytes": size, "seconds": seconds, "waited": waited,
                     "slowest_wait": slowest, "digest": digest.hexdigest()}})  # fmt: skip
 
 
-def _say(document: dict[str, Any]) -> None:
+def _print_line(document: dict[str, Any]) -> None:
     print(json.dumps(document), flush=True)
 
 

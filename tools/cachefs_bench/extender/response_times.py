@@ -126,12 +126,12 @@ def _measure_beside_large(service: _ExtenderProcess, names: Sequence[bytes], lar
     ended = threading.Event()
     requests = count()
 
-    def ask() -> None:
+    def send_requests() -> None:
         while not ended.is_set():
             _send_requests(service, "filter", [large])
             next(requests)
 
-    other = threading.Thread(target=ask)
+    other = threading.Thread(target=send_requests)
     other.start()
     try:
         found = _quantiles(_send_requests(service, "prioritize", names))

@@ -183,7 +183,7 @@ class Throttle:
         assert process.stdin is not None
         assert process.stdout is not None
         self.pid = process.pid
-        self._commands, self._answers = process.stdin, process.stdout
+        self._commands, self._responses = process.stdin, process.stdout
         self.endpoint = self._read_line().decode().strip()  # the URL of the proxy
 
     def set_limits(self, limits: LinkLimits) -> None:
@@ -201,7 +201,7 @@ class Throttle:
         return msgspec.json.decode(self._read_line(), type=ProxyCounters)
 
     def _read_line(self) -> bytes:
-        line = self._answers.readline()
+        line = self._responses.readline()
         if not line:
             raise CachefsError("the throttling proxy has ended; see its log")
         return line

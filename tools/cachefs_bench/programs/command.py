@@ -134,7 +134,7 @@ def _measure(programs: Sequence[Program], **options: Any) -> list[Document]:
         bench = _bench(Path(work), **options)
         for one in programs:
             if lacking := bench.missing_modules(one):
-                _say(f"{one.name}: left out, since {options['python']} has no {', '.join(lacking)}")
+                _print_line(f"{one.name}: left out, since {options['python']} has no {', '.join(lacking)}")
                 continue
             try:
                 if options["warm"]:
@@ -142,12 +142,12 @@ def _measure(programs: Sequence[Program], **options: Any) -> list[Document]:
                 else:
                     document = bench.measure_cold(one, options["modes"], options["turns"] or 1)
             except CachefsError as error:
-                _say(f"{one.name}: {error}")
+                _print_line(f"{one.name}: {error}")
                 continue
             documents.append(document)
-            _say(warm_row(document) if options["warm"] else row(document))
+            _print_line(warm_row(document) if options["warm"] else row(document))
             for line in document.get("said", ()):
-                _say(f"  {line}")
+                _print_line(f"  {line}")
             if options["kept"] is not None:
                 add_result(options["kept"], document)
     return documents
@@ -163,5 +163,5 @@ def _bench(work: Path, **options: Any) -> ProgramBench:
     return ProgramBench(setting, datasets, work)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     click.echo(text, err=True)

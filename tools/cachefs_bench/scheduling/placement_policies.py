@@ -102,7 +102,7 @@ class HintPolicy:
         self.cluster = ClusterFacts(Links(shape.origin, shape.zone_link, shape.region_link))
         # Last report of each node, its time, and the node's copies.
         self._seen = np.full((shape.nodes, 2 * shape.datasets + 4), -1, np.int64)
-        self._heard = np.full(shape.nodes, -np.inf)
+        self._reported_at = np.full(shape.nodes, -np.inf)
         self._names: dict[tuple[int, str], list[str]] = {}
         self._copies: list[dict[str, NodeCopy]] = [{} for _ in range(shape.nodes)]
         for dataset, size in enumerate(world.caches.sizes.tolist()):
@@ -123,9 +123,9 @@ class HintPolicy:
         kept = np.where(caches.held > 1e-6, caches.held * caches.sizes, 0.0).astype(np.int64)
         seen = np.concatenate([kept, caches.readers, taken.T.astype(np.int64)], axis=1)
         # A node without news reports only every _SILENT seconds, before its last report would count less.
-        changed = (seen != self._seen).any(axis=1) | (now - self._heard > _SILENT)
+        changed = (seen != self._seen).any(axis=1) | (now - self._reported_at > _SILENT)
         self._seen = seen
-        self._heard[changed] = now
+        self._reported_at[changed] = now
         self._names = self._running()
         for node in np.flatnonzero(changed).tolist():
             self.cluster.update_node(self._facts(node, kept[node]), now)

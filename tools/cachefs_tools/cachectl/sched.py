@@ -227,7 +227,7 @@ def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]
         yield f"note: {escape_name(problem)}"
 
 
-def _held(node: NodeStatus) -> str:
+def _cached_text(node: NodeStatus) -> str:
     parts = [f"{_shortened(one.dataset)} {share(one.bytes, one.total)}" for one in node.datasets[:3]]
     return ", ".join(parts) + (f", +{len(node.datasets) - 3}" if len(node.datasets) > 3 else "") or "-"
 

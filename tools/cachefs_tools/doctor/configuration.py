@@ -25,7 +25,7 @@ class ConfigFacts(msgspec.Struct, frozen=True):
     problems: Sequence[str] = ()
     remarks: Sequence[str] = ()
     # The configured directories, if there is no problem.
-    places: Sequence[DaemonDirectory] = ()
+    directories: Sequence[DaemonDirectory] = ()
     socket: str = ""
     # Seconds for connecting to an origin, and for waiting for its bytes.
     connect_timeout: float = 5.0
@@ -57,7 +57,7 @@ def gather(argument: object) -> ConfigFacts:
         directories.append(DaemonDirectory(SSD, str(ssd.dir), config.ssd_budget, 0, config.ssd_min_free))
     directories.append(DaemonDirectory(STATE, str(config.daemon.state_dir)))
     return ConfigFacts(
-        path, is_there, remarks=[*config.remarks(), *_directory_remarks(config)], places=directories,
+        path, is_there, remarks=[*config.remarks(), *_directory_remarks(config)], directories=directories,
         socket=str(config.daemon.socket),
         connect_timeout=config.origin_timeouts[0], read_timeout=config.origin_timeouts[1],
     )  # fmt: skip

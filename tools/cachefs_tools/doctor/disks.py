@@ -51,7 +51,7 @@ class DaemonDirectory(msgspec.Struct, frozen=True):
 class DiskFacts(msgspec.Struct, frozen=True):
     """Facts about a directory's file system."""
 
-    place: DaemonDirectory
+    target: DaemonDirectory
     # The directory, or its nearest existing parent.
     nearest: str
     # Kind of file system, such as `ext4`; `?`: unknown.
@@ -94,7 +94,7 @@ def gather(argument: object) -> DiskFacts:
 
 
 def findings(facts: DiskFacts) -> Iterator[Finding]:
-    target = facts.place
+    target = facts.target
     name = f"disks.{target.name}"
     if facts.error:
         yield note(name, f"{target.directory}: {facts.error}", "nothing is known of it", "run doctor as root")
@@ -107,19 +107,19 @@ def findings(facts: DiskFacts) -> Iterator[Finding]:
 
 def shared_findings(facts: Sequence[DiskFacts]) -> Iterator[Finding]:
     """Yield findings about directories that share a file system."""
-    found = {each.place.name: each for each in facts if not each.error}
+    found = {each.target.name: each for each in facts if not each.error}
     state, ssd = found.get(STATE), found.get(SSD)
     if state is None or ssd is None or state.device != ssd.device:
         return
     text = "state_dir is on the file system of the ssd tier"
-    if ssd.place.min_free is None:
+    if ssd.target.min_free is None:
         yield note(
             "disks.shared",
             text,
             "ssd.min_free keeps room for the index; it is in the configuration file",
             "name the file with --config",
         )
-    elif ssd.place.min_free == 0:
+    elif ssd.target.min_free == 0:
         yield warning(
             "disks.shared",
             f"{text}, of which the tier leaves nothing free",
@@ -127,11 +127,11 @@ def shared_findings(facts: Sequence[DiskFacts]) -> Iterator[Finding]:
             "set ssd.min_free to 5% or more, or put state_dir on another disk",
         )
     else:
-        yield ok("disks.shared", f"{text}; ssd.min_free keeps {format_size(ssd.place.min_free)} for it")
+        yield ok("disks.shared", f"{text}; ssd.min_free keeps {format_size(ssd.target.min_free)} for it")
 
 
 def _directory_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
-    target = facts.place
+    target = facts.target
     if facts.missing_mount:
         yield problem(
             name,
@@ -158,28 +158,28 @@ def _state_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
     if facts.kind in _NETWORK_KINDS:
         yield problem(
             name,
-            f"state_dir {facts.place.directory} is on {facts.kind}",
+            f"state_dir {facts.target.directory} is on {facts.kind}",
             "the index is mapped into memory from there: a server that hangs stops the daemon and all mounts",
             "set state_dir to a directory on a local disk",
         )
     elif facts.kind in IN_MEMORY:
         yield warning(
             name,
-            f"state_dir {facts.place.directory} is in memory ({facts.kind})",
+            f"state_dir {facts.target.directory} is in memory ({facts.kind})",
             "a restart of the machine loses datasets, pins and the index of cached blocks",
             "set state_dir to a directory on a local disk",
         )
     elif facts.free < _STATE_ROOM:
         yield warning(
             name,
-            f"state_dir {facts.place.directory} has {format_size(facts.free)} free",
+            f"state_dir {facts.target.directory} has {format_size(facts.free)} free",
             "a listing or the index may find no room, and the daemon does not start on a full disk",
             "free some, or move state_dir",
         )
 
 
 def _kind_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
-    target = facts.place
+    target = facts.target
     where = f"the {target.name} tier's directory {target.directory} is on {facts.kind}"
     if facts.kind in _NETWORK_KINDS or facts.kind.startswith("fuse"):
         yield problem(
@@ -219,7 +219,7 @@ def _kind_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
 
 
 def _room_findings(facts: DiskFacts, name: str) -> Iterator[Finding]:
-    target = facts.place
+    target = facts.target
     if not target.budget:
         return
     shown = f"the {target.name} tier may take {format_size(target.budget)}"

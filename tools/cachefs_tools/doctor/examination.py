@@ -99,9 +99,9 @@ class Examination:
         name = origin_identity(facts.pid)
         seen = self._collect_findings(started, facts, budget)
         for each in seen:
-            if each.place.name != disks.STATE and not each.error and each.nearest == each.place.directory:
-                self.report(f"speed of the {each.place.name} tier")
-                self._speed(each.place)
+            if each.target.name != disks.STATE and not each.error and each.nearest == each.target.directory:
+                self.report(f"speed of the {each.target.name} tier")
+                self._speed(each.target)
         self._origins(config, facts, name)
 
     def _configuration(self) -> configuration.ConfigFacts:
@@ -146,7 +146,9 @@ class Examination:
             "kernel": self._start_child("kernel", None, kernel.KernelFacts, CHECK_SECONDS),
             "limits": self._start_child("limits", facts.pid, limits.LimitFacts, CHECK_SECONDS),
             "clock": self._start_child("clock", None, clock.ClockFacts, CHECK_SECONDS),
-            "mounts": self._start_child("mounts", None, list[mounts.MountFacts], mounts.ANSWER_SECONDS + CHECK_SECONDS),
+            "mounts": self._start_child(
+                "mounts", None, list[mounts.MountFacts], mounts.RESPONSE_SECONDS + CHECK_SECONDS
+            ),
             "fstab": self._start_child("fstab", str(self.request.fstab), fstab.FstabFacts, CHECK_SECONDS),
         }
         for directory in directories:
@@ -256,9 +258,9 @@ class Examination:
 def _daemon_directories(config: configuration.ConfigFacts, status: Status | None) -> Iterator[disks.DaemonDirectory]:
     """Yield directories from the daemon, or else from the configuration. Only the configuration has min_free."""
     if status is None:
-        yield from config.places
+        yield from config.directories
         return
-    free = {each.directory: each.min_free for each in config.places}
+    free = {each.directory: each.min_free for each in config.directories}
     for tier in status.tiers:
         yield disks.DaemonDirectory(tier.name, tier.directory, tier.budget, tier.used, free.get(tier.directory))
     yield disks.DaemonDirectory(disks.STATE, status.state_dir)

@@ -123,12 +123,12 @@ class FactChild(Generic[Facts]):
             if pipe is not None:
                 pipe.close()
 
-    def _exit_status(self, has_answered: bool) -> int:
+    def _exit_status(self, has_responded: bool) -> int:
         """Return the exit status; 0 if the child has answered but a thread of it hangs in the kernel."""
         try:
             return self._child.wait(_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
-            if has_answered:
+            if has_responded:
                 return 0
             raise
 

@@ -15,7 +15,7 @@ from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 from cachefs_tools.escaped_names import escape_name
 
 # Seconds for all mounts to respond, and most mounts that are tested.
-ANSWER_SECONDS: Final = 4.0
+RESPONSE_SECONDS: Final = 4.0
 MAX_MOUNTS: Final = 256
 RESPONDS: Final = "answers"
 DEAD: Final = "dead"
@@ -47,7 +47,7 @@ def gather(_: object) -> list[MountFacts]:
     threads = [threading.Thread(target=look, args=(path,), daemon=True) for path in states]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + ANSWER_SECONDS
+    deadline = time.monotonic() + RESPONSE_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return [MountFacts(str(point.path), point.spec, states[str(point.path)]) for point in points]
@@ -80,7 +80,7 @@ def _mount_findings(each: MountFacts) -> Iterator[Finding]:
     elif each.state == HANGS:
         yield problem(
             "mounts.hangs",
-            f"{escape_name(each.path)} has not answered within {ANSWER_SECONDS:.0f} s",
+            f"{escape_name(each.path)} has not answered within {RESPONSE_SECONDS:.0f} s",
             "programs that read there wait; the mount's process is stopped, or stuck",
             remedy,
         )

@@ -39,7 +39,7 @@ def read_raw(path: str) -> int:
         os.close(descriptor)
 
 
-WAYS = {"open": read_by_open, "path": read_by_path, "buffer": read_by_buffer, "raw": read_raw}
+METHODS = {"open": read_by_open, "path": read_by_path, "buffer": read_by_buffer, "raw": read_raw}
 
 
 def measure(read: typing.Callable[[str], int], names: "list[str]", rounds: int, roots: "list[str]") -> "list[float]":
@@ -59,7 +59,7 @@ def main() -> None:
     listing, rounds, *roots = sys.argv[1:]
     with open(listing) as file:
         names = file.read().splitlines()
-    print(json.dumps({name: measure(read, names, int(rounds), roots) for name, read in WAYS.items()}))
+    print(json.dumps({name: measure(read, names, int(rounds), roots) for name, read in METHODS.items()}))
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def _run_work(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", wo
 def _set_outcome(
     loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", result: Any, error: BaseException | None
 ) -> None:
-    def tell() -> None:
+    def set_outcome() -> None:
         if future.done():
             return
         if error is not None:
@@ -96,4 +96,4 @@ def _set_outcome(
 
     # A closed loop raises RuntimeError; then there are no waiters.
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(tell)
+        loop.call_soon_threadsafe(set_outcome)

@@ -167,7 +167,7 @@ class _Portion(NamedTuple):
     # Prefixes of its subdirectories, which are still to be listed.
     directories: list[bytes]
     # The rest of the directory; None at its end.
-    rest: _Scan | None
+    remaining: _Scan | None
 
 
 class FileOrigin:
@@ -206,8 +206,8 @@ class FileOrigin:
                 for portion in [task.result() for task in done]:
                     for key, reason in portion.problems:
                         report(key, reason)
-                    if portion.rest:
-                        waiting.append(partial(self._scan_portion, portion.rest))
+                    if portion.remaining:
+                        waiting.append(partial(self._scan_portion, portion.remaining))
                     waiting += [partial(self._scan, prefix) for prefix in portion.directories]
                     yield portion.objects
                 while waiting and len(pending) < _PARALLEL_SCANS:
@@ -270,7 +270,7 @@ class FileOrigin:
             os.close(scan.fd)
             raise self._unavailable_error(scan.prefix, error) from None
         if len(entries) == _PORTION:
-            return found._replace(rest=scan)
+            return found._replace(remaining=scan)
         os.close(scan.fd)
         return found
 

@@ -133,7 +133,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._fail(ClosedWithoutResponse())
         return waiter
 
-    def answer_early(self, in_flight: InFlightRequest, response: HttpResponse) -> bool:
+    def complete_early(self, in_flight: InFlightRequest, response: HttpResponse) -> bool:
         """Answer the request *in_flight* with a response from elsewhere. Return False if it does not wait any more."""
         waiter = self._waiter
         if waiter is None or waiter is not in_flight.waiter or waiter.done():

@@ -101,7 +101,7 @@ class HedgedRequests:
         response = _good_response_of(rival)
         if response is None:
             return
-        if race.connection is not None and race.connection.answer_early(race, response):
+        if race.connection is not None and race.connection.complete_early(race, response):
             self._endpoint.count_hedge_won()
         elif not race.is_decided_by_hedge:
             count_unused_body(response)

@@ -85,7 +85,7 @@ class S3Origin:
         self._endpoint = self._connection.endpoint_url
         self._identity = f"s3:{self._endpoint or 'aws'}:{bucket}/{self._prefix}".encode()
         self._outage = self._connection.outage
-        self._has_answered = False
+        self._has_responded = False
         self._max_pages = settings.max_pages
         self._requester_pays = options.requester_pays
 
@@ -227,9 +227,9 @@ class S3Origin:
                 exchange.count_received(len(page[RAW_PAGE]))
                 return parse_page(page[RAW_PAGE], query["Prefix"])
 
-        give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_SECONDS
+        give_up = math.inf if self._has_responded else asyncio.get_running_loop().time() + _FIRST_PAGE_SECONDS
         page = await self._run_with_retries(request, self._target(""), Deadline.after(_PAGE_DEADLINE), give_up)
-        self._has_answered = True
+        self._has_responded = True
         return page
 
     async def _read(self, target: S3Target, wanted: ObjectRange, client: OpenClient) -> Data:

@@ -36,7 +36,7 @@ class GetParameters:
 class PreparedGet:
     """A prepared GET of one whole object."""
 
-    way: GetParameters
+    parameters: GetParameters
     # Key in the bucket.
     key: str
     # Version of the object.

@@ -149,7 +149,7 @@ class WebOrigin:
         self.endpoint = _endpoint(store.server, settings.max_connections)
         self._server_suffix = "" if store.server in store.url else f" at {store.server}"
         self._outage = Outage(f"{store.url}{self._server_suffix}")
-        self._has_answered = False
+        self._has_responded = False
 
     def identity(self, key: bytes) -> bytes:
         return self._store.identity + key
@@ -180,10 +180,10 @@ class WebOrigin:
         if extent.pages > self._settings.max_pages:
             raise too_many_pages_error(self._display_name(""), self._settings.max_pages)
 
-        give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
+        give_up = math.inf if self._has_responded else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
         patience = Deadline.after(_PAGE_DEADLINE if into is None else _INDEX_DEADLINE)
         found = await self._run_with_retries(page, "", patience, give_up)
-        self._has_answered = True
+        self._has_responded = True
         extent.bytes += len(found[0])
         return found
 

@@ -68,7 +68,7 @@ async def test_a_node_that_nobody_reaches_stops_counting_here_and_comes_back() -
     found.expire(since + 9.9)
     assert placing(found.view) == ["a", "b", "c"]
     assert [node.name for node in found.view.available_members] == ["a", "c"]
-    found.note_answer(id_of("b"))
+    found.note_response(id_of("b"))
     assert [node.name for node in found.view.available_members] == ["a", "b", "c"]
     found.note_silence(id_of("b"))
     since = found._silent_since[id_of("b")]
@@ -78,11 +78,11 @@ async def test_a_node_that_nobody_reaches_stops_counting_here_and_comes_back() -
     assert placing(found.view) == ["a", "c"]
     assert [node.name for node in found.view.reachable] == ["c"]
     assert found.view.epoch == seen[0].epoch
-    found.note_answer(id_of("b"), "f" * 16)
+    found.note_response(id_of("b"), "f" * 16)
     assert placing(found.view) == ["a", "b", "c"]
     assert found.view.get(id_of("b")).incarnation == "f" * 16  # type: ignore[union-attr]
     count = len(seen)
-    found.note_answer(id_of("b"), "f" * 16)
+    found.note_response(id_of("b"), "f" * 16)
     assert len(seen) == count
 
 

@@ -58,7 +58,7 @@ async def drained_nodes(count: int) -> AsyncIterator[list[Drained]]:
         tasks = [asyncio.create_task(node.draining.run()) for node in nodes]
         for node in nodes:
             await until_async(
-                lambda node=node: all(node.shared.has_answered(one.id) for one in node.membership.view.others)
+                lambda node=node: all(node.shared.has_responded(one.id) for one in node.membership.view.others)
             )
         yield nodes
     finally:

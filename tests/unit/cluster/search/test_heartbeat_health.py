@@ -15,28 +15,28 @@ from cachefs_cluster.search.search_state import (
 def test_a_silent_peer_is_passed_over_until_a_sign_but_for_one_try_after_each_pause() -> None:
     silent = PeerHeartbeatHealth()
     silent.note_silence("a", 0.0, 1.0, fetch=True)
-    assert not silent.can_ask("a", 1.0, 0.5, fetch=True)
-    assert silent.can_ask("a", 1.0, 0.5, fetch=False), "it may give what it has"
-    assert silent.can_ask("b", 1.0, 0.0, fetch=True)
+    assert not silent.can_request("a", 1.0, 0.5, fetch=True)
+    assert silent.can_request("a", 1.0, 0.5, fetch=False), "it may give what it has"
+    assert silent.can_request("b", 1.0, 0.0, fetch=True)
     for number in range(100):  # those that were asked before that was known
         silent.note_silence("a", 0.5, 1.0 + number / 100, fetch=True)
     now = 1.0 + MIN_PAUSE
-    assert silent.can_ask("a", now, 0.5, fetch=True)
-    assert not silent.can_ask("a", now, 0.5, fetch=True), "one at a time"
+    assert silent.can_request("a", now, 0.5, fetch=True)
+    assert not silent.can_request("a", now, 0.5, fetch=True), "one at a time"
     for _ in range(20):
         silent.note_silence("a", now, now + 0.5, fetch=True)
         now += 0.5 + MAX_PAUSE
-        assert silent.can_ask("a", now, 0.5, fetch=True)
-    assert not silent.can_ask("a", now + MAX_PAUSE / 2, 0.5, fetch=True)
-    assert silent.can_ask("a", now, now + 0.1, fetch=True), "it has given a sign"
-    assert silent.can_ask("a", now, 0.5, fetch=True)
+        assert silent.can_request("a", now, 0.5, fetch=True)
+    assert not silent.can_request("a", now + MAX_PAUSE / 2, 0.5, fetch=True)
+    assert silent.can_request("a", now, now + 0.1, fetch=True), "it has given a sign"
+    assert silent.can_request("a", now, 0.5, fetch=True)
 
 
 def test_a_peer_that_does_not_give_what_it_has_brings_nothing_either() -> None:
     silent = PeerHeartbeatHealth()
     silent.note_silence("a", 0.0, 1.0, fetch=False)
-    assert not silent.can_ask("a", 1.0, 0.0, fetch=False)
-    assert not silent.can_ask("a", 1.0, 0.0, fetch=True)
+    assert not silent.can_request("a", 1.0, 0.0, fetch=False)
+    assert not silent.can_request("a", 1.0, 0.0, fetch=True)
 
 
 def test_of_nodes_that_have_left_nothing_is_kept() -> None:
@@ -47,7 +47,7 @@ def test_of_nodes_that_have_left_nothing_is_kept() -> None:
         stuck.note_late_response(node, 0.5, 1.0, fetch=True)
     for peers in (silent, stuck):
         peers.keep_known_nodes(lambda node: node == "b")
-    assert silent.can_ask("a", 1.0, 0.0, fetch=True)
-    assert not silent.can_ask("b", 1.0, 0.0, fetch=True)
-    assert stuck.can_ask("a", 1.0, fetch=True)
-    assert not stuck.can_ask("b", 1.0, fetch=True)
+    assert silent.can_request("a", 1.0, 0.0, fetch=True)
+    assert not silent.can_request("b", 1.0, 0.0, fetch=True)
+    assert stuck.can_request("a", 1.0, fetch=True)
+    assert not stuck.can_request("b", 1.0, fetch=True)

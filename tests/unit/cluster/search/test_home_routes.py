@@ -98,11 +98,11 @@ def test_the_origin_is_asked_after_those_that_read_a_block_while_this_node_lacke
             reading = [one for one in (home, *others) if one in readers][:4]
             if home != me:
                 assert (found.fetching_node and found.fetching_node.id, found.possible_holders) == (home, ())
-                assert [one.id for one in found.asked_before_origin] == reading
+                assert [one.id for one in found.peers_before_origin] == reading
             else:
                 stood_in = [one.id for one in found.possible_holders]
                 assert (found.fetching_node, stood_in) == (None, others[:1])
-                assert [one.id for one in found.asked_before_origin] == [one for one in reading if one not in stood_in]
+                assert [one.id for one in found.peers_before_origin] == [one for one in reading if one not in stood_in]
         monkeypatch.setattr(missing_snapshots, "REMEMBERED_SECONDS", 0.0)
         assert lacks.nodes_reading("snapshot") == frozenset()
         monkeypatch.setattr(missing_snapshots, "REMEMBERED_SECONDS", 60.0)

@@ -492,7 +492,7 @@ def test_a_node_that_stands_in_for_all_asks_those_that_read_before_its_origin(st
     async def scene(bench: Bench) -> None:
         def routed(source: BlockSource) -> BlockRoute:
             lacking = bench.lacks.nodes_without(source.snapshot)
-            return BlockRoute(fetching_node=None if TWO.id in lacking else TWO, asked_before_origin=(THREE,))
+            return BlockRoute(fetching_node=None if TWO.id in lacking else TWO, peers_before_origin=(THREE,))
 
         bench.find_route = routed
         answer = bench.ask(1)

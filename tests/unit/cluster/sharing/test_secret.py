@@ -23,7 +23,9 @@ ALIKE = repeat(ConnectionSecurity(secret=KEY))
 def test_nodes_with_one_secret_hear_each_other_also_after_another_start() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2, ALIKE) as (one, two):
-            await until_async(lambda: one.shared.has_answered(two.record.id) and two.shared.has_answered(one.record.id))
+            await until_async(
+                lambda: one.shared.has_responded(two.record.id) and two.shared.has_responded(one.record.id)
+            )
             # The other node runs with another incarnation than this one knows, or this one knows none (a static list).
             for known in ("", "e" * 16):
                 two.record = dataclasses.replace(two.record, incarnation="d" * 16)

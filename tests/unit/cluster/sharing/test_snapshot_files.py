@@ -144,7 +144,7 @@ def test_what_cannot_be_had_is_an_error_with_a_reason(tmp_path: Path) -> None:
         async with nodes(None, None, path) as found:
             (received := tmp_path / "received").touch()
             others = [f"{2:016x}", f"{3:016x}"]
-            await until_async(lambda: all(map(found[0][0].shared.has_answered, others)))
+            await until_async(lambda: all(map(found[0][0].shared.has_responded, others)))
             with patch.object(snapshot_files, "ROUNDS", 1), patch.object(snapshot_files, "FIRST_PAUSE", 0.0):
                 with pytest.raises(PeerFailed, match=r"no node could send snapshot 0{32}: node node-"):
                     await found[0][1].fetch("0" * 32, [], received, most)
@@ -214,7 +214,7 @@ def test_who_reads_it_may_die_of_it(tmp_path: Path) -> None:
             await child.wait()
             assert (await checker.check(path, path.stat().st_size)).id == path.stem, "another child takes its place"
             with (
-                patch.object(checker, "_ask_child", side_effect=ValueError("the process that checks it has ended")),
+                patch.object(checker, "_query_child", side_effect=ValueError("the process that checks it has ended")),
                 pytest.raises(SnapshotDamaged, match="has ended"),
             ):
                 await checker.check(path, path.stat().st_size)

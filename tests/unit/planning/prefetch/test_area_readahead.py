@@ -95,7 +95,7 @@ class World:
 
     def _find(self, search: AreaSearch) -> AreaSearchResult:
         area, missing, looked = search.area.area, list[MissingAreaBlock](), 0
-        for place in search.places:
+        for place in search.positions:
             if len(missing) * self.size >= search.max_bytes:
                 break
             looked += 1
@@ -360,8 +360,8 @@ def test_memory_is_bounded_whatever_is_read() -> None:
         ]
         sweeping.note_located(reads, number / 100)
         for search in sweeping.next_searches(1 << 50, 1 << 30, number / 100):
-            missing = [MissingAreaBlock(one, one, 0, b"%d %d" % (number, one), 1000) for one in search.places]
-            sweeping.choose_blocks(search, AreaSearchResult(len(search.places), missing))
+            missing = [MissingAreaBlock(one, one, 0, b"%d %d" % (number, one), 1000) for one in search.positions]
+            sweeping.choose_blocks(search, AreaSearchResult(len(search.positions), missing))
     assert sweeping.active_areas <= 32
     assert sweeping.unread_blocks <= MAX_UNREAD_BLOCKS
     assert len(list(book.rows())) <= 256

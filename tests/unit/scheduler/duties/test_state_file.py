@@ -23,7 +23,7 @@ def test_jobs_come_back_with_their_age(tmp_path: Path) -> None:
     saved = state_file.read_state(tmp_path)
     assert [one.ask.job for one in saved.jobs] == ["a", "b"]
     again = state_file.restored_job(saved.jobs[0], 5.0, 1000.0)
-    assert (again.asked_at, again.mentioned_at, again.nodes, again.state) == (
+    assert (again.requested_at, again.mentioned_at, again.nodes, again.state) == (
         975.0,
         1000.0,
         ("n1",),
