@@ -13,6 +13,7 @@ from typing import Final
 import configuration_keys
 
 from cachefs.mount.options import option_helps
+from cachefs_daemon.metrics.table import TABLE, MetricLabel
 from cachefs_daemon.origin.kinds import KINDS
 
 DOCS: Final = Path(__file__).parents[1]
@@ -43,9 +44,34 @@ def origins() -> Iterator[str]:
         )
 
 
+def metrics() -> Iterator[str]:
+    """Yield the lines of the table of metrics."""
+    yield "| metric | type, unit | labels | |"
+    yield "|---|---|---|---|"
+    for metric in TABLE:
+        labels = ", ".join(f"`{label.name}`" for label in metric.labels)
+        kind = f"{metric.kind}, {metric.unit}"
+        yield f"| `{metric.full_name}` | {kind} | {labels} | {metric.description} *{metric.stability}* |"
+
+
+def metric_labels() -> Iterator[str]:
+    """Yield the lines of the table of labels, each kind of which stands at the first metric that has it."""
+    yield "| label | values |"
+    yield "|---|---|"
+    seen: set[MetricLabel] = set()
+    for metric in TABLE:
+        for label in metric.labels:
+            if label not in seen:
+                seen.add(label)
+                values = label.value_description or ", ".join(f"`{value}`" for value in label.values)
+                yield f"| `{label.name}` of `{metric.full_name}` | {values} |"
+
+
 PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
     "mount-options": mount_options,
     "origins": origins,
+    "metrics": metrics,
+    "metric-labels": metric_labels,
     **configuration_keys.parts(),
 }
 

@@ -10,8 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from cachefs_daemon.metrics.busiest import BusiestDatasets
-from cachefs_daemon.metrics.samples import MetricSample, collect_samples
-from cachefs_daemon.metrics.table import TABLE, MetricKind
+from cachefs_daemon.metrics.table import TABLE, MetricKind, MetricSample, collect_samples
 from cachefs_daemon.node import Node
 
 

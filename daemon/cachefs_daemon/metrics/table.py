@@ -1,15 +1,27 @@
-"""All metrics of the daemon: name, type, unit, labels, stability. docs/metrics.md is made from this table."""
+"""All metrics of the daemon, and their present values.
 
-from collections.abc import Iterator
+A metric is a `Metric` with its name, type, unit, labels and stability, and a sample in one of the functions. TABLE has
+all of them; docs/site/generated.py makes the tables of docs/metrics.md from it.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from cachefs import __version__
 from cachefs.block import TIER_NAMES
-from cachefs_daemon.fetch.fetch_parts import SOURCES, FetchResult
+from cachefs_daemon.fetch.fetch_parts import ORIGIN, SOURCES, FetchResult
 from cachefs_daemon.jobs.states import JobState
+from cachefs_daemon.metrics.busiest import BusiestDatasets
+from cachefs_daemon.node import Node
+from cachefs_daemon.origin import request_counters
+from cachefs_daemon.origin.endpoint import ENDPOINT_TOTALS
 from cachefs_daemon.origin.kinds import KIND_NAMES
 from cachefs_daemon.origin.request_counters import PURPOSES, RequestOutcome
+from cachefs_daemon.store.storage import TierUsage
 
 PREFIX: Final = "cachefs_"
 # Stands for all datasets that are not among the busiest. No dataset can have this name.
@@ -58,6 +70,16 @@ class Metric:
     def full_name(self) -> str:
         """The name in Prometheus."""
         return PREFIX + self.name
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    """One value of a metric."""
+
+    metric: Metric
+    # In the order of its labels.
+    labels: tuple[str, ...]
+    value: float
 
 
 def outcome_name(outcome: RequestOutcome) -> str:
@@ -114,6 +136,34 @@ BAD_COPIES: Final = _counter(
 )
 WAITS: Final = _counter("read_waits", "reads", "Reads that waited, by reason.", WAITED_FOR)
 WAIT_SECONDS: Final = _counter("read_wait_seconds", "seconds", "Seconds that reads waited, by reason.", WAITED_FOR)
+# Counters of mounts, by the tier that answered.
+_READS: Final = {
+    **{tier: (f"hits_{tier}", f"hit_bytes_{tier}") for tier in TIER_NAMES},
+    "fetch": ("misses", "miss_bytes"),
+}
+
+
+def _mount_samples(node: Node) -> Iterator[MetricSample]:
+    counts = node.mounts.counters()
+    for by, (reads, size) in _READS.items():
+        yield MetricSample(READS, (by,), counts[reads])
+        yield MetricSample(READ_BYTES, (by,), counts[size])
+    for operation in OPERATIONS:
+        yield MetricSample(FUSE_REQUESTS, (operation,), counts[operation])
+    yield MetricSample(FUSE_ERRORS, (), counts["errors"])
+    yield MetricSample(BAD_COPIES, (), counts["bad"])
+    waits = dict.fromkeys(WAITED_FOR.values, (0, 0.0))
+    for source, (count, seconds) in node.jobs.stalls.totals_of_sources().items():
+        known = source if source in waits else "other"
+        waits[known] = waits[known][0] + count, waits[known][1] + seconds
+    for source, (count, seconds) in waits.items():
+        yield MetricSample(WAITS, (source,), count)
+        yield MetricSample(WAIT_SECONDS, (source,), seconds)
+    alive = Counter(view.alive for view in node.mounts.views())
+    yield MetricSample(MOUNTS, ("alive",), alive[True])
+    yield MetricSample(MOUNTS, ("dead",), alive[False])
+
+
 # --- fetched blocks ---------------------------------------------------------------------------------------------------
 FETCHED_BLOCKS: Final = _counter(
     "fetched_blocks", "blocks", "Blocks received, by source and outcome: stored in a tier, passed to readers as no "
@@ -130,6 +180,25 @@ GUESSED_BLOCKS: Final = _experimental(_counter(
     READAHEAD_OUTCOME,
 ))  # fmt: skip
 FETCH_PROCESSES: Final = _gauge("fetch_processes", "processes", "Fetch processes that are ready.")
+
+
+def _fetch_samples(node: Node) -> Iterator[MetricSample]:
+    tally, in_flight = node.fetcher.in_flight_fetches.counts, node.fetcher.in_flight
+    dropped = sum(one.dropped for one in request_counters.total_counters().counters_for("read"))
+    for source in SOURCES:
+        for became in FetchResult:
+            size = tally.bytes[source, became]
+            if (source, became) == (ORIGIN, FetchResult.DISCARDED):
+                size += dropped
+            yield MetricSample(FETCHED_BLOCKS, (source, became), tally.blocks[source, became])
+            yield MetricSample(FETCHED_BYTES, (source, became), size)
+    yield MetricSample(IN_FLIGHT_BLOCKS, (), in_flight[0])
+    yield MetricSample(IN_FLIGHT_BYTES, (), in_flight[1])
+    yield MetricSample(GUESSED_BLOCKS, ("read",), node.lookahead.readahead.counts.right)
+    yield MetricSample(GUESSED_BLOCKS, ("unread",), node.lookahead.readahead.counts.wrong)
+    yield MetricSample(FETCH_PROCESSES, (), len(node.fetching.processes.status()))
+
+
 # --- origins ----------------------------------------------------------------------------------------------------------
 ORIGIN_REQUESTS: Final = _counter(
     "origin_requests", "requests", "Completed requests to origins, by outcome. Servers have received all but those "
@@ -155,6 +224,26 @@ ORIGIN_HEDGED: Final = _counter(
 ORIGIN_HEDGES_WON: Final = _counter(
     "origin_hedges_won", "requests", "Requests that were sent twice, and whose second sending was answered first."
 )
+
+
+def _origin_samples(_: Node) -> Iterator[MetricSample]:
+    book = request_counters.total_counters()
+    detours = 0
+    for kind in KIND_NAMES:
+        for purpose in PURPOSES:
+            one, labels = book.counters_of(kind, purpose), (kind, purpose)
+            detours += one.fallback_reads
+            for outcome in RequestOutcome:
+                yield MetricSample(ORIGIN_REQUESTS, (*labels, outcome_name(outcome)), one.count_of(outcome))
+            yield MetricSample(ORIGIN_IN_FLIGHT, labels, one.in_flight)
+            yield MetricSample(ORIGIN_RECEIVED, labels, one.received)
+            yield MetricSample(ORIGIN_WRONG, labels, one.wrong_responses)
+    yield MetricSample(ORIGIN_DETOURS, (), detours)
+    yield MetricSample(ORIGIN_THROTTLED, (), ENDPOINT_TOTALS.throttled)
+    yield MetricSample(ORIGIN_HEDGED, (), ENDPOINT_TOTALS.hedged)
+    yield MetricSample(ORIGIN_HEDGES_WON, (), ENDPOINT_TOTALS.hedges_won)
+
+
 # --- tiers ------------------------------------------------------------------------------------------------------------
 TIER_BUDGET: Final = _gauge("tier_budget_bytes", "bytes", "Bytes that the tier may use by its configuration.", TIER)
 TIER_LIMIT: Final = _gauge(
@@ -167,6 +256,19 @@ TIER_PROBLEM: Final = _gauge(
     "tier_problem", "bool", "1 while the tier cannot be used, or not fully; `cachectl status` shows the reason.", TIER
 )
 REPAIRED: Final = _counter("repaired_blocks", "blocks", "Blocks whose bytes were wrong, and which were dropped.")
+
+
+def _tier_samples(usage: Sequence[TierUsage]) -> Iterator[MetricSample]:
+    for tier in usage:
+        labels = (tier.name,)
+        yield MetricSample(TIER_BUDGET, labels, tier.budget)
+        yield MetricSample(TIER_LIMIT, labels, tier.limit)
+        yield MetricSample(TIER_USED, labels, tier.used)
+        yield MetricSample(TIER_BLOCKS, labels, tier.blocks)
+        yield MetricSample(TIER_EVICTED, labels, tier.evicted)
+        yield MetricSample(TIER_PROBLEM, labels, bool(tier.problem))
+
+
 # --- page caches ------------------------------------------------------------------------------------------------------
 PUSHED_BLOCKS: Final = _counter("pushed_blocks", "blocks", "Blocks that were put into the page cache ahead of reads.")
 PUSHED_BYTES: Final = _counter("pushed_bytes", "bytes", "Bytes that were put into the page cache ahead of reads.")
@@ -180,6 +282,18 @@ PAGES_HELD: Final = _gauge("page_cache_held_bytes", "bytes", "Bytes in page cach
 PAGES_BUDGET: Final = _gauge(
     "page_cache_budget_bytes", "bytes", "Limit of the bytes in page caches that were pushed and not read yet."
 )
+
+
+def _page_cache_samples(node: Node) -> Iterator[MetricSample]:
+    counts, (held, budget) = node.lookahead.pushers.counters(), node.lookahead.pushers.page_cache_use()
+    yield MetricSample(PUSHED_BLOCKS, (), counts["stored_blocks"])
+    yield MetricSample(PUSHED_BYTES, (), counts["stored_bytes"])
+    yield MetricSample(PUSH_LATE, (), counts["late"])
+    yield MetricSample(PUSH_WASTED, (), counts["wasted"])
+    yield MetricSample(PAGES_HELD, (), held)
+    yield MetricSample(PAGES_BUDGET, (), budget)
+
+
 # --- other nodes ------------------------------------------------------------------------------------------------------
 SERVED_BLOCKS: Final = _counter("peer_served_blocks", "blocks", "Blocks sent to other nodes.")
 SERVED_BYTES: Final = _counter("peer_served_bytes", "bytes", "Bytes of blocks sent to other nodes.")
@@ -192,6 +306,20 @@ CLUSTER_NODES: Final = _gauge(
     "cluster_nodes", "nodes", "Nodes of the cluster that this node knows, by state.", NODE_STATE
 )
 CLUSTER_PROBLEM: Final = _gauge("cluster_problem", "bool", "1 while this node cannot read the cluster's membership.")
+
+
+def _peer_samples(node: Node) -> Iterator[MetricSample]:
+    counts, brief = node.cluster.peer_counts(), node.cluster.brief()
+    yield MetricSample(SERVED_BLOCKS, (), counts.served_blocks)
+    yield MetricSample(SERVED_BYTES, (), counts.served_bytes)
+    yield MetricSample(PEER_ASKED, (), counts.asked)
+    yield MetricSample(PEER_NOT_HERE, (), counts.not_here)
+    yield MetricSample(PEER_FAILED, (), counts.failed)
+    for state, count in sorted(brief.states.items()):
+        yield MetricSample(CLUSTER_NODES, (state,), count)
+    yield MetricSample(CLUSTER_PROBLEM, (), bool(brief.problem))
+
+
 # --- datasets, jobs, mounts -------------------------------------------------------------------------------------------
 DATASETS: Final = _gauge("datasets", "datasets", "Datasets of the node.")
 DATASETS_LOST: Final = _gauge("datasets_without_snapshot", "datasets", "Datasets whose snapshot is lost or damaged.")
@@ -207,10 +335,53 @@ MOUNTS: Final = _gauge(
     "mounts", "mounts", "Mounts of the node. Dead ones are mount points whose process is gone.", MOUNT_STATE
 )
 WARMUPS: Final = _gauge("warmups", "warmups", "Warmups in progress.")
+
+
+def _content_samples(node: Node) -> Iterator[MetricSample]:
+    yield MetricSample(DATASETS, (), len(node.catalog))
+    yield MetricSample(DATASETS_LOST, (), sum(dataset.current is None for dataset in node.catalog))
+    states = Counter(job.state for job in node.jobs)
+    for state in JobState:
+        yield MetricSample(JOBS, (state,), states[state])
+    yield MetricSample(CONSUMERS, (), len(node.jobs.consumers))
+    yield MetricSample(WARMUPS, (), len(node.content.warmups))
+    yield MetricSample(REPAIRED, (), node.storage.blocks.repairs)
+
+
+def _dataset_samples(busiest: BusiestDatasets) -> Iterator[MetricSample]:
+    busiest.select_busiest(time.monotonic())
+    for name, row in (*busiest.rows.items(), (OTHER, busiest.others)):
+        for source in SOURCES:
+            yield MetricSample(DATASET_BLOCKS, (name, source), row.blocks[source])
+            yield MetricSample(DATASET_BYTES, (name, source), row.bytes[source])
+
+
 # --- the daemon -------------------------------------------------------------------------------------------------------
 ERRORS: Final = _counter("errors", "failures", "Failures that were recorded; `cachectl errors` lists the last ones.")
 INFO: Final = _gauge("build_info", "1", "Always 1; its label is the version of the daemon.", VERSION)
 START: Final = _gauge("start_time_seconds", "seconds", "When the daemon started: unix time.")
+
+
+def _daemon_samples(node: Node) -> Iterator[MetricSample]:
+    yield MetricSample(ERRORS, (), node.errors.count)
+    yield MetricSample(INFO, (__version__,), 1)
+    yield MetricSample(START, (), node.began)
+
+
+def collect_samples(node: Node, busiest: BusiestDatasets, usage: Sequence[TierUsage]) -> Iterator[MetricSample]:
+    """Yield all samples. Call on the event loop. usage: of the tiers."""
+    for part in (
+        _mount_samples,
+        _fetch_samples,
+        _origin_samples,
+        _page_cache_samples,
+        _peer_samples,
+        _content_samples,
+        _daemon_samples,
+    ):
+        yield from part(node)
+    yield from _tier_samples(usage)
+    yield from _dataset_samples(busiest)
 
 
 def _all() -> Iterator[Metric]:

@@ -2,17 +2,12 @@
 
 import subprocess
 from itertools import product
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cachefs_daemon.metrics.page import page
-from cachefs_daemon.metrics.samples import MetricSample
 from cachefs_daemon.metrics.scrape import Exposition
-from cachefs_daemon.metrics.table import TABLE, Metric, MetricKind
-
-REPOSITORY = Path(__file__).parents[4]
+from cachefs_daemon.metrics.table import TABLE, Metric, MetricKind, MetricSample
 
 
 def every_sample() -> list[MetricSample]:
@@ -22,11 +17,6 @@ def every_sample() -> list[MetricSample]:
         for metric in TABLE
         for labels in product(*(label.values or ("any",) for label in metric.labels))
     ]
-
-
-def test_the_page_is_that_of_the_table() -> None:
-    made = "run python -m cachefs_daemon.metrics.page > docs/metrics.md"
-    assert (REPOSITORY / "docs" / "metrics.md").read_text() == page(), made
 
 
 def test_names_are_told_apart() -> None:
