@@ -58,7 +58,7 @@ _WITH_PARENT = ["setpriv", "--pdeathsig=KILL"]
 MODULES = (
     "cachefsd.command",
     "cachefs_cluster.cluster",
-    "cachefs_daemon.api.local_pages",
+    "cachefs_daemon.api.local_http",
     "cachefs_cluster.placement.cooperation",
     "cachefs_cluster.placement.draining",
     "cachefs_cluster.placement.rebalance",

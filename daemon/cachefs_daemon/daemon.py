@@ -30,7 +30,7 @@ from cachefs_daemon.store.storage import PlanningParts, Storage
 from cachefs_daemon.store_settings import store_config
 
 if TYPE_CHECKING:
-    from cachefs_daemon.api.local_pages import LocalPages
+    from cachefs_daemon.api.local_http import LocalPages
 
 log = logging.getLogger("cachefs_daemon")
 
@@ -120,7 +120,7 @@ async def _serve(
 def _local_pages(node: Node) -> "LocalPages":
     """Return the pages for programs of this machine. Imported only where it is used: with aiohttp it takes 14 MB."""
     with require_extra("daemon", "cachefsd"):
-        from cachefs_daemon.api.local_pages import LocalPages
+        from cachefs_daemon.api.local_http import LocalPages
 
     return LocalPages(node)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from cachefs.errors import OriginAccessDenied
 from cachefs.messages import EndpointStatus, Stall, Trouble
+from cachefs.sizes import format_size
 from cachefs.trouble_texts import Cause, filter_by_snapshots, is_failing, sort_by_severity
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.fetch.fetcher import Fetcher
@@ -28,8 +29,11 @@ from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.ports import AwayNode
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.store.storage import TierUsage
-from cachefs_daemon.store.tier_troubles import TierTrouble, TierTroubles
 
+# A tier always keeps a little of its budget back.
+_FULL_FRACTION: Final = 0.95
+# A tier that was full remains so until it uses less than this part of its limit: it evicts a whole segment at once.
+_STILL_FULL_FRACTION: Final = 0.5
 # Seconds that a read has waited when it becomes a trouble.
 NOTICE_SECONDS: Final = 3.0
 # Seconds for which failed reads are a trouble of the node. A job shows the failures of its whole time.
@@ -41,6 +45,58 @@ MAX_TROUBLES: Final = 32
 _NO_JOB: Final = ReadAttribution(None, is_sure=False)
 
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class TierTrouble:
+    """A present trouble of one tier."""
+
+    tier: str
+    # Its kind; its text; and unix time in seconds of the first look that found it.
+    kind: str
+    text: str
+    since: float
+
+
+class TierTroubles:
+    """Adds each trouble to the log of failures once, and keeps it current while it lasts. Used on the event loop."""
+
+    def __init__(self, errors: ErrorLog) -> None:
+        self._errors = errors
+        self._known: dict[str, TierTrouble] = {}  # by tier
+
+    @property
+    def current(self) -> list[TierTrouble]:
+        """The troubles that the last look found."""
+        return list(self._known.values())
+
+    def check_tiers(self, tiers: Iterable[TierUsage]) -> None:
+        """Check the tiers. Call every second or so."""
+        for tier in tiers:
+            before = self._known.pop(tier.name, None)
+            kind, text = trouble_of(tier, _STILL_FULL_FRACTION if before is not None else _FULL_FRACTION)
+            if not kind:
+                continue
+            subject = f"{tier.name} tier"
+            if before is not None and before.kind == kind:
+                self._errors.note_ongoing(subject)
+            else:
+                self._errors.add(subject, text)
+            since = before.since if before is not None else time.time()
+            self._known[tier.name] = TierTrouble(tier.name, kind, text, since)
+
+
+def trouble_of(tier: TierUsage, full: float = _FULL_FRACTION) -> tuple[str, str]:
+    """Return the kind of trouble and its text; both "" where there is none. full: the part of its limit that a full
+    tier uses."""
+    if tier.problem:
+        return tier.problem, f"takes no new blocks: {tier.problem}"
+    if tier.limit < _FULL_FRACTION * tier.budget and tier.used >= full * tier.limit:
+        return "full", (
+            f"has no more room: {format_size(max(0, tier.limit))} of its budget of {format_size(tier.budget)} can be "
+            f"used, as other programs have taken the rest of the file system of {tier.directory}"
+        )
+    return "", ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ import greenlet
 from cachefs_cluster.membership import last_known
 from cachefs_cluster.peers import (
     connecting,
+    connection,
     daemon_fetch_client,
     heartbeats,
-    receiver,
     request_server,
     server,
     server_process,
@@ -256,9 +256,9 @@ def in_place(loop: Machine, seed: int, outlet: Callable[..., Any]) -> Iterator[N
         (daemon_fetch_client, "threading", threads),
         (request_server, "queue", _Like(queue, SimpleQueue=simulated.SimpleQueue)),
         (wire, "select", polls),
-        (receiver, "threading", threads),
-        (receiver, "select", polls),
-        (receiver, "os", _Like(os, eventfd=_eventfd, eventfd_write=_eventfd_write, close=lambda _: None)),
+        (connection, "threading", threads),
+        (connection, "select", polls),
+        (connection, "os", _Like(os, eventfd=_eventfd, eventfd_write=_eventfd_write, close=lambda _: None)),
         (connecting, "socket", _Like(socket, create_connection=_connect)),
         (server_process, "socket", _Like(socket, socketpair=_socketpair)),
         (server_process, "subprocess", _Like(subprocess, Popen=_Child)),

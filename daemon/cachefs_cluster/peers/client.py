@@ -17,7 +17,7 @@ from cachefs_cluster.membership.view import ClusterView, NodeRecord
 from cachefs_cluster.peers import protocol
 from cachefs_cluster.peers.circuit_breaker import CircuitBreaker
 from cachefs_cluster.peers.connecting import CannotConnect
-from cachefs_cluster.peers.connection import PeerConnection, PeerExchange, ReceiverReport
+from cachefs_cluster.peers.connection import PeerConnection, PeerExchange, PeerReceiver, ReceiverReport
 from cachefs_cluster.peers.in_flight import BytesInFlight
 from cachefs_cluster.peers.peer import FETCH_LANE, HELD_LANE, LANES, Peer, PeerBatch, PendingBlock
 from cachefs_cluster.peers.peer_connector import PeerConnector
@@ -31,7 +31,6 @@ from cachefs_cluster.peers.peer_requests import (
     RequestOptions,
 )  # fmt: skip
 from cachefs_cluster.peers.protocol import BlocksRequest, RequestedBlock, encode_blocks_request
-from cachefs_cluster.peers.receiver import PeerReceiver
 from cachefs_cluster.peers.response_handler import ResponseHandler
 from cachefs_cluster.peers.tls import Certificates
 from cachefs_daemon.runtime.error_log import ErrorLog

@@ -29,8 +29,7 @@ from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Access
 from cachefs_daemon.api.fetch_channel import FetchChannelServer
 from cachefs_daemon.api.identity import CallerRights, Identities
 from cachefs_daemon.api.service import Service
-from cachefs_daemon.api.socket_keeper import SocketKeeper
-from cachefs_daemon.api.socket_path import SocketPath
+from cachefs_daemon.api.socket_path import SocketKeeper, SocketPath
 from cachefs_daemon.caller import Caller
 
 log = logging.getLogger(__name__)

@@ -7,23 +7,30 @@ most important ones.
 import asyncio
 import hashlib
 import logging
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from cachefs.errors import NotFound
+from cachefs.errors import NotFound, public_url
+from cachefs_daemon.datasets.catalog import Dataset
+from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.node import Node
-from cachefs_daemon.web.dataset_rows import DatasetRow, dataset_row, dataset_rows
 from cachefs_daemon.web.job_detail import job_detail
 from cachefs_daemon.web.job_rows import job_rows
 from cachefs_daemon.web.overview import overview
+from cachefs_daemon.web.paging import RowPage, page_of
 from cachefs_daemon.web.recorder import JobRecorder
-from cachefs_daemon.web.response_cache import ResponseCache
 from cachefs_daemon.web.shard_maps import EMPTY_MAP, ShardMap, ShardMaps
 
+FRESH_SECONDS: Final = 1.0
+# Requests whose responses are kept.
+MAX_RESPONSES: Final = 64
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -39,6 +46,88 @@ FILES: Final = {
 MAX_NAME: Final = 512
 # Seconds between two checks for data that no browser requests any more.
 TIDY_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRow:
+    """A dataset at its current snapshot."""
+
+    name: str
+    url: str
+    # "" where it is lost.
+    snapshot: str
+    files: int
+    bytes: int
+    # Unix seconds at which the snapshot was made.
+    created: float
+    # Keys of the origin that are not files.
+    problems: int
+    # The share of each tier that it may take.
+    share: float
+    # Jobs that read it now.
+    jobs: int
+
+
+def dataset_rows(node: Node, page: int, match: str) -> RowPage[DatasetRow]:
+    """Return datasets, those with jobs first, then by name. match: a part of the name."""
+    readers = _readers(node)
+    wanted = match.casefold()
+    found = [one for one in node.catalog if wanted in one.record.name.casefold()]
+    found.sort(key=lambda one: (-readers[one.record.name], one.record.name))
+    shown = page_of(found, page)
+    return RowPage([_row(one, readers) for one in shown.rows], shown.page, shown.pages, shown.total)
+
+
+def dataset_row(node: Node, name: str) -> DatasetRow:
+    """Return one dataset. Raises NotFound."""
+    return _row(node.catalog.get(name), _readers(node))
+
+
+def _readers(node: Node) -> Counter[str]:
+    """Return the number of jobs that read each dataset, by name."""
+    running = (job for job in node.jobs if job.state == JobState.RUNNING)
+    return Counter(name for job in running for name in set(job.datasets.values()))
+
+
+def _row(dataset: Dataset, readers: Counter[str]) -> DatasetRow:
+    record, snapshot = dataset.record, dataset.current
+    return DatasetRow(
+        name=record.name,
+        url=public_url(record.url),
+        snapshot=snapshot.id if snapshot else "",
+        files=snapshot.files if snapshot else 0,
+        bytes=snapshot.bytes if snapshot else 0,
+        created=snapshot.created_ns / 1e9 if snapshot else 0.0,
+        problems=snapshot.problem_count if snapshot else 0,
+        share=record.share,
+        jobs=readers[record.name],
+    )
+
+
+@dataclass(slots=True)
+class _CachedResponse:
+    made_at: float = float("-inf")  # monotonic seconds
+    body: bytes = b""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class ResponseCache:
+    """Caches the MAX_RESPONSES latest responses. Used on the event loop."""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, _CachedResponse] = {}  # by request, the latest one last
+
+    async def get_or_make(self, request: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the result of *make*, at most a second old. A failure is not kept."""
+        response = self._responses.pop(request, None) or _CachedResponse()
+        self._responses[request] = response
+        while len(self._responses) > MAX_RESPONSES:
+            del self._responses[next(iter(self._responses))]
+        async with response.lock:
+            if time.monotonic() - response.made_at >= FRESH_SECONDS:
+                response.body = await make()
+                response.made_at = time.monotonic()
+            return response.body
 
 
 class WebPage:

@@ -24,10 +24,10 @@ from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.retry import Failure
 from cachefs_daemon.ports import AwayNode
-from cachefs_daemon.store.tier_troubles import TierTrouble
 from cachefs_daemon.troubles import (
     CachedValue,
     ServerWithDatasets,
+    TierTrouble,
     TroubleInputs,
     Troubles,
     derive_troubles,

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.errors import Busy, CachefsError
-from cachefs_daemon.api.socket_keeper import SocketKeeper
-from cachefs_daemon.api.socket_path import SOCKET_MODE, PathOwner, SocketPath
+from cachefs_daemon.api.socket_path import SOCKET_MODE, PathOwner, SocketKeeper, SocketPath
 from tests import virtual_time
 
 

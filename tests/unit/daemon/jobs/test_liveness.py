@@ -7,7 +7,6 @@ import pytest
 
 from cachefs_daemon.jobs.liveness import PublisherLiveness
 from cachefs_daemon.jobs.owners import user_of
-from cachefs_daemon.runtime import pid_namespaces
 
 OTHER = os.getuid() + 4711
 
@@ -17,7 +16,7 @@ OTHER = os.getuid() + 4711
 def test_only_a_process_of_ones_own_keeps_a_job(
     owner: int, lapsed: str, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pid_namespaces, "find_pid", lambda pid, namespace: os.getpid())
+    monkeypatch.setattr("cachefs_daemon.jobs.liveness.find_pid", lambda pid, namespace: os.getpid())
     liveness = PublisherLiveness(os.getpid(), 5, 0.0, 1 if is_elsewhere else 0, owner)
     if is_elsewhere:
         liveness.find_process()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cachefs_daemon.runtime.error_log import ErrorLog
 from cachefs_daemon.store.storage import TierUsage
-from cachefs_daemon.store.tier_troubles import TierTroubles, trouble_of
+from cachefs_daemon.troubles import TierTroubles, trouble_of
 
 GIB = 1 << 30
 WELL = TierUsage("ssd", Path("/ssd"), 10 * GIB, 10 * GIB, 10 * GIB - 4096, 9, 1, 0, "lru", "")

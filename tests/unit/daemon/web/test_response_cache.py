@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from cachefs_daemon.web import response_cache
-from cachefs_daemon.web.response_cache import MAX_RESPONSES, ResponseCache
+from cachefs_daemon.web import page
+from cachefs_daemon.web.page import MAX_RESPONSES, ResponseCache
 from tests import virtual_time
 
 
@@ -23,11 +23,11 @@ def test_those_who_ask_at_once_share_an_answer(monkeypatch: pytest.MonkeyPatch) 
 
             return asyncio.ensure_future(kept.get_or_make(question, make))
 
-        monkeypatch.setattr(response_cache, "FRESH_SECONDS", 1000)
+        monkeypatch.setattr(page, "FRESH_SECONDS", 1000)
         assert set(await asyncio.gather(*(making("a") for _ in range(20)))) == {b"a 1"}
-        monkeypatch.setattr(response_cache, "FRESH_SECONDS", 0)
+        monkeypatch.setattr(page, "FRESH_SECONDS", 0)
         assert await making("a") == b"a 2"
-        monkeypatch.setattr(response_cache, "FRESH_SECONDS", 1000)
+        monkeypatch.setattr(page, "FRESH_SECONDS", 1000)
         for number in range(MAX_RESPONSES):
             await making(f"other {number}")
         made.clear()
