@@ -40,16 +40,16 @@ class DaemonLink:
     async def _call(self, method: Method[Request, Reply], request: Request, seconds: float) -> Reply:
         """Raises grpc.RpcError."""
         token = trio.lowlevel.current_trio_token()
-        answered = trio.Event()
+        has_response = trio.Event()
 
         def wake(_: Any) -> None:
             with contextlib.suppress(trio.RunFinishedError):
-                token.run_sync_soon(answered.set)
+                token.run_sync_soon(has_response.set)
 
         future = self.client.start_call(method, request, seconds)
         future.add_done_callback(wake)
         try:
-            await answered.wait()
+            await has_response.wait()
             reply: Reply = future.result()
             return reply
         finally:

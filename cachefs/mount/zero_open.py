@@ -65,5 +65,5 @@ def reading_thread(library: ctypes.CDLL) -> Callable[[], int]:
 
 def handled_ioctls(library: ctypes.CDLL) -> int:
     """Return how many ioctls this process has answered in C."""
-    answered: int = library.cachefs_ioctls()
-    return answered
+    count: int = library.cachefs_ioctls()
+    return count

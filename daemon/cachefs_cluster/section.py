@@ -374,16 +374,16 @@ def _address_problems(section: ClusterSection) -> Iterator[str]:
         )
     if section.has_certificates or section.insecure_peers:
         return
-    way_out = (
+    remedy = (
         "set cluster.tls_ca, tls_cert and tls_key, or insecure_peers = true in a network where you trust every host"
     )
     if not is_loopback(host):
-        yield f"cluster.listen = {section.listen!r}: without certificates only loopback is safe; {way_out}"
+        yield f"cluster.listen = {section.listen!r}: without certificates only loopback is safe; {remedy}"
     elif section.membership == "static":
         for node in section.static_nodes:
             if not is_loopback(node.host):
                 yield (
-                    f"cluster.nodes: {node.name} at {node.host} is another machine, which needs certificates; {way_out}"
+                    f"cluster.nodes: {node.name} at {node.host} is another machine, which needs certificates; {remedy}"
                 )
                 return
 

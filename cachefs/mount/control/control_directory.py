@@ -52,10 +52,10 @@ def fifo_path(mountpoint: Path) -> Path:
 class ControlDirectory:
     """The control directory of one mount."""
 
-    def __init__(self, namespace: Namespace, wanted: int) -> None:
-        """wanted: an eventfd of the mount, set when a program is about to write to the FIFO."""
+    def __init__(self, namespace: Namespace, wakeup: int) -> None:
+        """wakeup: an eventfd of the mount, set when a program is about to write to the FIFO."""
         self._namespace = namespace
-        self._wanted = wanted
+        self._wakeup = wakeup
 
     def find_inode(self, parent: int, name: bytes, thread: int) -> int:
         """Return the inode of *name* in directory *parent*, or 0 where the name is not part of the control directory.
@@ -65,7 +65,7 @@ class ControlDirectory:
         if parent == DIRECTORY:
             if name == PUBLISH_NAME:
                 if not child_process.is_sibling(thread):
-                    os.eventfd_write(self._wanted, 1)
+                    os.eventfd_write(self._wakeup, 1)
                 return PUBLISH
             if (token := parse_fifo_token(name)) is not None:
                 # Only a caller may create an answer FIFO: after a look-up by the mount, the mount would own the FIFO.

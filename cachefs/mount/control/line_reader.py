@@ -190,11 +190,11 @@ class LineQueue:
 class ControlReader:
     """Reads the FIFO as long as there are writers."""
 
-    def __init__(self, path: Path, wanted: int, datasets: Callable[[], Mapping[str, str]]) -> None:
-        """path: of the FIFO; wanted: an eventfd, set when a program is about to write to the FIFO; datasets: returns
+    def __init__(self, path: Path, wakeup: int, datasets: Callable[[], Mapping[str, str]]) -> None:
+        """path: of the FIFO; wakeup: an eventfd, set when a program is about to write to the FIFO; datasets: returns
         the datasets shown, name -> id of the snapshot."""
         self._path = path
-        self._wakeup = wanted
+        self._wakeup = wakeup
         self._datasets = datasets
         self._requests = IncompleteRequests()  # requests that come in parts
         self._users: OrderedDict[str, int] = OrderedDict()  # token -> its user, of the latest tokens

@@ -189,7 +189,7 @@ class Supervisor:
         self._shown_datasets = named_datasets(spec, view.datasets)
         _check_hides_nothing(directory, view, self._shown_datasets)
         check_apart_from_origins(directory, self._shown_datasets, view.datasets)
-        wanted, end_requested = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+        wakeup, end_requested = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         marks, failures = read_records.create_read_marks(), read_records.create_read_marks()
         self._is_serving = False  # True once reads were answered: programs may rely on the mount
         readers = read_records.create_reader_table()
@@ -200,7 +200,7 @@ class Supervisor:
             directory,
             options,
             ViewLog(view),
-            wanted,
+            wakeup,
             marks,
             failures,
             readers,

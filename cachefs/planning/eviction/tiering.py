@@ -310,14 +310,14 @@ class Tiering:
         none."""
         ahead = self._eviction_step(tier)
         sizes = (size,) if size >= ahead else (ahead, size)
-        tries = [(wanted, 0, self._pinned) for wanted in sizes if incoming or wanted == size]
+        tries = [(size_to_free, 0, self._pinned) for size_to_free in sizes if incoming or size_to_free == size]
         if not self._must_keep_transient(tier):
             tries = []
         share = self._transient.bytes if tier.number == MEMORY else 0
         # A reader waits for a transient block, so even a pinned one is evicted for it.
-        tries += [(wanted, share, self._pinned if incoming else set()) for wanted in sizes]
-        for wanted, transient, pinned in tries:
-            if victims := self._choose_and_release(tier, wanted, transient, pinned, incoming):
+        tries += [(size_to_free, share, self._pinned if incoming else set()) for size_to_free in sizes]
+        for size_to_free, transient, pinned in tries:
+            if victims := self._choose_and_release(tier, size_to_free, transient, pinned, incoming):
                 return victims
         return []
 

@@ -312,8 +312,8 @@ class PageCacheModel:
         current = DROPPABLE[pages.states[ids]] & (pages.last_seen[ids] < ordered_at)
         pages.last_seen[ids[current]] = ordered_at
         complete = current & ~np.isin(ids, failed)
-        were_held = current & pages.absent[ids] & (pages.states[ids] == HELD)
-        self._count_checked_copies(int(np.count_nonzero(were_held)), int(np.count_nonzero(were_held & ~complete)))
+        were_present = current & pages.absent[ids] & (pages.states[ids] == HELD)
+        self._count_checked_copies(int(np.count_nonzero(were_present)), int(np.count_nonzero(were_present & ~complete)))
         pages.states[ids[complete]] = HELD
         self._note_refused(pages, ids[current & ~complete & (pages.states[ids] == HELD)])
 

@@ -227,57 +227,57 @@ class SharedDatasets:
         """Apply the merged meaning of the name. Raises CachefsError."""
         own = self._own_state(name)
         resolution = resolve(own, self._states_of_others(name).values(), self._local.catalog.removals.is_forgotten)
-        wanted = resolution.value
-        if wanted.gone != own.gone:
-            await self._local.catalog.note_removed(name, wanted.gone)
-        if own.added and not (wanted.added and is_same(own, wanted)):
+        merged = resolution.value
+        if merged.gone != own.gone:
+            await self._local.catalog.note_removed(name, merged.gone)
+        if own.added and not (merged.added and is_same(own, merged)):
             self._set_problem(name, await self._remove(name))
             return
-        if wanted.added and name not in self._fetch_tasks:
-            await self._adopt_merged(name, own, wanted)
+        if merged.added and name not in self._fetch_tasks:
+            await self._adopt_merged(name, own, merged)
         self._set_problem(name, self._problem_with(name, resolution))
 
-    async def _adopt_merged(self, name: str, own: SharedDataset, wanted: SharedDataset) -> None:
+    async def _adopt_merged(self, name: str, own: SharedDataset, merged: SharedDataset) -> None:
         """Adopt options, snapshot and limits. Raises CachefsError."""
-        if own.added and wanted.reached != own.reached:
-            access = OriginAccess(wanted.options, wanted.named, wanted.reached)
+        if own.added and merged.reached != own.reached:
+            access = OriginAccess(merged.options, merged.named, merged.reached)
             await self._local.changes.apply_origin_access(name, access)
-        if wanted.snapshot and wanted.snapshot != own.snapshot:
-            if self._is_coming_for_readers(wanted.snapshot):
+        if merged.snapshot and merged.snapshot != own.snapshot:
+            if self._is_coming_for_readers(merged.snapshot):
                 self._check_later(name, MIN_RETRY_PAUSE)
                 return
             is_time = name not in self._retries or self._retries[name].is_due(time.monotonic())
-            if wanted.block_size == self._local.open_snapshots.block_size and is_time:
-                self._coming_snapshots[name] = wanted.snapshot
-                task = self._fetch_tasks[name] = asyncio.create_task(self._fetch_snapshot(name, wanted))
+            if merged.block_size == self._local.open_snapshots.block_size and is_time:
+                self._coming_snapshots[name] = merged.snapshot
+                task = self._fetch_tasks[name] = asyncio.create_task(self._fetch_snapshot(name, merged))
                 task.add_done_callback(lambda _: self._on_fetch_end(name))
             return
         self._fetch_problems.pop(name, None)
-        if (wanted.added, wanted.listed, wanted.limited) != (own.added, own.listed, own.limited):
-            fields = {field: getattr(wanted, field) for field in ("added", "listed", "limited", "share", "ttl", "most")}
+        if (merged.added, merged.listed, merged.limited) != (own.added, own.listed, own.limited):
+            fields = {field: getattr(merged, field) for field in ("added", "listed", "limited", "share", "ttl", "most")}
             await self._local.catalog.restamp(name, **fields)
-            if (wanted.share, wanted.ttl, wanted.most) != (own.share, own.ttl, own.most):
+            if (merged.share, merged.ttl, merged.most) != (own.share, own.ttl, own.most):
                 await self._local.changes.follow_limits(self._local.catalog.get(name))
 
     def _problem_with(self, name: str, resolution: Resolution) -> str:
         """Return the problem with a dataset that is or should be here; empty if there is none."""
-        wanted, rival = resolution.value, resolution.rival
+        merged, rival = resolution.value, resolution.rival
         if rival is not None:
             return (
-                f"{wanted.url} here, and {rival.url} {self._where_text(name, rival)}; remove one of them with "
+                f"{merged.url} here, and {rival.url} {self._where_text(name, rival)}; remove one of them with "
                 f"`cachectl dataset rm {name}` there, and add it under another name"
             )
         block_size = self._local.open_snapshots.block_size
-        if wanted.added and wanted.snapshot and wanted.block_size != block_size:
+        if merged.added and merged.snapshot and merged.block_size != block_size:
             return (
-                f"it is listed with blocks of {format_size(wanted.block_size)}, and daemon.block_size is "
+                f"it is listed with blocks of {format_size(merged.block_size)}, and daemon.block_size is "
                 f"{format_size(block_size)} here, so it cannot be used; set the same on all nodes"
             )
         if name in self._fetch_problems:
             return f"its snapshot is not on this node: {self._fetch_problems[name]}; trying again"
-        if wanted.url.startswith("file://") and not self._is_directory_here(wanted.url, wanted.listed):
+        if merged.url.startswith("file://") and not self._is_directory_here(merged.url, merged.listed):
             return (
-                f"{wanted.url} is not on this node: its files are read through nodes that have it, and cannot be read "
+                f"{merged.url} is not on this node: its files are read through nodes that have it, and cannot be read "
                 "while these are away"
             )
         return ""
@@ -320,9 +320,9 @@ class SharedDatasets:
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
-    async def _fetch_snapshot(self, name: str, wanted: SharedDataset) -> None:
+    async def _fetch_snapshot(self, name: str, merged: SharedDataset) -> None:
         try:
-            await self._adopt(name, wanted)
+            await self._adopt(name, merged)
             self._retries.pop(name, None)
             self._fetch_problems.pop(name, None)
         except Busy:
@@ -343,39 +343,39 @@ class SharedDatasets:
         self._fetch_problems[name] = why
         self._check_later(name, self._retries.setdefault(name, _backoff()).note_failure(time.monotonic()))
 
-    async def _adopt(self, name: str, wanted: SharedDataset) -> None:
+    async def _adopt(self, name: str, merged: SharedDataset) -> None:
         """Fetch the snapshot if needed, and adopt the dataset. Raises CachefsError."""
         catalog, open_snapshots = self._local.catalog, self._local.open_snapshots
         record = DatasetRecord(
             name,
-            wanted.url,
-            wanted.options,
-            [SnapshotRecord(wanted.snapshot)],
-            share=wanted.share,
-            ttl=wanted.ttl,
-            most=wanted.most,
-            added=wanted.added,
-            listed=wanted.listed,
-            limited=wanted.limited,
-            named=wanted.named,
-            reached=wanted.reached,
+            merged.url,
+            merged.options,
+            [SnapshotRecord(merged.snapshot)],
+            share=merged.share,
+            ttl=merged.ttl,
+            most=merged.most,
+            added=merged.added,
+            listed=merged.listed,
+            limited=merged.limited,
+            named=merged.named,
+            reached=merged.reached,
         )
         known = catalog.find(name)
         before = known.current if known is not None else None
         await catalog.check_origin(record)
-        if open_snapshots.get(wanted.snapshot) is not None:
+        if open_snapshots.get(merged.snapshot) is not None:
             dataset = await catalog.adopt_dataset(record, None)
         else:
             with open_snapshots.receive_file() as path:
                 most = partial(self._max_file_bytes, name)
-                meta = await self._files.fetch(wanted.snapshot, self._holders(name, wanted), path, most)
-                if meta.block_size != wanted.block_size:
+                meta = await self._files.fetch(merged.snapshot, self._holders(name, merged), path, most)
+                if meta.block_size != merged.block_size:
                     raise CachefsError(
                         f"it has blocks of {format_size(meta.block_size)}, and other nodes report another block size"
                     )
                 dataset = await catalog.adopt_dataset(record, path)
         await self._local.changes.follow_snapshot(dataset, before)
-        log.info("dataset %s is at snapshot %s, as on node %s", name, wanted.snapshot, wanted.listed.node)
+        log.info("dataset %s is at snapshot %s, as on node %s", name, merged.snapshot, merged.listed.node)
 
     def _max_file_bytes(self, name: str) -> int:
         """Return the largest size of a dataset's snapshot file in bytes. Call when its turn comes. Raises Busy while
@@ -383,9 +383,9 @@ class SharedDatasets:
         self._local.catalog.check_idle(name)
         return MAX_FILE
 
-    def _holders(self, name: str, wanted: SharedDataset) -> list[str]:
-        saying = [node for node, value in self._states_of_others(name).items() if value.snapshot == wanted.snapshot]
-        return [*saying, wanted.listed.node]
+    def _holders(self, name: str, merged: SharedDataset) -> list[str]:
+        saying = [node for node, value in self._states_of_others(name).items() if value.snapshot == merged.snapshot]
+        return [*saying, merged.listed.node]
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ class UsedSnapshots:
     def problems(self) -> list[str]:
         """Return the snapshots that other nodes read and this one lacks, one line each."""
         lines = []
-        for snapshot_id, wanted in sorted([*self._used_elsewhere.items(), *self._beyond_limit.items()]):
+        for snapshot_id, remote in sorted([*self._used_elsewhere.items(), *self._beyond_limit.items()]):
             if self._local.open_snapshots.get(snapshot_id) is not None:
                 continue
             failure = self._failures.get(snapshot_id)
@@ -153,8 +153,8 @@ class UsedSnapshots:
             else:
                 why = f"{failure.reason}; trying again" if failure is not None else "it is being fetched"
             lines.append(
-                f"dataset {wanted.value.dataset}: snapshot {snapshot_id[:12]}, which "
-                f"{self._readers_text(wanted.nodes)}, is not on this node, so other nodes fetch its blocks: {why}"
+                f"dataset {remote.value.dataset}: snapshot {snapshot_id[:12]}, which "
+                f"{self._readers_text(remote.nodes)}, is not on this node, so other nodes fetch its blocks: {why}"
             )
         return lines[:_MAX_PROBLEMS] + ([f"{len(lines) - _MAX_PROBLEMS} more"] if len(lines) > _MAX_PROBLEMS else [])
 
@@ -255,14 +255,14 @@ class UsedSnapshots:
         self._kept_until = {one: until for one, until in self._kept_until.items() if until > now}
         self._kept_until.update(dict.fromkeys(self._used_elsewhere, now + GRACE_SECONDS))
         self._failures = {one: failure for one, failure in self._failures.items() if one in self._used_elsewhere}
-        for snapshot_id, wanted in self._used_elsewhere.items():
+        for snapshot_id, remote in self._used_elsewhere.items():
             failure = self._failures.get(snapshot_id)
             is_time = failure is None or failure.backoff.is_due(now)
             is_there = self._local.open_snapshots.get(snapshot_id) is not None or self._is_coming_as_current(
                 snapshot_id
             )
             if is_time and not is_there and snapshot_id not in self._fetch_tasks:
-                task = self._fetch_tasks[snapshot_id] = asyncio.create_task(self._fetch_snapshot(snapshot_id, wanted))
+                task = self._fetch_tasks[snapshot_id] = asyncio.create_task(self._fetch_snapshot(snapshot_id, remote))
                 task.add_done_callback(lambda _, one=snapshot_id: self._on_fetch_end(one))  # type: ignore[misc]
 
     def _read_elsewhere(self) -> dict[str, _RemoteSnapshot]:
@@ -289,9 +289,9 @@ class UsedSnapshots:
         order = sorted(found, key=lambda one: (-len(found[one].nodes), one))
         return {one: found[one] for one in order[:MAX_KEPT]}, {one: found[one] for one in order[MAX_KEPT:]}
 
-    async def _fetch_snapshot(self, snapshot_id: str, wanted: _RemoteSnapshot) -> None:
+    async def _fetch_snapshot(self, snapshot_id: str, remote: _RemoteSnapshot) -> None:
         try:
-            await self._fetch_and_keep(snapshot_id, wanted)
+            await self._fetch_and_keep(snapshot_id, remote)
             self._failures.pop(snapshot_id, None)
         except _NoLongerUsed:
             pass  # it is checked again when wanted again
@@ -299,14 +299,14 @@ class UsedSnapshots:
             failure = self._failures[snapshot_id] = _Failure("the dataset is being changed")
             failure.backoff.note_failure(time.monotonic())
         except CachefsError as error:
-            self._note_failure(snapshot_id, wanted, str(error))
+            self._note_failure(snapshot_id, remote, str(error))
         except Exception as error:
-            self._note_failure(snapshot_id, wanted, "internal error; see the daemon's log")
+            self._note_failure(snapshot_id, remote, "internal error; see the daemon's log")
             self._local.errors.add("datasets", f"internal error with snapshot {snapshot_id} ({error!r})", bug=error)
 
-    async def _fetch_and_keep(self, snapshot_id: str, wanted: _RemoteSnapshot) -> None:
+    async def _fetch_and_keep(self, snapshot_id: str, remote: _RemoteSnapshot) -> None:
         """Fetch and keep a snapshot. Raises CachefsError."""
-        open_snapshots, value = self._local.open_snapshots, wanted.value
+        open_snapshots, value = self._local.open_snapshots, remote.value
         if value.block_size > open_snapshots.block_size:
             raise CachefsError(
                 f"it has blocks of {format_size(value.block_size)}, and daemon.block_size is "
@@ -315,7 +315,7 @@ class UsedSnapshots:
         try:
             with open_snapshots.receive_file() as path:
                 most = partial(self._reserve, snapshot_id, value)
-                await self._files.fetch_older(snapshot_id, wanted.nodes, path, most)
+                await self._files.fetch_older(snapshot_id, remote.nodes, path, most)
                 dataset = await self._local.catalog.keep_older_snapshot(snapshot_id, _dataset_record(value), path)
         finally:
             self._reserved.pop(snapshot_id, None)
@@ -338,13 +338,13 @@ class UsedSnapshots:
         most = self._reserved[snapshot_id] = min(room, _MAX_SIZE_RATIO * value.file_size)
         return most
 
-    def _note_failure(self, snapshot_id: str, wanted: _RemoteSnapshot, why: str) -> None:
+    def _note_failure(self, snapshot_id: str, remote: _RemoteSnapshot, why: str) -> None:
         before = self._failures.get(snapshot_id)
         failure = self._failures[snapshot_id] = _Failure(why) if before is None else replace(before, reason=why)
         failure.backoff.note_failure(time.monotonic())
         if before is None or before.reason != why:
-            text = f"snapshot {snapshot_id[:12]}, which {self._readers_text(wanted.nodes)}, cannot be fetched: {why}"
-            self._local.errors.add(f"dataset {wanted.value.dataset}", text)
+            text = f"snapshot {snapshot_id[:12]}, which {self._readers_text(remote.nodes)}, cannot be fetched: {why}"
+            self._local.errors.add(f"dataset {remote.value.dataset}", text)
 
     def _on_fetch_end(self, snapshot_id: str) -> None:
         self._fetch_tasks.pop(snapshot_id, None)

@@ -89,9 +89,9 @@ class ClusterSecret:
         """Return the proof to the sender that start *incarnation* of the addressee responds, and serves or refuses."""
         return self._proof("served" if serves else "refused", scope, incarnation)
 
-    def _proof(self, kind: str, scope: ProofScope, answers: str = "") -> str:
+    def _proof(self, kind: str, scope: ProofScope, start: str = "") -> str:
         # `purpose` comes last: the other fields have no line ends.
-        head = f"{kind}\n{scope.nonce}\n{scope.sender}\n{scope.addressee}\n{scope.incarnation}\n{scope.port}\n{answers}"
+        head = f"{kind}\n{scope.nonce}\n{scope.sender}\n{scope.addressee}\n{scope.incarnation}\n{scope.port}\n{start}"
         text = f"{head}\n{scope.purpose}".encode("utf-8", "backslashreplace")
         return hashlib.blake2b(text, key=self.key, digest_size=32).hexdigest()
 

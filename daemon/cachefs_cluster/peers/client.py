@@ -179,7 +179,7 @@ class PeerClient:
                 peer.idle_connections.clear()
         return peer
 
-    def _immediate_response(self, peer: Peer, wanted: BlockRequest, now: float) -> PeerResponse | None:
+    def _immediate_response(self, peer: Peer, request: BlockRequest, now: float) -> PeerResponse | None:
         """Return the response that is known without asking the peer, if any."""
         if self._is_closed:
             return PeerRequestFailed("the daemon is stopping", FailureKind.UNREACHABLE)
@@ -188,7 +188,7 @@ class PeerClient:
         if peer.health.is_busy(now):
             peer.counters.busy += 1
             return PEER_OVERLOADED
-        if peer.has_wrong_bytes(wanted.key, now):
+        if peer.has_wrong_bytes(request.key, now):
             return PeerRequestFailed(
                 f"node {peer.record.name} sent wrong bytes for this block a moment ago", FailureKind.WRONG_BYTES
             )
@@ -374,13 +374,13 @@ class PeerClient:
 
 
 def _requested_block(pending: PendingBlock) -> RequestedBlock:
-    wanted = pending.request
+    request = pending.request
     return RequestedBlock(
-        wanted.ref.snapshot,
-        wanted.ref.entry,
-        wanted.ref.number,
-        wanted.key,
-        wanted.length,
+        request.ref.snapshot,
+        request.ref.entry,
+        request.ref.number,
+        request.key,
+        request.length,
         pending.is_check_needed,
         pending.options.await_snapshot,
     )

@@ -83,13 +83,13 @@ class DaemonFetchClient:
             pass
         self._on_end()
 
-    def _handle_response(self, answered: FetchResponseFrame) -> None:
-        if answered.kind:
-            kind = getattr(errors, answered.kind, CachefsError)
-            self._put_outcome(answered.number, (Busy if kind is Busy else CachefsError)(answered.message))
+    def _handle_response(self, response: FetchResponseFrame) -> None:
+        if response.kind:
+            kind = getattr(errors, response.kind, CachefsError)
+            self._put_outcome(response.number, (Busy if kind is Busy else CachefsError)(response.message))
         else:
-            for block in answered.blocks[:1]:
-                self._put_outcome(answered.number, block)
+            for block in response.blocks[:1]:
+                self._put_outcome(response.number, block)
 
     def _put_outcome(self, number: int, outcome: FetchedBlock | CachefsError) -> None:
         waiting = self._waiting.pop(number, None)

@@ -74,11 +74,11 @@ class Heartbeats:
     def _request_if_due(self, now: float, pause: float) -> None:
         """Ask the daemon, unless it owes an answer, or was asked less than *pause* seconds ago."""
         with self._lock:
-            is_answered = self._answered.is_set()
-            asks = now - self._requested_at >= (pause if is_answered else RETRY_SECONDS)
+            has_response = self._answered.is_set()
+            asks = now - self._requested_at >= (pause if has_response else RETRY_SECONDS)
             if asks:
                 self._requested_at = now
-                if is_answered:
+                if has_response:
                     self._unanswered_since = now
                 self._answered.clear()
         if asks:

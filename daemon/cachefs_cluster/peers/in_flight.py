@@ -44,10 +44,10 @@ class BytesInFlight:
         free = size - self.bytes[HELD_LANE]
         if 2 * free >= size or not self.bytes[HELD_LANE]:
             return False
-        wanted = 0
+        requested_bytes = 0
         for pending in queue:
-            wanted += pending.request.length
-            if wanted > free:
+            requested_bytes += pending.request.length
+            if requested_bytes > free:
                 return queue[0].request.length < size // 4
         return False
 

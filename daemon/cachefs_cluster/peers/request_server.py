@@ -305,10 +305,8 @@ class RequestServer:
 class _FetchedBlocks:
     """The blocks of one request that are not here: asks the daemon for them, and passes them on as they arrive."""
 
-    def __init__(
-        self, answering: RequestServer, request: BlocksRequest, until: float, counters: ServedCounters
-    ) -> None:
-        self._request_server = answering
+    def __init__(self, server: RequestServer, request: BlocksRequest, until: float, counters: ServedCounters) -> None:
+        self._request_server = server
         self._request = request
         self._until = until
         self._counters = counters
@@ -343,8 +341,8 @@ class _FetchedBlocks:
     def send_as_they_arrive(self) -> None:
         """Send blocks as they arrive, with beats in between, until all have arrived or time is up. Raises
         ConnectionLost."""
-        answering = self._request_server
-        host, node = answering.services, answering.node
+        server = self._request_server
+        host, node = server.services, server.node
         host.heartbeats.add_waiter(node, self._outcomes)
         try:
             while self._requested and time.monotonic() < self._until + KEEPALIVE_SECONDS:
@@ -357,7 +355,7 @@ class _FetchedBlocks:
                 self._send_outcome(at, block, outcome)
                 self._is_flushed = False
             for at in self._requested:
-                answering.send_without_block(at, FETCH_FAILED, self._counters, "the block did not arrive in time")
+                server.send_without_block(at, FETCH_FAILED, self._counters, "the block did not arrive in time")
         finally:
             host.heartbeats.remove_waiter(node, self._outcomes)
             host.reserve_fetches(-len(self._requested))
@@ -385,43 +383,43 @@ class _FetchedBlocks:
         return HEARTBEAT_SECONDS if speaks else KEEPALIVE_SECONDS
 
     def _send_outcome(self, at: int, block: RequestedBlock, outcome: FetchedBlock | CachefsError) -> None:
-        answering, counters = self._request_server, self._counters
+        server, counters = self._request_server, self._counters
         if isinstance(outcome, Busy) or (isinstance(outcome, FetchedBlock) and outcome.errno == errno.EBUSY):
-            answering.send_without_block(at, OVERLOADED, counters)
+            server.send_without_block(at, OVERLOADED, counters)
         elif isinstance(outcome, CachefsError):
-            answering.send_without_block(at, FETCH_FAILED, counters, str(outcome))
+            server.send_without_block(at, FETCH_FAILED, counters, str(outcome))
         elif outcome.must_fetch_itself:
-            answering.send_without_block(at, FETCH_YOURSELF, counters)
+            server.send_without_block(at, FETCH_YOURSELF, counters)
         elif outcome.is_missing:
-            answering.send_without_block(at, BLOCK_NOT_FOUND, counters)
+            server.send_without_block(at, BLOCK_NOT_FOUND, counters)
         elif outcome.lacks_snapshot:
-            answering.send_without_block(at, BLOCK_NOT_FOUND, counters, SNAPSHOT_NOT_FOUND)
+            server.send_without_block(at, BLOCK_NOT_FOUND, counters, SNAPSHOT_NOT_FOUND)
         elif outcome.errno:
-            answering.send_without_block(at, FETCH_FAILED, counters, outcome.message)
+            server.send_without_block(at, FETCH_FAILED, counters, outcome.message)
         elif not outcome.location:
             self._send_bytes(at, block, outcome)
         else:
             self._send_located(at, block, outcome)
 
     def _send_bytes(self, at: int, block: RequestedBlock, outcome: FetchedBlock) -> None:
-        answering, counters = self._request_server, self._counters
-        if not answering.services.block_sender.send_fetched(answering.wire, at, block, outcome):
-            answering.send_without_block(at, FETCH_FAILED, counters, "the block has another length on this node")
+        server, counters = self._request_server, self._counters
+        if not server.services.block_sender.send_fetched(server.wire, at, block, outcome):
+            server.send_without_block(at, FETCH_FAILED, counters, "the block has another length on this node")
             return
         counters.fetched += 1
-        answering.count_block(block, counters)
+        server.count_block(block, counters)
 
     def _send_located(self, at: int, block: RequestedBlock, outcome: FetchedBlock) -> None:
-        answering, counters = self._request_server, self._counters
+        server, counters = self._request_server, self._counters
         try:
             location = BlockLocation.unpack(outcome.location)
         except ValueError:
             location = None
         if location is None or location.length != block.length:
-            answering.send_without_block(at, FETCH_FAILED, counters, "the block has another length on this node")
+            server.send_without_block(at, FETCH_FAILED, counters, "the block has another length on this node")
             return
         counters.fetched += 1
-        answering.send_block(at, block, location, counters)
+        server.send_block(at, block, location, counters)
 
 
 def _node_description(view: ClusterView, node: str) -> str:

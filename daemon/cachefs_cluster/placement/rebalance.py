@@ -150,23 +150,23 @@ class BlockPuller:
         lacks, me = pull.missing, self._membership.view.me
         ids = lacks.ids[indices]
         keys, (entries, numbers) = lacks.space.keys(ids), lacks.space.refs(ids)
-        wanted: dict[int, BlockRequest] = {}
+        left: dict[int, BlockRequest] = {}
         for index, key, number, entry, block in zip(
             indices, keys, ids.tolist(), entries.tolist(), numbers.tolist(), strict=True
         ):
             if self._blocks.get(key) is None:  # otherwise a reader has fetched it
                 ref = BlockRef(lacks.space.snapshot, entry, block)
-                wanted[index] = BlockRequest(ref, key, int(lacks.space.sizes[number]))
-        whom = {index: lacks.possible_holders(index, me) for index in wanted}
+                left[index] = BlockRequest(ref, key, int(lacks.space.sizes[number]))
+        whom = {index: lacks.possible_holders(index, me) for index in left}
         came: list[BlockToStore] = []
         failed: set[int] = set()
-        while wanted:
-            requests = self._next_nodes(pull, wanted, whom, failed)
+        while left:
+            requests = self._next_nodes(pull, left, whom, failed)
             responses = await self._request_batch(requests)
             for index, response in responses.items():
                 self._count_response(pull, requests[index][0].id, response)
                 if isinstance(response, PeerBlock):
-                    one = wanted.pop(index)
+                    one = left.pop(index)
                     failed.discard(index)
                     came.append(BlockToStore(one.key, response.data, False, lacks.space.snapshot, response.checksums))
                 elif not isinstance(response, BlockNotFound):
@@ -179,22 +179,22 @@ class BlockPuller:
         return sum(len(one.data) for one in came)
 
     def _next_nodes(
-        self, pull: _Pull, wanted: dict[int, BlockRequest], whom: dict[int, list[str]], failed: set[int]
+        self, pull: _Pull, left: dict[int, BlockRequest], whom: dict[int, list[str]], failed: set[int]
     ) -> dict[int, tuple[NodeRecord, BlockRequest]]:
-        """Return the node to ask next for each block. Blocks without any node left are removed from *wanted*."""
+        """Return the node to ask next for each block. Blocks without any node left are removed from *left*."""
         requests: dict[int, tuple[NodeRecord, BlockRequest]] = {}
-        for index in list(wanted):
+        for index in list(left):
             nodes = whom[index]
             while nodes and index not in requests:
                 record = self._membership.view.get(name := nodes.pop(0))
                 if record is None or record.state == "away" or pull.has_no_blocks(name):
                     continue
                 if self._client.is_usable(name):
-                    requests[index] = record, wanted[index]
+                    requests[index] = record, left[index]
                 else:
                     failed.add(index)
             if index not in requests:
-                del wanted[index]
+                del left[index]
         return requests
 
     @staticmethod
@@ -208,10 +208,10 @@ class BlockPuller:
         loop = asyncio.get_running_loop()
         how = RequestOptions(loop.time() + BATCH_TIMEOUT, is_ahead=True)
         waiting: list[asyncio.Future[PeerResponse]] = []
-        for node, wanted in requests.values():
+        for node, request in requests.values():
             future: asyncio.Future[PeerResponse] = loop.create_future()
             waiting.append(future)
-            self._client.request_block(node, wanted, how, _result_setter(future))
+            self._client.request_block(node, request, how, _result_setter(future))
         responses = await asyncio.gather(*waiting)
         return dict(zip(requests, responses, strict=True))
 

@@ -222,15 +222,15 @@ class NodeReports:
     async def _make_report(self) -> None:
         sources = self._sources
         jobs = self._running_jobs()
-        wanted, names = self._snapshots_to_report(jobs)
+        snapshots, names = self._snapshots_to_report(jobs)
         reported = {name for several in names.values() for name in several}
         records = [one.record for one in sources.catalog if one.record.name in reported]
         datasets = {one.name: [snapshot.id for snapshot in one.snapshots] for one in records}
         self._reads.count_new_reads(sources.reads(), datasets, time.monotonic())
-        different = await sources.threads.planning(sources.residency.count_changes, OBSERVERS, wanted)
+        different = await sources.threads.planning(sources.residency.count_changes, OBSERVERS, snapshots)
         usage = await sources.threads.run(sources.usage)
         version = self._version + 1
-        changed = self._update_snapshots(wanted, names, different, version)
+        changed = self._update_snapshots(snapshots, names, different, version)
         self._load.add_totals(*sources.traffic(), time.monotonic())
         load = self._load.load(sum(job.rate for job in jobs))
         if changed or self._is_worth_reporting(node_report := self._make_node_report(usage, jobs, load)):
@@ -241,14 +241,14 @@ class NodeReports:
                 self._has_new_version.notify_all()
 
     def _update_snapshots(
-        self, wanted: Mapping[str, Snapshot], names: Mapping[str, list[str]], different: set[str], version: int
+        self, snapshots: Mapping[str, Snapshot], names: Mapping[str, list[str]], different: set[str], version: int
     ) -> bool:
         """Update `_snapshots`. Return whether anything is different."""
         changed = False
-        for gone in self._snapshots.keys() - wanted.keys():
+        for gone in self._snapshots.keys() - snapshots.keys():
             del self._snapshots[gone], self._changed_at[gone]
             self._gone_at, changed = version, True
-        for name, snapshot in wanted.items():
+        for name, snapshot in snapshots.items():
             known = self._snapshots.get(name)
             pinned = self._is_pinned(names[name])
             reads = sum(map(self._reads.count_of, names[name]))
@@ -285,7 +285,7 @@ class NodeReports:
             if consumer.request.job in running:
                 ranks, rate = found.get(key, (0, 0.0))
                 found[key] = ranks + 1, rate + self._read_rate(consumer.key, consumer.snapshot.id)
-        return [RunningJob(name, snapshot, *rest) for (name, snapshot), rest in found.items()][:_MAX_JOBS]
+        return [RunningJob(name, snapshot, *figures) for (name, snapshot), figures in found.items()][:_MAX_JOBS]
 
     def _read_rate(self, consumer: str, snapshot: str) -> float:
         """Return the bytes per second that the consumer reads, according to its plan."""

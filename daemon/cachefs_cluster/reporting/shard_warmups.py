@@ -61,14 +61,14 @@ class ShardWarmups:
         self._forget_old_runs()
         self._runs[command.id] = None
         try:
-            wanted = await self._threads.planning(self._blocks_to_fetch, command, snapshot)
+            warmup = await self._threads.planning(self._blocks_to_fetch, command, snapshot)
         except BaseException:
             del self._runs[command.id]
             raise
         if command.id not in self._runs:  # stopped meanwhile
             return NodeCommandResult()
-        self._runs[command.id] = self._warmups.start_fetching(wanted)
-        return NodeCommandResult(wanted.blocks, wanted.bytes)
+        self._runs[command.id] = self._warmups.start_fetching(warmup)
+        return NodeCommandResult(warmup.blocks, warmup.bytes)
 
     def stop(self, order: str) -> None:
         """End a warm-up; ignore one that has ended, or is unknown."""

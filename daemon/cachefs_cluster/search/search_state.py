@@ -54,7 +54,7 @@ class PeerBlockClient(Protocol):
     def request_block(
         self,
         node: NodeRecord,
-        wanted: BlockRequest,
+        request: BlockRequest,
         how: RequestOptions,
         on_response: Callable[[PeerResponse], None],
         /,

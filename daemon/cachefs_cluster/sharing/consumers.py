@@ -60,9 +60,9 @@ class PublishedConsumers:
 
     def remote_consumers(self) -> list[RemoteConsumer]:
         """Return the consumers of other nodes, sorted by node id and name."""
-        places = self._shared.remote_values(PROGRESS)
+        positions = self._shared.remote_values(PROGRESS)
         return [
-            RemoteConsumer(node, name, facts, places.get(node, {}).get(name), self._blobs)
+            RemoteConsumer(node, name, facts, positions.get(node, {}).get(name), self._blobs)
             for node, values in sorted(self._shared.remote_values(CONSUMERS).items())
             for name, facts in sorted(values.items())
         ]

@@ -213,11 +213,11 @@ class ControlEndpoint:
 
     async def _handle_observer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer an observer, or refuse a client that claims to be one."""
-        name, said = self.observer_name(request), request.headers.get(OBSERVER_HEADER, "")[:64]
+        name, claimed = self.observer_name(request), request.headers.get(OBSERVER_HEADER, "")[:64]
         if not name or not request.path.startswith(OBSERVE_PREFIX):
             proven = "its certificate names it, and " if self._security.server is not None else ""
             why = (
-                f"{said!r} is not an observer of this node: it becomes one when {proven}cluster.observers or "
+                f"{claimed!r} is not an observer of this node: it becomes one when {proven}cluster.observers or "
                 "schedulers lists it"
             )
             self.log_refusal(f"a client at {request.remote}", why)

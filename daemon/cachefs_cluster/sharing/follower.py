@@ -115,10 +115,10 @@ class NodeFollower:
             self._poll_now.clear()
             began = time.monotonic()
             try:
-                answer = await self._unless_interrupted(self._poll())
-                if answer is None:
+                response = await self._unless_interrupted(self._poll())
+                if response is None:
                     continue
-                self._apply_response(answer, time.monotonic() - began)
+                self._apply_response(response, time.monotonic() - began)
             except PeerFailed as error:
                 await self._unless_interrupted(asyncio.sleep(self._note_failure(str(error))))
             except Exception:
@@ -152,13 +152,13 @@ class NodeFollower:
         }
         raw = await self._http.get(self.record, STATE, wait + SLACK_SECONDS, MAX_RESPONSE, params)
         try:
-            answer = _RESPONSE_DECODER.decode(raw)
-            check_record(answer.record)
+            response = _RESPONSE_DECODER.decode(raw)
+            check_record(response.record)
         except (msgspec.MsgspecError, ValueError) as error:
             raise PeerFailed(f"its response is invalid: {str(error)[:200]}") from None
-        if answer.record.id != self.record.id:
-            raise PeerFailed(f"it identifies itself as {answer.record.id}, not {self.record.id}")
-        return answer
+        if response.record.id != self.record.id:
+            raise PeerFailed(f"it identifies itself as {response.record.id}, not {self.record.id}")
+        return response
 
     def _apply_response(self, response: StateResponse, seconds: float) -> None:
         """Apply a response. Raises PeerFailed if it is inconsistent."""
@@ -170,11 +170,11 @@ class NodeFollower:
             self._drop_progress()
             self._incarnation = incarnation
         before = self._facts.version, self._progress.version
-        news = self._facts.apply(response.facts)
+        changes = self._facts.apply(response.facts)
         if response.progress is not None:
-            news += self._progress.apply(response.progress)
+            changes += self._progress.apply(response.progress)
         elif not self.wants_progress:
-            news += self._progress.clear()
+            changes += self._progress.clear()
         is_quick = seconds < PROGRESS_SECONDS / 2
         in_vain = is_quick and not self._has_requested_all and before == (self._facts.version, self._progress.version)
         self._empty_polls = self._empty_polls + 1 if in_vain else 0
@@ -182,8 +182,8 @@ class NodeFollower:
             log.info("node %s (%s) answers again", self.record.name, self.record.address)
         self.response_count += 1
         self._on_response(response.record)
-        if news:
-            self._on_changes(self.record.id, news)
+        if changes:
+            self._on_changes(self.record.id, changes)
         if self._has_requested_all:
             self._wants_all = False
             self._caught_up.set()
@@ -210,12 +210,12 @@ class NodeFollower:
 
     def _drop_progress(self) -> None:
         """Drop the progress of an earlier start of the node: its consumers may be anywhere by now."""
-        if news := self._progress.clear():
-            self._on_changes(self.record.id, news)
+        if changes := self._progress.clear():
+            self._on_changes(self.record.id, changes)
 
     def _drop_values(self, incarnation: str) -> None:
         """Drop all values of the node."""
         self._incarnation = incarnation
-        news = [*self._facts.clear(), *self._progress.clear()]
-        if news:
-            self._on_changes(self.record.id, news)
+        changes = [*self._facts.clear(), *self._progress.clear()]
+        if changes:
+            self._on_changes(self.record.id, changes)

@@ -89,12 +89,12 @@ class LocalState:
         if not version:
             yield from self._entries.items()
             return
-        news = []
+        newer = []
         for key, entry in reversed(self._entries.items()):
             if entry.version <= version:
                 break
-            news.append((key, entry))
-        yield from reversed(news)
+            newer.append((key, entry))
+        yield from reversed(newer)
 
     def _forget_removed(self) -> None:
         """Forget the older half of the removed values."""

@@ -18,10 +18,10 @@ class Observers:
         may_order = frozenset(name.lower() for name in schedulers)
         return cls(frozenset(name.lower() for name in observers) | may_order, may_order)
 
-    def identify(self, said: str, proven: frozenset[str] | None) -> str:
-        """Return the client's name, or "" if it may not even read. said: the name in its header; proven: the names in
-        its certificate, None without TLS."""
-        name = said.lower()
+    def identify(self, claimed: str, proven: frozenset[str] | None) -> str:
+        """Return the client's name, or "" if it may not even read. claimed: the name in its header; proven: the names
+        in its certificate, None without TLS."""
+        name = claimed.lower()
         return name if name in self.readers and (proven is None or name in proven) else ""
 
 

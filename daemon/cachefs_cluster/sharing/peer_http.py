@@ -86,13 +86,13 @@ class PeerHttpClient:
         self, node: NodeRecord, path: str, seconds: float, most: int, params: Mapping[str, str] | None = None
     ) -> bytes:
         """Return the body of a response, of at most *most* bytes, within *seconds*. Raises PeerFailed."""
-        async with self.request(node, "GET", path, seconds, params=params) as answer:
-            return await read_body(answer, most)
+        async with self.request(node, "GET", path, seconds, params=params) as response:
+            return await read_body(response, most)
 
     async def post(self, node: NodeRecord, path: str, seconds: float, most: int, body: bytes) -> bytes:
         """Send *body*, and return the response as `get` does."""
-        async with self.request(node, "POST", path, seconds, data=body) as answer:
-            return await read_body(answer, most)
+        async with self.request(node, "POST", path, seconds, data=body) as response:
+            return await read_body(response, most)
 
     @asynccontextmanager
     async def request(
@@ -107,14 +107,14 @@ class PeerHttpClient:
         block. more: arguments of aiohttp's request. Raises PeerFailed, also for failures within the block."""
         try:
             async with asyncio.timeout(seconds):
-                async with self._send_once(node, method, path, **more) as answer:
-                    if not self._is_restarted(node, answer):
-                        await self._check_response(node, answer)
-                        yield answer
+                async with self._send_once(node, method, path, **more) as response:
+                    if not self._is_restarted(node, response):
+                        await self._check_response(node, response)
+                        yield response
                         return
-                async with self._send_once(node, method, path, **more) as answer:
-                    await self._check_response(node, answer)
-                    yield answer
+                async with self._send_once(node, method, path, **more) as response:
+                    await self._check_response(node, response)
+                    yield response
         except TimeoutError:
             raise PeerFailed(f"no answer within {seconds:.3g} s") from None
         except aiohttp.ClientConnectorCertificateError as error:
@@ -149,26 +149,26 @@ class PeerHttpClient:
             ssl=self._security.client() if self._security.client is not None else True,
             headers={**(headers or {}), **proof},
             **more,
-        ) as answer:
-            assert isinstance(answer, _PeerHttpResponse)
+        ) as response:
+            assert isinstance(response, _PeerHttpResponse)
             if secret is not None:
-                incarnation, serves = answer.headers.get(ADDRESSEE, ""), answer.status < 300
+                incarnation, serves = response.headers.get(ADDRESSEE, ""), response.status < 300
                 expected = secret.response_proof(scope, incarnation, serves=serves)
-                if (serves and incarnation != meant) or not proofs_match(answer.headers.get(PROOF, ""), expected):
-                    answer.close_connection()
+                if (serves and incarnation != meant) or not proofs_match(response.headers.get(PROOF, ""), expected):
+                    response.close_connection()
                     raise PeerFailed(f"it does not prove that it knows this cluster's secret: {SECRET_HINT}")
-            yield answer
+            yield response
 
-    def _is_restarted(self, node: NodeRecord, answer: "_PeerHttpResponse") -> bool:
+    def _is_restarted(self, node: NodeRecord, response: "_PeerHttpResponse") -> bool:
         """Return whether another start of the node's daemon answered: then the request is to be repeated."""
-        incarnation = answer.headers.get(ADDRESSEE, "")
-        if self._security.secret is None or answer.headers.get(RESPONDER) != node.id:
+        incarnation = response.headers.get(ADDRESSEE, "")
+        if self._security.secret is None or response.headers.get(RESPONDER) != node.id:
             return False
         before = self._incarnations.get(node.id) or node.incarnation
         if len(self._incarnations) >= MAX_NODES:
             self._incarnations.clear()
         self._incarnations[node.id] = incarnation
-        return answer.status == OTHER_INCARNATION and incarnation != before
+        return response.status == OTHER_INCARNATION and incarnation != before
 
     async def close(self) -> None:
         if self._session is not None:
@@ -185,24 +185,24 @@ class PeerHttpClient:
             auto_decompress=False,
         )
 
-    async def _check_response(self, node: NodeRecord, answer: "_PeerHttpResponse") -> None:
+    async def _check_response(self, node: NodeRecord, response: "_PeerHttpResponse") -> None:
         """Raise PeerFailed if the response is not one of *node*, or refuses the request."""
-        answered_by = answer.headers.get(RESPONDER, "")
-        somebody_else = self._security.refusal(answer.ssl_object, node)
-        if not somebody_else and answered_by != node.id:
-            somebody_else = f"node {answered_by[:32]!r} answers at its address, not {node.id}"
+        responder = response.headers.get(RESPONDER, "")
+        somebody_else = self._security.refusal(response.ssl_object, node)
+        if not somebody_else and responder != node.id:
+            somebody_else = f"node {responder[:32]!r} answers at its address, not {node.id}"
         if somebody_else:
-            answer.close_connection()  # a kept connection would keep that certificate for as long as it is used
+            response.close_connection()  # a kept connection would keep that certificate for as long as it is used
             raise PeerFailed(somebody_else)
-        if answer.status in (200, 206):
+        if response.status in (200, 206):
             return
-        body = await answer.content.read(4 * _MAX_SHOWN)
-        said = f"status {answer.status}: {_safe_text(body.decode(errors='replace'))}"
-        if answer.status == 404:
-            raise PeerNotFound(said)
-        if answer.status in _RETRY_LATER:
-            raise PeerBusy(said)
-        raise PeerFailed(said)
+        body = await response.content.read(4 * _MAX_SHOWN)
+        reason = f"status {response.status}: {_safe_text(body.decode(errors='replace'))}"
+        if response.status == 404:
+            raise PeerNotFound(reason)
+        if response.status in _RETRY_LATER:
+            raise PeerBusy(reason)
+        raise PeerFailed(reason)
 
 
 def _safe_text(text: str) -> str:
@@ -211,14 +211,14 @@ def _safe_text(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
-async def read_body(answer: aiohttp.ClientResponse, most: int) -> bytes:
+async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     """Return the whole body. Raises PeerFailed if it has more than *most* bytes."""
-    if (answer.content_length or 0) > most:
-        raise PeerFailed(f"a response of {answer.content_length:,} bytes; at most {most:,} are accepted")
+    if (response.content_length or 0) > most:
+        raise PeerFailed(f"a response of {response.content_length:,} bytes; at most {most:,} are accepted")
     # One piece of memory: thousands of small ones, freed together, are not returned to the system.
-    body = bytearray(answer.content_length or 0)
+    body = bytearray(response.content_length or 0)
     size = 0
-    async for part in answer.content.iter_any():
+    async for part in response.content.iter_any():
         if size + len(part) > most:
             raise PeerFailed(f"a response of more than {most:,} bytes")
         body[size : size + len(part)] = part

@@ -37,9 +37,9 @@ class RemoteState:
         old = self._values if changes.full else None
         if changes.full:
             self._values, self._sizes, self._size = {}, {}, 0
-        news = [one for change in changes.changes if (one := self._apply_change(*change)) is not None]
+        differences = [one for change in changes.changes if (one := self._apply_change(*change)) is not None]
         self.version = changes.version
-        return news if old is None else list(_differences(old, self._values))
+        return differences if old is None else list(_differences(old, self._values))
 
     def clear(self) -> list[StateChange]:
         """Drop all values. Return what was removed."""

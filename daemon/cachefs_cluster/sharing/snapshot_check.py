@@ -56,7 +56,7 @@ class SnapshotChecker:
                 self._end_timer.cancel()
             try:
                 async with asyncio.timeout(CHECK_SECONDS + size / BYTES_PER_SECOND):
-                    answer = await self._query_child(path)
+                    result = await self._query_child(path)
             except (TimeoutError, OSError, ValueError, msgspec.MsgspecError) as error:
                 await self.close()
                 raise SnapshotDamaged(f"{path.name} cannot be read: {error or 'it takes too long'}") from None
@@ -64,9 +64,9 @@ class SnapshotChecker:
                 await self.close()
                 raise
             self._end_timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end_child)
-        if answer.meta is None:
-            raise SnapshotDamaged(answer.problem)
-        return answer.meta
+        if result.meta is None:
+            raise SnapshotDamaged(result.problem)
+        return result.meta
 
     async def _query_child(self, path: Path) -> _CheckResult:
         child = self._child
@@ -161,10 +161,10 @@ def main() -> None:
     """Check files in the child, until its standard input ends."""
     for line in sys.stdin.buffer:
         try:
-            answer = _CheckResult(meta=verify_snapshot(Path(msgspec.json.decode(line, type=str))))
+            result = _CheckResult(meta=verify_snapshot(Path(msgspec.json.decode(line, type=str))))
         except (CachefsError, OSError) as error:
-            answer = _CheckResult(problem=str(error))
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+            result = _CheckResult(problem=str(error))
+        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -174,12 +174,12 @@ class SnapshotFiles:
         """Continue the file from this node. Raises PeerFailed, StoreFull."""
         headers = {"Range": f"bytes={partial.size}-", "If-Range": partial.tag} if partial.size else {}
         path = f"{SNAPSHOTS}/{snapshot_id}"
-        async with self._shared.http.request(node, "GET", path, NODE_SECONDS, headers=headers) as answer:
-            if answer.status != 206 or answer.headers.get("Content-Range", "").partition("-")[0] != (
+        async with self._shared.http.request(node, "GET", path, NODE_SECONDS, headers=headers) as response:
+            if response.status != 206 or response.headers.get("Content-Range", "").partition("-")[0] != (
                 f"bytes {partial.size}"
             ):
-                partial.size, partial.tag, partial.names = 0, answer.headers.get("ETag", "")[:64], []
-            length = answer.content_length
+                partial.size, partial.tag, partial.names = 0, response.headers.get("ETag", "")[:64], []
+            length = response.content_length
             if length is None or not FOOTER.size < partial.size + length <= partial.max_size:
                 raise PeerFailed(
                     f"it offers {length} bytes, which is no valid size of a snapshot, or more than this node accepts"
@@ -189,7 +189,7 @@ class SnapshotFiles:
             began = time.monotonic()
             with partial.path.open("r+b") as file:
                 await self._threads.background(_truncate, file, partial.size)
-                async for piece in _pieces(answer, length):
+                async for piece in _pieces(response, length):
                     await self._threads.background(_write, file, piece)
                     partial.add_received(len(piece))
         log.info(
@@ -248,8 +248,8 @@ class SnapshotFiles:
 
 def _first_byte(request: web.Request, size: int, tag: str) -> int:
     """Return the first byte to send."""
-    wanted = request.headers.get("Range", "")
-    number = wanted.removeprefix("bytes=").removesuffix("-")
+    byte_range = request.headers.get("Range", "")
+    number = byte_range.removeprefix("bytes=").removesuffix("-")
     if request.headers.get("If-Range") != tag or not number.isdecimal() or len(number) > 19:
         return 0
     return int(number) if int(number) < size else 0
@@ -269,7 +269,7 @@ def _open_file(path: Path) -> tuple[BinaryIO, int, str]:
         raise
 
 
-async def _pieces(answer: aiohttp.ClientResponse, length: int) -> AsyncIterator[bytes]:
+async def _pieces(response: aiohttp.ClientResponse, length: int) -> AsyncIterator[bytes]:
     """Yield the body, which has *length* bytes. Raises PeerFailed."""
     left = length
     while left:
@@ -278,7 +278,7 @@ async def _pieces(answer: aiohttp.ClientResponse, length: int) -> AsyncIterator[
         try:
             async with asyncio.timeout(PROGRESS_SECONDS):
                 while size < min(PIECE, left):
-                    part = await answer.content.read(min(PIECE, left) - size)
+                    part = await response.content.read(min(PIECE, left) - size)
                     if not part:
                         raise PeerFailed(f"it ends {left - size:,} bytes before its end")
                     parts.append(part)

@@ -284,8 +284,8 @@ class SharedState:
         self.membership.note_response(record.id, record.incarnation)
         self.membership.note_record(record)
 
-    def _on_changes(self, node: str, news: list[StateChange]) -> None:
-        for section, name, value in news:
+    def _on_changes(self, node: str, changes: list[StateChange]) -> None:
+        for section, name, value in changes:
             for callback in self._listeners.get(section, ()):
                 try:
                     callback(node, name, value)
@@ -334,8 +334,8 @@ class SharedState:
         await self._wait_for_changes(who, since, progress, wait)
         mine = self.membership.view.own_record or mine
         followed = _encode_page(self._progress.changes_since(progress)) if progress >= 0 else None
-        answer = StateResponse(mine, _encode_page(self._facts.changes_since(since)), followed)
-        return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack")
+        response = StateResponse(mine, _encode_page(self._facts.changes_since(since)), followed)
+        return web.Response(body=msgspec.msgpack.encode(response), content_type="application/msgpack")
 
     async def _wait_for_changes(self, sender: tuple[str, str], since: int, progress: int, wait: float) -> None:
         """Wait until there is news for the sender, or *wait* seconds have passed."""

@@ -272,11 +272,11 @@ class Service:
         )
 
     async def dataset_cached(self, request: DatasetNames) -> CachedDatasets:
-        wanted = (self._node.catalog.find(name) for name in request.names[:MAX_DATASET_NAMES])
+        datasets = (self._node.catalog.find(name) for name in request.names[:MAX_DATASET_NAMES])
         index = self._node.storage.index
         found = [
             await self._node.threads.background(cached_share, index, one.current, one.record.name)
-            for one in wanted
+            for one in datasets
             if one is not None and one.current is not None
         ]
         return CachedDatasets(datasets=found)

@@ -13,12 +13,12 @@ from cachefs_daemon.store.index_writer import IndexWriter
 
 def warmup(snapshot: Snapshot, request: WarmupRequest, index: IndexWriter, free: int) -> WarmupForecast:
     """Forecast a warmup. free: bytes of free room in the tiers. Raises NotFound, ConfigError."""
-    wanted = plan_warmup(snapshot, request)
+    plan = plan_warmup(snapshot, request)
     present = cached_contents(index)
-    entries = (snapshot.entry(number) for number in wanted.files)
+    entries = (snapshot.entry(number) for number in plan.files)
     here = _cached_amount(index, (entry for entry in entries if entry.content in present), snapshot.block_size)
     return WarmupForecast(
-        wanted=DatasetAmount(files=len(wanted.files), blocks=wanted.blocks, bytes=wanted.bytes), here=here, free=free
+        wanted=DatasetAmount(files=len(plan.files), blocks=plan.blocks, bytes=plan.bytes), here=here, free=free
     )
 
 

@@ -52,15 +52,15 @@ def file_pages(
     yield CachedFiles(files=page)
 
 
-def file_info(index: IndexWriter, snapshot: Snapshot, wanted: FilePath) -> FileInfo:
+def file_info(index: IndexWriter, snapshot: Snapshot, path: FilePath) -> FileInfo:
     """Return the metadata of a file or directory, and the tiers of its blocks. Raises NotFound."""
-    entry = snapshot.find_path(normal_path(wanted.path))
+    entry = snapshot.find_path(normal_path(path.path))
     if entry is None:
-        raise NotFound(f"{wanted.dataset} has no {wanted.path.decode(errors='backslashreplace')!r}")
+        raise NotFound(f"{path.dataset} has no {path.path.decode(errors='backslashreplace')!r}")
     count = 0 if entry.is_dir else block_count(entry.size, snapshot.block_size)
     keys = [block_key(entry.content, block) for block in range(min(count, MAX_LOCATED_BLOCKS))]
     return FileInfo(
-        dataset=wanted.dataset,
+        dataset=path.dataset,
         snapshot=snapshot.id,
         path=snapshot.path(entry.number),
         directory=entry.is_dir,

@@ -188,9 +188,9 @@ class Warmups:
             raise NotFound(f"there is no warmup {number}; `cachectl warmups` shows the existing ones")
         return run
 
-    def start_fetching(self, wanted: WarmupBlocks) -> WarmupRun:
+    def start_fetching(self, blocks: WarmupBlocks) -> WarmupRun:
         """Start to fetch blocks in order. Cancel the task of the returned Run to end it."""
-        run = WarmupRun(next(self._numbers), wanted)
+        run = WarmupRun(next(self._numbers), blocks)
         run.task = asyncio.create_task(self._run_workers(run))
         self._running[run.id] = run
         return run
@@ -273,10 +273,10 @@ def plan_warmup(snapshot: Snapshot, request: WarmupRequest) -> WarmupPlan:
 
 def _blocks_of_request(snapshot: Snapshot, request: WarmupRequest) -> WarmupBlocks:
     """Return the blocks that a request asks for. Call in a thread."""
-    wanted = plan_warmup(snapshot, request)
+    plan = plan_warmup(snapshot, request)
     return WarmupBlocks(
-        request.dataset, _blocks(snapshot, wanted.files), wanted.blocks, wanted.bytes,
-        len(wanted.missing), next(iter(wanted.missing), ""), snapshot.id,
+        request.dataset, _blocks(snapshot, plan.files), plan.blocks, plan.bytes,
+        len(plan.missing), next(iter(plan.missing), ""), snapshot.id,
     )  # fmt: skip
 
 

@@ -304,24 +304,24 @@ class Catalog:
         self.removals = self.removals.with_removal(name, added, self.shared.additions_elsewhere)
         await self._save()
 
-    def find_added(self, wanted: DatasetRecord) -> Dataset | None:
-        """Return the dataset of the same adding as *wanted*, also where it was removed since."""
-        known = self._datasets.get(wanted.name)
+    def find_added(self, record: DatasetRecord) -> Dataset | None:
+        """Return the dataset of the same adding as *record*, also where it was removed since."""
+        known = self._datasets.get(record.name)
         alike = [
             *([known] if known is not None else []),
-            *(one for one in self._removed_datasets if one.record.name == wanted.name),
+            *(one for one in self._removed_datasets if one.record.name == record.name),
         ]
-        added = {stamp for stamp in wanted.added if not is_floor(stamp)}
+        added = {stamp for stamp in record.added if not is_floor(stamp)}
         return next((one for one in alike if not added.isdisjoint(one.record.added)), None)
 
-    async def keep_older_snapshot(self, snapshot_id: str, wanted: DatasetRecord, received: Path) -> Dataset:
+    async def keep_older_snapshot(self, snapshot_id: str, record: DatasetRecord, received: Path) -> Dataset:
         """Keep an older snapshot of a dataset, which other nodes read. received: the file of the snapshot. Raises Busy
         while the dataset is listed or removed, CachefsError."""
-        with self._changing_name(wanted.name, ends=asyncio.Event()):
-            known = self.find_added(wanted)
+        with self._changing_name(record.name, ends=asyncio.Event()):
+            known = self.find_added(record)
             dataset = known or Dataset(
-                msgspec.structs.replace(wanted, snapshots=[]),
-                open_origin(wanted.url, wanted.options, self._settings),
+                msgspec.structs.replace(record, snapshots=[]),
+                open_origin(record.url, record.options, self._settings),
                 None,
             )
             try:
@@ -362,10 +362,10 @@ class Catalog:
                     found[record.id] = snapshot
         return list(found.values())
 
-    async def check_origin(self, wanted: DatasetRecord) -> None:
+    async def check_origin(self, record: DatasetRecord) -> None:
         """Raise CachefsError where this node cannot have such a dataset."""
-        if wanted.name not in self._datasets:
-            await open_origin(wanted.url, wanted.options, self._settings).close()
+        if record.name not in self._datasets:
+            await open_origin(record.url, record.options, self._settings).close()
 
     async def stamp_all(self) -> None:
         """Stamp changes that were made outside of a cluster with the present time. Raises CachefsError."""
@@ -382,33 +382,33 @@ class Catalog:
         """Change only stamps and limits of a dataset. Raises NotFound, CachefsError."""
         await self._change(self.get(name), **fields)
 
-    async def adopt_dataset(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
-        """Take over a dataset that another node has listed, with the only snapshot that *wanted* names. The dataset may
+    async def adopt_dataset(self, remote: DatasetRecord, received: Path | None) -> Dataset:
+        """Take over a dataset that another node has listed, with the only snapshot that *remote* names. The dataset may
         exist here with another snapshot. received: the file of the snapshot; None where it is in its place. Raises Busy
         while the dataset is listed or removed, CachefsError."""
-        with self._changing_name(wanted.name, ends=asyncio.Event()):
-            return await self._adopt_remote(wanted, received)
+        with self._changing_name(remote.name, ends=asyncio.Event()):
+            return await self._adopt_remote(remote, received)
 
-    async def _adopt_remote(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
-        known = self._datasets.get(wanted.name)
-        origin = known.origin if known is not None else open_origin(wanted.url, wanted.options, self._settings)
-        (current,) = wanted.snapshots
-        before = known.record if known is not None else msgspec.structs.replace(wanted, snapshots=[])
+    async def _adopt_remote(self, remote: DatasetRecord, received: Path | None) -> Dataset:
+        known = self._datasets.get(remote.name)
+        origin = known.origin if known is not None else open_origin(remote.url, remote.options, self._settings)
+        (current,) = remote.snapshots
+        before = known.record if known is not None else msgspec.structs.replace(remote, snapshots=[])
         record = msgspec.structs.replace(
             before,
-            added=wanted.added,
-            listed=wanted.listed,
-            share=wanted.share,
-            ttl=wanted.ttl,
-            most=wanted.most,
-            limited=wanted.limited,
+            added=remote.added,
+            listed=remote.listed,
+            share=remote.share,
+            ttl=remote.ttl,
+            most=remote.most,
+            limited=remote.limited,
         )
         dataset, was = known or Dataset(record, origin, None), before
         dataset.record = record
         try:
             if received is not None:
                 await self._threads.background(self._open_snapshots.install_file, received, current.id)
-            await self._make_current(dataset, self._open_snapshots.path(current.id), wanted.listed)
+            await self._make_current(dataset, self._open_snapshots.path(current.id), remote.listed)
         except BaseException:
             if known is None:
                 await origin.close()
@@ -580,13 +580,13 @@ class Catalog:
 
         No file is removed while a listing is in progress: no dataset refers to its file yet.
         """
-        wanted: dict[str, list[Origin]] = {}
+        origins: dict[str, list[Origin]] = {}
         for dataset in [*self, *self._removed_datasets]:
             for record in dataset.record.snapshots:
-                wanted.setdefault(record.id, []).append(dataset.origin)
-        self._open_snapshots.keep_only(wanted)
+                origins.setdefault(record.id, []).append(dataset.origin)
+        self._open_snapshots.keep_only(origins)
         if not self._changing:
-            self._open_snapshots.remove_files(wanted)
+            self._open_snapshots.remove_files(origins)
 
     async def _save(self) -> None:
         await self._threads.background(self._save_now)

@@ -218,20 +218,20 @@ class OpenSnapshots:
         opened = self._open_snapshots.get(source.snapshot)
         return source if opened is None else dataclasses.replace(source, origin=opened.any_origin)
 
-    def keep_only(self, wanted: Mapping[str, list[Origin]]) -> None:
-        """Drop all snapshots except the *wanted* ones. wanted: by id of a snapshot, the origins that have its files."""
-        self._damaged = {lost: why for lost, why in self._damaged.items() if lost in wanted}
+    def keep_only(self, origins: Mapping[str, list[Origin]]) -> None:
+        """Drop all snapshots but those in *origins*: by id of a snapshot, the origins that have its files."""
+        self._damaged = {lost: why for lost, why in self._damaged.items() if lost in origins}
         self._open_snapshots = {
             snapshot_id: one
-            if one.origins == wanted[snapshot_id]
-            else _OpenSnapshot.from_origins(one.snapshot, wanted[snapshot_id])
+            if one.origins == origins[snapshot_id]
+            else _OpenSnapshot.from_origins(one.snapshot, origins[snapshot_id])
             for snapshot_id, one in self._open_snapshots.items()
-            if snapshot_id in wanted
+            if snapshot_id in origins
         }
 
-    def remove_files(self, wanted: Mapping[str, list[Origin]]) -> None:
-        """Remove all files except those of the *wanted* snapshots, including files of broken listings."""
-        kept = {self.path(snapshot_id) for snapshot_id in wanted}
+    def remove_files(self, origins: Mapping[str, list[Origin]]) -> None:
+        """Remove all files except those of the snapshots in *origins*, including files of broken listings."""
+        kept = {self.path(snapshot_id) for snapshot_id in origins}
         for path in self.directory.iterdir():
             if path not in kept and path not in self._incoming and path.is_file():
                 log.info("removing %s, which no dataset refers to", path)

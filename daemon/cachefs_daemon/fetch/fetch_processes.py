@@ -195,10 +195,10 @@ class FetchProcesses:
 
     async def _publish_and_reserve(self, written: Sequence[_WrittenBlock], batch: Sequence[ProcessFetch]) -> None:
         entering = [(room, checksums) for _, room, checksums in written]
-        wanted = [ExpectedBlock(one.source.key, one.source.length, one.source.snapshot) for one in batch]
+        expected = [ExpectedBlock(one.source.key, one.source.length, one.source.snapshot) for one in batch]
         try:
             locations, rooms, segments = await self._threads.ahead(
-                self._reservations.publish_and_reserve, entering, wanted
+                self._reservations.publish_and_reserve, entering, expected
             )
         except Exception as error:
             self._note_bug(error)

@@ -357,8 +357,8 @@ class Fetcher:
         refused = [number for number, outcome in enumerate(outcomes) if outcome is None]
         if refused:
             # The fetch began ahead, and no tier wanted the block. On demand, a tier must take it.
-            wanted = [refs[number] for number in refused]
-            again = await self._fetch_outcomes(wanted, ahead=False, until=until, for_peer=for_peer)
+            refused_refs = [refs[number] for number in refused]
+            again = await self._fetch_outcomes(refused_refs, ahead=False, until=until, for_peer=for_peer)
             for number, outcome in zip(refused, again, strict=True):
                 outcomes[number] = outcome
         return [outcome or _evicted_before_read() for outcome in outcomes]
@@ -452,11 +452,11 @@ class Fetcher:
             for number, outcome in enumerate(outcomes)
         ]
 
-    async def _wait_until_done(self, wanted: Collection[BlockFetch], until: float | None) -> None:
+    async def _wait_until_done(self, fetches: Collection[BlockFetch], until: float | None) -> None:
         """Wait until all fetches have ended, or until *until* (loop time). With a deadline, stop at fetches that are
         stuck at a disk."""
         loop = asyncio.get_running_loop()
-        ends = {fetch: fetch.done_future() for fetch in wanted if not fetch.is_done}
+        ends = {fetch: fetch.done_future() for fetch in fetches if not fetch.is_done}
         while waiting := [
             end for fetch, end in ends.items() if not end.done() and (until is None or not fetch.is_stuck(loop.time()))
         ]:

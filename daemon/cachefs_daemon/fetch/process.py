@@ -126,7 +126,7 @@ class FetchProcess:
         segment_indices = {(segment.tier, segment.number): at for at, segment in enumerate(segments)}
         new_parameters: list[NumberedGetParameters] = []
         last, number = None, 0
-        wanted: list[FetchCommand] = []
+        commands: list[FetchCommand] = []
         for process_fetch, room in process_fetches:
             order = process_fetch.prepared_get
             if order.parameters is not last:  # most are the same object, and a comparison takes 5 us
@@ -136,13 +136,13 @@ class FetchProcess:
                 number = self._known_parameters[last]
             self._last_number += 1
             at = segment_indices[room.tier, room.segment]
-            wanted.append(
+            commands.append(
                 FetchCommand(self._last_number, number, order.key, order.etag, room.length, room.key, at, room.start)
             )
         files = [SegmentToWrite(segment.number, segment.allocate) for segment in segments]
         try:
             is_sent = self.channel.send(
-                CommandBatch(new_parameters, files, wanted), [segment.descriptor for segment in segments]
+                CommandBatch(new_parameters, files, commands), [segment.descriptor for segment in segments]
             )
         except ChannelClosed:
             is_sent = False
@@ -150,7 +150,7 @@ class FetchProcess:
             self.last_batch_at = now
             if not self.in_progress:
                 self.last_report_at = now  # an idle process is rightly silent
-            self.in_progress.update(zip((one.number for one in wanted), process_fetches, strict=True))
+            self.in_progress.update(zip((one.number for one in commands), process_fetches, strict=True))
         else:
             self._known_parameters.clear()  # the process has not received the new ones
         return is_sent

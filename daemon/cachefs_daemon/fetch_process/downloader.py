@@ -110,12 +110,12 @@ class _BatchSegments:
         self._descriptors = descriptors
         self._blocks_left = blocks
 
-    def write(self, wanted: FetchCommand, checksums: bytes, data: memoryview) -> None:
+    def write(self, command: FetchCommand, checksums: bytes, data: memoryview) -> None:
         """Write a block. Raises OSError."""
-        segment = self._segments[wanted.segment]
+        segment = self._segments[command.segment]
         file = SegmentFile(Path(), -1, segment.number)
-        record = Record(wanted.block, wanted.start, wanted.size, checksums)
-        write_record(file, self._descriptors[wanted.segment], record, data, allocate=segment.allocate)
+        record = Record(command.block, command.start, command.size, checksums)
+        write_record(file, self._descriptors[command.segment], record, data, allocate=segment.allocate)
 
     def release(self) -> None:
         """Count a block as finished."""
@@ -173,37 +173,37 @@ class Downloader:
                 self._clients.popitem(last=False)
         files = _BatchSegments(batch.segments, descriptors, len(batch.blocks))
         until = self._loop.time() + self._longest
-        for wanted in batch.blocks:
-            task = self._loop.create_task(self._download(wanted, files))
+        for command in batch.blocks:
+            task = self._loop.create_task(self._download(command, files))
             self._running[task] = until
             task.add_done_callback(self._remove_task)
 
     def _remove_task(self, task: "asyncio.Task[None]") -> None:
         self._running.pop(task, None)
 
-    async def _download(self, wanted: FetchCommand, files: _BatchSegments) -> None:
+    async def _download(self, command: FetchCommand, files: _BatchSegments) -> None:
         began = self._loop.time()
         try:
-            client = self._clients[wanted.parameters]
-            self._clients.move_to_end(wanted.parameters)
-            body = await _download_object(client, wanted)
+            client = self._clients[command.parameters]
+            self._clients.move_to_end(command.parameters)
+            body = await _download_object(client, command)
             seconds = self._loop.time() - began
-            client.endpoint.note_response("", wanted.size, time.monotonic() - seconds)
+            client.endpoint.note_response("", command.size, time.monotonic() - seconds)
             try:
-                checksums = piece_checksums(wanted.block, body)
-                files.write(wanted, checksums, body)
+                checksums = piece_checksums(command.block, body)
+                files.write(command, checksums, body)
             except OSError:
                 S3_COUNTERS.count_dropped_bytes(len(body))
                 raise
         except asyncio.CancelledError:
-            self._failed.append(BlockFailed(wanted.number, f"it took longer than {self._longest:g} s"))
+            self._failed.append(BlockFailed(command.number, f"it took longer than {self._longest:g} s"))
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:MAX_REASON]
             self._failed.append(
-                BlockFailed(wanted.number, reason, isinstance(error, _RefusedStatus) and error.throttled)
+                BlockFailed(command.number, reason, isinstance(error, _RefusedStatus) and error.throttled)
             )
         else:
-            self._done.append(BlockWritten(wanted.number, checksums, seconds, *client.take_hedge_counts()))
+            self._done.append(BlockWritten(command.number, checksums, seconds, *client.take_hedge_counts()))
         finally:
             files.release()
             self._send_soon()
@@ -238,21 +238,21 @@ class Downloader:
             self._on_end()
 
 
-async def _download_object(client: _ObjectClient, wanted: FetchCommand) -> memoryview:
+async def _download_object(client: _ObjectClient, command: FetchCommand) -> memoryview:
     """Return the bytes of the object. Raises on any failure."""
-    whole_object = ObjectRange(wanted.key.encode(), wanted.etag.encode(), wanted.size, 0, wanted.size)
-    response = await client.get_object(whole_object, wanted.key, wanted.etag)
+    object_range = ObjectRange(command.key.encode(), command.etag.encode(), command.size, 0, command.size)
+    response = await client.get_object(object_range, command.key, command.etag)
     if response.head.status not in SUCCESS:
         raise _RefusedStatus(response.head.status)
     try:
-        return await _checked_body(client, wanted, whole_object, response)
+        return await _checked_body(client, command, object_range, response)
     except BaseException as error:
         S3_COUNTERS.count_unused_response(error, len(response.body or b""))
         raise
 
 
 async def _checked_body(
-    client: _ObjectClient, wanted: FetchCommand, whole_object: ObjectRange, response: HttpResponse
+    client: _ObjectClient, command: FetchCommand, object_range: ObjectRange, response: HttpResponse
 ) -> memoryview:
     """Return the body of a response after checking that it is the object. Raises as `_download_object`."""
     head, body, _ = response
@@ -260,10 +260,10 @@ async def _checked_body(
         raise _RefusedStatus(head.status)
     headers = head.headers
     before = 0
-    if not is_whole_object(whole_object, head.length, headers):
+    if not is_whole_object(object_range, head.length, headers):
         etag, span = (headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
-        before = bytes_before(whole_object, S3Target(client.bucket, wanted.key, ""), etag, head.length, span)
-    if before or body is None or len(body) != wanted.size:
+        before = bytes_before(object_range, S3Target(client.bucket, command.key, ""), etag, head.length, span)
+    if before or body is None or len(body) != command.size:
         raise BrokenS3Response("the answer does not have the object's length")
     if has_checksum(headers):
         await verify_checksum(body, headers)

@@ -263,8 +263,8 @@ class MountRegistry:
                 _generations(one, part.digits or "", known.process_started) for one in datasets if one.name == part.name
             )
             return any(snapshot in generations for generations in shown)
-        wanted = (one.snapshots[:1] for one in datasets if spec.is_showing(one.name))
-        return any(current.id == snapshot for newest in wanted for current in newest)
+        newest_snapshots = (one.snapshots[:1] for one in datasets if spec.is_showing(one.name))
+        return any(current.id == snapshot for newest in newest_snapshots for current in newest)
 
     def may_read(self, snapshot: SnapshotRecord) -> bool:
         """Return whether a living mount may still read *snapshot*, which is no longer current.

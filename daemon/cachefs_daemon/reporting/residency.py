@@ -44,23 +44,23 @@ class Residency:
         self._wanted: dict[str, dict[str, Snapshot]] = {}  # by client, then by snapshot id
         self._changed: dict[str, set[str]] = {}  # by client: the changed snapshots since its last call
 
-    def count_changes(self, client: str, wanted: Mapping[str, Snapshot]) -> set[str]:
-        """Count the changes since the last call. client: the client; wanted: snapshots by id, the most important first.
+    def count_changes(self, client: str, snapshots: Mapping[str, Snapshot]) -> set[str]:
+        """Count the changes since the last call. client: the client; snapshots: by id, the most important first.
         Return the ids of those that have changed since the client's last call, or are new, or no longer wanted."""
         with self._lock:
-            self._wanted[client] = dict(wanted)
+            self._wanted[client] = dict(snapshots)
             different = self._update_counts({name: one for each in self._wanted.values() for name, one in each.items()})
             for other in self._wanted:
                 self._changed[other] = self._changed.get(other, set()) | different
             return self._changed.pop(client)
 
-    def _update_counts(self, wanted: Mapping[str, Snapshot]) -> set[str]:
+    def _update_counts(self, snapshots: Mapping[str, Snapshot]) -> set[str]:
         changes, brought = self._take_changes()
-        different = {one for one in self._followed if one not in wanted}
+        different = {one for one in self._followed if one not in snapshots}
         for one in different:
             del self._followed[one]
-        self._absent &= wanted.keys()
-        self._too_large &= wanted.keys()
+        self._absent &= snapshots.keys()
+        self._too_large &= snapshots.keys()
         if changes is None:  # nothing was noted: it is the first time, or too much has changed
             different |= self._followed.keys()
             self._followed.clear()
@@ -69,8 +69,8 @@ class Residency:
             keys, states = list(changes), np.fromiter(changes.values(), np.uint8, len(changes))
             different |= {one for one, counted in self._followed.items() if counted.apply_changes(keys, states)}
         self._absent -= brought
-        new = [one for one in wanted if one not in self._followed and one not in self._absent]
-        return different | self._start_counting({one: wanted[one] for one in new})
+        new = [one for one in snapshots if one not in self._followed and one not in self._absent]
+        return different | self._start_counting({one: snapshots[one] for one in new})
 
     def counts_of(self, snapshot: str) -> ShardBytes | None:
         """Return the counts of a snapshot; None where nothing is here, or it is not followed. During a change for
@@ -101,11 +101,11 @@ class Residency:
             brought, tiering.quotas.fetched_snapshots = tiering.quotas.fetched_snapshots, set()
         return changes, brought
 
-    def _start_counting(self, wanted: Mapping[str, Snapshot]) -> set[str]:
+    def _start_counting(self, snapshots: Mapping[str, Snapshot]) -> set[str]:
         """Walk through the index for these snapshots. Changes meanwhile are noted, and counted the next time."""
         begun: dict[str, ShardBytes] = {}
         room = MAX_BLOCKS - sum(one.space.count for one in self._followed.values())
-        for name, snapshot in wanted.items():
+        for name, snapshot in snapshots.items():
             space = self._plan.spaces.get(name)
             if space is None and snapshot.files > room:
                 self._mark_too_large(name, snapshot)

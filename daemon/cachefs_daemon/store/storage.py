@@ -144,8 +144,8 @@ class Storage:
     def resize(self, config: StoreConfig) -> None:
         """Apply budgets and minimum free space of *config*. Raises ConfigError, with nothing changed, where a tier
         cannot have that size."""
-        wanted = {MEMORY: config.memory, SSD: config.ssd}
-        sized = [(tier, found) for tier in self._tiers if (found := wanted[tier.number]) is not None]
+        configs = {MEMORY: config.memory, SSD: config.ssd}
+        sized = [(tier, found) for tier in self._tiers if (found := configs[tier.number]) is not None]
         for tier, found in sized:
             check_budget(tier.number, found, config.block_size)
             check_size(tier.number, found, capacity.disk_size(found.directory))

@@ -66,9 +66,9 @@ class ShardMaps:
         if not self._note_request(snapshot):
             return TOO_LARGE
         for _ in range(2):  # a count in progress may be of others
-            rest = self._next_allowed - time.monotonic()
-            if snapshot.id not in self._counted and 0 < rest < WAIT_SECONDS:
-                await asyncio.sleep(rest)
+            pause = self._next_allowed - time.monotonic()
+            if snapshot.id not in self._counted and 0 < pause < WAIT_SECONDS:
+                await asyncio.sleep(pause)
             self._start_count_if_due()
             if self._count_task is not None:
                 await asyncio.wait({self._count_task}, timeout=WAIT_SECONDS)

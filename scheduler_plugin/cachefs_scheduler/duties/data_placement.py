@@ -56,9 +56,9 @@ class DataPlacement:
         self._policies = policies
         self._reads = reads
 
-    def prefetch(self, wanted: PrefetchRequest) -> list[str]:
+    def prefetch(self, request: PrefetchRequest) -> list[str]:
         """Make nodes hold a snapshot together. Returns the nodes where warm-ups have begun."""
-        snapshot, nodes = wanted.snapshot, wanted.nodes
+        snapshot, nodes = request.snapshot, request.nodes
         known = [node for node in dict.fromkeys(nodes) if node in self._view.cluster]
         size = self._view.cluster.snapshot_facts(snapshot)
         if not known or size is None:
@@ -78,11 +78,11 @@ class DataPlacement:
             mask = self._make_room(node, snapshot, mask, size.bytes / SHARDS, evictable)
             if not mask.any():
                 continue
-            name = warmup_id(wanted.purpose, wanted.job, node, snapshot, wanted.number)
+            name = warmup_id(request.purpose, request.job, node, snapshot, request.number)
             shards = None if mask.all() else mask
-            dataset = dataset_name(wanted.spec)
+            dataset = dataset_name(request.spec)
             if self._warmups.begin_warmup(
-                NodeWarmup(name, node, dataset, snapshot, wanted.purpose, wanted.job, shards)
+                NodeWarmup(name, node, dataset, snapshot, request.purpose, request.job, shards)
             ):
                 begun.append(node)
         return begun
@@ -137,18 +137,18 @@ class DataPlacement:
         facts = self._view.cluster.current_facts(node)
         if facts is None:
             return np.zeros(SHARDS, np.bool_)
-        wanted = int(mask.sum() * shard)
+        needed = int(mask.sum() * shard)
         now = self._view.advance_clock()
         copies = {
             one: replace(copy, idle=max(0.0, now - self._reads.last_use(node, one, now)))
             for one, copy in facts.copies.items()
         }
         facts = replace(facts, copies=copies)
-        for eviction in evictions_for_room(facts, wanted, evictable.rules, keep=snapshot):
+        for eviction in evictions_for_room(facts, needed, evictable.rules, keep=snapshot):
             name = evictable.names[eviction.snapshot]
             log.info("%s: evicting %s: %s", node, name, eviction.reason)
             self._warmups.send_command(node, NodeCommand(kind=CommandKind.EVICT, dataset=name))
-        room = max(0, facts.capacity - facts.needed) if facts.capacity else wanted
+        room = max(0, facts.capacity - facts.needed) if facts.capacity else needed
         most = int(room / shard) if shard else SHARDS
         fitting = np.zeros(SHARDS, np.bool_)
         fitting[np.flatnonzero(mask)[:most]] = True

@@ -94,21 +94,21 @@ class NodeWarmups:
     def __iter__(self) -> Iterator[NodeWarmup]:
         return iter(list(self._known.values()))
 
-    def begin_warmup(self, wanted: NodeWarmup) -> bool:
+    def begin_warmup(self, warmup: NodeWarmup) -> bool:
         """Start a warm-up unless one with its id is known. Returns whether it is in progress."""
         if self.reason_to_send_nothing():
             return False
-        known = self._known.get(wanted.id)
+        known = self._known.get(warmup.id)
         if known is not None:
             return not known.is_over
         if sum(1 for one in self._known.values() if not one.is_over) >= MAX_RUNNING:
-            log.warning("%d warm-ups are under way; none is ordered on %s for %s", MAX_RUNNING, wanted.node, wanted.job)
+            log.warning("%d warm-ups are under way; none is ordered on %s for %s", MAX_RUNNING, warmup.node, warmup.job)
             return False
         over = [name for name, one in self._known.items() if one.is_over]
         for old in over[: max(0, len(self._known) - MAX_KNOWN + 1)]:
             del self._known[old]
-        self._known[wanted.id] = wanted
-        self._start_task(self._send_warmup(wanted))
+        self._known[warmup.id] = warmup
+        self._start_task(self._send_warmup(warmup))
         return True
 
     def stop_warmups(self, job: str) -> None:
@@ -141,21 +141,21 @@ class NodeWarmups:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _send_warmup(self, wanted: NodeWarmup) -> None:
-        bits = b"" if wanted.shards is None else np.packbits(wanted.shards, bitorder="little").tobytes()
-        order = NodeCommand(kind=CommandKind.WARM, id=wanted.id, dataset=wanted.dataset, shards=bits, job=wanted.job)
-        done = await self._send(wanted.node, order)
+    async def _send_warmup(self, warmup: NodeWarmup) -> None:
+        bits = b"" if warmup.shards is None else np.packbits(warmup.shards, bitorder="little").tobytes()
+        order = NodeCommand(kind=CommandKind.WARM, id=warmup.id, dataset=warmup.dataset, shards=bits, job=warmup.job)
+        done = await self._send(warmup.node, order)
         if isinstance(done, str):
-            wanted.state, wanted.message = "failed", done
-            self._note_end(wanted)
+            warmup.state, warmup.message = "failed", done
+            self._note_end(warmup)
             return
-        wanted.total, wanted.reported_at = done.blocks, time.monotonic()
-        if wanted.is_over:  # stopped while the node was told; the node may have received STOP first
-            await self._send_logged(wanted.node, NodeCommand(kind=CommandKind.STOP, id=wanted.id))
-        if wanted.state == "ordered":
-            wanted.state = "running"
+        warmup.total, warmup.reported_at = done.blocks, time.monotonic()
+        if warmup.is_over:  # stopped while the node was told; the node may have received STOP first
+            await self._send_logged(warmup.node, NodeCommand(kind=CommandKind.STOP, id=warmup.id))
+        if warmup.state == "ordered":
+            warmup.state = "running"
             log.info(
-                "%s of %s on %s for %s: %d blocks", wanted.purpose, wanted.dataset, wanted.node, wanted.job, done.blocks
+                "%s of %s on %s for %s: %d blocks", warmup.purpose, warmup.dataset, warmup.node, warmup.job, done.blocks
             )
 
     async def _send_logged(self, node: str, order: NodeCommand) -> None:

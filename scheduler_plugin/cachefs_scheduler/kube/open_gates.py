@@ -59,7 +59,7 @@ class LeaseWatch:
 
         Raises CachefsError if the API server is unreachable for that long, or refuses.
         """
-        answered = time.monotonic()
+        responded_at = time.monotonic()
         since: float | None = None
         while True:
             try:
@@ -67,10 +67,10 @@ class LeaseWatch:
                     self._first_renewal, since = await self._read_renewal(), time.monotonic()
                 elif await self.is_renewed():
                     return False
-                answered = time.monotonic()
+                responded_at = time.monotonic()
             except KubeApiUnavailable:
                 since = None
-                if time.monotonic() - answered >= max(seconds, _UNREACHABLE_SECONDS):
+                if time.monotonic() - responded_at >= max(seconds, _UNREACHABLE_SECONDS):
                     raise
             if since is not None and time.monotonic() - since >= seconds:
                 return True
