@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from cachefs.planning.eviction.policies import POLICIES
 from cachefs.sizes import SizeSetting, format_size, parse_share, parse_size
 from cachefs_cluster import config as cluster_config
 from cachefs_cluster.config import ClusterConfig
@@ -140,7 +141,7 @@ def test_all_problems_are_found_at_once() -> None:
         ({"origin": {"read_timeout": 61}}, "origin.read_timeout = 61: longer than daemon.read_deadline (60)"),
         ({"daemon": {"read_deadline": 3}, "origin": {"connect_timeout": 4}}, "origin.connect_timeout = 4: longer than"),
         ({"origin": {"attempts": 8}}, "origin.attempts: is no longer used: a read is tried until"),
-        ({"daemon": {"policy": "best"}}, "daemon.policy = 'best': expected one of clairvoyant, alsd, minio, lru"),
+        ({"daemon": {"policy": "best"}}, f"daemon.policy = 'best': expected one of {', '.join(POLICIES)}"),
         ({"daemon": {"policy": 1}}, "daemon.policy = 1: expected one of"),
         ({"security": {"file_roots": ["data"]}}, "security.file_roots.0 = 'data': expected an absolute path"),
     ],

@@ -20,8 +20,9 @@ def test_every_kind_opens_its_url(kind: OriginKind) -> None:
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"s3://, gs://, .* or file://"):
+    with pytest.raises(ConfigError) as caught:
         kind_of("ftp://host/path")
+    assert all(f"{scheme}://" in str(caught.value) for kind in KINDS for scheme in kind.all_schemes)
 
 
 def test_the_table_imports_no_kind() -> None:

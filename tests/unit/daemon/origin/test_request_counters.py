@@ -6,8 +6,8 @@ import os
 import pytest
 
 from cachefs_daemon.origin import request_counters
+from cachefs_daemon.origin.kinds import KIND_NAMES
 from cachefs_daemon.origin.request_counters import (
-    KINDS,
     PURPOSES,
     ChildCounterSet,
     CounterSet,
@@ -81,11 +81,11 @@ def test_an_answer_that_is_wrong_has_failed_and_one_that_comes_too_late_has_not(
 
 def test_each_kind_and_purpose_has_counts_of_its_own() -> None:
     book = CounterSet()
-    for number, (kind, purpose) in enumerate((kind, purpose) for kind in KINDS for purpose in PURPOSES):
+    for number, (kind, purpose) in enumerate((kind, purpose) for kind in KIND_NAMES for purpose in PURPOSES):
         for _ in range(number):
             book.counters_of(kind, purpose).count_unreachable()
-    counts = [book.counters_of(kind, purpose).requests for kind in KINDS for purpose in PURPOSES]
-    assert counts == list(range(len(KINDS) * len(PURPOSES)))
+    counts = [book.counters_of(kind, purpose).requests for kind in KIND_NAMES for purpose in PURPOSES]
+    assert counts == list(range(len(KIND_NAMES) * len(PURPOSES)))
 
 
 def test_a_child_that_is_killed_leaves_its_counts() -> None:

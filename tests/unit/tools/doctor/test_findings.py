@@ -132,9 +132,9 @@ def test_disks(facts: disks.DiskFacts, level: Level, told: str) -> None:
 def test_state_and_tier_on_one_disk() -> None:
     state, ssd = disk("state"), disk("ssd")
     assert levels(disks.shared_findings([state, ssd])) == {"disks.shared": Level.OK}
-    greedy = msgspec.structs.replace(ssd, place=msgspec.structs.replace(ssd.target, min_free=0))
+    greedy = msgspec.structs.replace(ssd, target=msgspec.structs.replace(ssd.target, min_free=0))
     assert levels(disks.shared_findings([state, greedy])) == {"disks.shared": Level.WARNING}
-    unknown = msgspec.structs.replace(ssd, place=msgspec.structs.replace(ssd.target, min_free=None))
+    unknown = msgspec.structs.replace(ssd, target=msgspec.structs.replace(ssd.target, min_free=None))
     assert levels(disks.shared_findings([state, unknown])) == {"disks.shared": Level.NOTE}
     assert not levels(disks.shared_findings([state, disk("ssd", device=8)]))
     assert not levels(disks.shared_findings([state]))
