@@ -28,17 +28,17 @@ class LoaderProgress:
     @property
     def slowest(self) -> ConsumerView:
         """The consumer that is behind all others, of those that have not ended, if there are any."""
-        left = [one for one in self.consumers if one.state != ENDED] or self.consumers
+        left = [consumer for consumer in self.consumers if consumer.state != ENDED] or self.consumers
         return min(left, key=lambda one: (current_epoch_of(one), done_share_of(one) or 0.0))
 
     @property
     def ranks(self) -> int:
-        return len({one.rank for one in self.consumers})
+        return len({consumer.rank for consumer in self.consumers})
 
     @property
     def state(self) -> str:
         """The state of the slowest consumer, unless another consumer has a problem."""
-        states = [one.state for one in self.consumers]
+        states = [consumer.state for consumer in self.consumers]
         return next((bad for bad in ("not followed", "standing still", LEARNING) if bad in states), self.slowest.state)
 
     @property
@@ -77,10 +77,10 @@ class LoaderProgress:
     @property
     def wait_times(self) -> WaitTimes:
         """The time that the loop has waited for the loader, in all ranks."""
-        views = [one.loader for one in self.consumers if one.loader is not None]
+        views = [consumer.loader for consumer in self.consumers if consumer.loader is not None]
         stalled: dict[str, float] = {}
-        for one in self.consumers:
-            for kind, seconds in one.stalled.items():
+        for consumer in self.consumers:
+            for kind, seconds in consumer.stalled.items():
                 stalled[kind] = stalled.get(kind, 0.0) + seconds
         return WaitTimes(
             busy=sum(view.busy for view in views),
@@ -90,9 +90,9 @@ class LoaderProgress:
             workers=max((view.workers for view in views), default=0),
             processes=max(1, self.ranks),
             stalled=stalled,
-            is_learning=any(one.state == LEARNING for one in self.consumers),
+            is_learning=any(consumer.state == LEARNING for consumer in self.consumers),
             was_learned=any(view.was_learned for view in views),
-            is_unknown=any(one.note for one in self.consumers),
+            is_unknown=any(consumer.note for consumer in self.consumers),
         )
 
 
@@ -105,7 +105,7 @@ def group_by_loader(consumers: Iterable[ConsumerView]) -> list[LoaderProgress]:
 
 
 def ranks_of_job(view: JobView) -> int:
-    return len({one.rank for one in view.consumers})
+    return len({consumer.rank for consumer in view.consumers})
 
 
 def waited_share(loaders: Iterable[LoaderProgress]) -> float | None:

@@ -117,7 +117,7 @@ def _environment_socket(process: Path) -> str:
     except OSError:
         return ""
     prefix = f"{SOCKET_VARIABLE}=".encode()
-    option = next((one for one in variables if one.startswith(prefix)), b"")
+    option = next((variable for variable in variables if variable.startswith(prefix)), b"")
     return os.fsdecode(option.removeprefix(prefix)) or str(DEFAULT_SOCKET)
 
 

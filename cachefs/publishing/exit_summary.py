@@ -57,11 +57,11 @@ def summary_lines(records: Sequence[ProcessRecord], printed_keys: Collection[str
     """Return the summary of a run from its training processes' records; empty where no loader has delivered anything.
     printed_keys: keys of troubles to leave out, as the user was told of them just now."""
     loaders, troubles = loaders_by_name(records), worst_troubles(records)
-    trouble_lines = [one.line for one in troubles if one.key not in printed_keys][:MAX_TROUBLES]
+    trouble_lines = [trouble.line for trouble in troubles if trouble.key not in printed_keys][:MAX_TROUBLES]
     if not loaders:
         return trouble_lines
-    busy, waited = sum(one.busy for one in loaders), sum(one.waited for one in loaders)
-    longest = max(sum(one.busy for one in record.loaders) for record in records)
+    busy, waited = sum(loader.busy for loader in loaders), sum(loader.waited for loader in loaders)
+    longest = max(sum(loader.busy for loader in record.loaders) for record in records)
     many = f" in {len(records)} processes" if len(records) > 1 else ""
     found = [
         f"{_epochs_text(loaders[0])}, {_delivered_text(loaders)}{many} in {format_duration(longest)}; "
@@ -79,8 +79,8 @@ def summary_lines(records: Sequence[ProcessRecord], printed_keys: Collection[str
         found.append(served)
     came = total_bytes(fetched.values())
     # A trouble that failed reads, or lasted long, is why the job waited: advice on speed would not help.
-    longest_wait = max(one.waited for one in loaders)
-    is_why = any(one.failed or one.waited >= PART_OF_WAIT * longest_wait for one in troubles)
+    longest_wait = max(loader.waited for loader in loaders)
+    is_why = any(trouble.failed or trouble.waited >= PART_OF_WAIT * longest_wait for trouble in troubles)
     why = "" if is_why else advice(loaders, records, came.missed / max(1, bytes_read(loaders, came)))
     return [*found, *trouble_lines, *([why] if why else [])]
 
@@ -89,9 +89,9 @@ def loaders_by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
     """Return the loaders of all processes that have delivered anything, each name once; the busiest first."""
     named: dict[str, list[LoaderRecord]] = {}
     for record in records:
-        for one in record.loaders:
-            if one.samples:
-                named.setdefault(one.name, []).append(one)
+        for loader in record.loaders:
+            if loader.samples:
+                named.setdefault(loader.name, []).append(loader)
     return sorted(map(sum_loaders, named.values()), key=lambda one: -one.busy)
 
 
@@ -105,9 +105,9 @@ def _epochs_text(one: LoaderRecord) -> str:
 
 def _delivered_text(loaders: Sequence[LoaderRecord]) -> str:
     """Return how much the loaders have delivered: in batches where the samples in some of them could not be counted."""
-    if any(one.unmeasured for one in loaders):
-        return format_count(sum(one.batches for one in loaders), "batch", "batches")
-    return format_count(sum(one.samples for one in loaders), "sample")
+    if any(loader.unmeasured for loader in loaders):
+        return format_count(sum(loader.batches for loader in loaders), "batch", "batches")
+    return format_count(sum(loader.samples for loader in loaders), "sample")
 
 
 def _loader_line(one: LoaderRecord) -> str:
@@ -132,14 +132,14 @@ def peers_part(records: Sequence[ProcessRecord]) -> float:
 def bytes_read(loaders: Sequence[LoaderRecord], came: MountBytes) -> float:
     """Return the bytes that the loaders have read, including those from the page cache where they are known."""
     at_mounts = came.memory + came.ssd + came.missed
-    return max(at_mounts, sum(one.bytes for one in loaders)) if all(one.bytes for one in loaders) else at_mounts
+    return max(at_mounts, sum(one.bytes for one in loaders)) if all(loader.bytes for loader in loaders) else at_mounts
 
 
 def served_by(loaders: Sequence[LoaderRecord], came: MountBytes, peers: float) -> str:
     """Return which sources served the reads; "" where nothing is known. Bytes that never came to a mount were in the
     page cache. came: bytes that came to the mounts; peers: the part of the fetched bytes that came from other nodes."""
     at_mounts = came.memory + came.ssd + came.missed
-    known = all(one.bytes for one in loaders)
+    known = all(loader.bytes for loader in loaders)
     read = bytes_read(loaders, came)
     if not read:
         return ""

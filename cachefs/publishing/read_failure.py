@@ -89,9 +89,9 @@ def _latest_cause(troubles: Sequence[Trouble], number: int) -> Trouble | None:
     """Return the latest trouble that made a read fail with the errno *number*, counting this read, which the daemon may
     not have attributed to the program yet. Other datasets may have failed earlier."""
     now = clock.since_1970()
-    failing = [one for one in troubles if is_failing(one.cause) and now - one.last < RECENT_SECONDS]
+    failing = [trouble for trouble in troubles if is_failing(trouble.cause) and now - trouble.last < RECENT_SECONDS]
     fitting = (one for one in failing if one.cause == cause_of_errno(number))
     found = max(fitting, key=lambda one: one.last, default=None)
     if found is None and cause_of_errno(number) == Cause.FAILED:
-        return next((one for one in troubles if one.cause == Cause.ORIGIN), None)
+        return next((trouble for trouble in troubles if trouble.cause == Cause.ORIGIN), None)
     return found and msgspec.structs.replace(found, failed=max(found.failed, 1))

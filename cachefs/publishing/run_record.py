@@ -249,24 +249,24 @@ def _decode_bytes(fields: Mapping[str, int]) -> MountBytes:
 
 def sum_loaders(records: Sequence[LoaderRecord]) -> LoaderRecord:
     """Return the sum of the records of one loader's ranks."""
-    first, epochs = records[0], max(one.epochs for one in records)
-    last = [one for one in records if one.epochs == epochs]
+    first, epochs = records[0], max(record.epochs for record in records)
+    last = [record for record in records if record.epochs == epochs]
     return LoaderRecord(
         name=first.name,
         epochs=epochs,
         epoch_length=sum(one.epoch_length for one in last) if all(one.epoch_length for one in last) else 0,
         epoch_samples=sum(one.epoch_samples for one in last),
-        samples=sum(one.samples for one in records),
-        busy=sum(one.busy for one in records),
-        waited=sum(one.waited for one in records),
-        first_busy=sum(one.first_busy for one in records),
-        first_waited=sum(one.first_waited for one in records),
-        batches=sum(one.batches for one in records),
-        unmeasured=sum(one.unmeasured for one in records),
-        bytes=sum(one.bytes for one in records),
+        samples=sum(record.samples for record in records),
+        busy=sum(record.busy for record in records),
+        waited=sum(record.waited for record in records),
+        first_busy=sum(record.first_busy for record in records),
+        first_waited=sum(record.first_waited for record in records),
+        batches=sum(record.batches for record in records),
+        unmeasured=sum(record.unmeasured for record in records),
+        bytes=sum(record.bytes for record in records),
         workers=first.workers,
-        was_learned=any(one.was_learned for one in records),
-        note=next((one.note for one in records if one.note), ""),
+        was_learned=any(record.was_learned for record in records),
+        note=next((record.note for record in records if record.note), ""),
     )
 
 
@@ -274,9 +274,9 @@ def worst_troubles(records: Iterable[ProcessRecord]) -> list[TroubleRecord]:
     """Return each trouble of a run once, as of the process that it affected most; the worst first."""
     found: dict[str, TroubleRecord] = {}
     for record in records:
-        for one in record.troubles:
-            known = found.get(one.key, one)
-            found[one.key] = max(known, one, key=lambda each: (each.failed, each.seconds))
+        for trouble in record.troubles:
+            known = found.get(trouble.key, trouble)
+            found[trouble.key] = max(known, trouble, key=lambda each: (each.failed, each.seconds))
     return sorted(found.values(), key=lambda one: (-one.failed, -one.seconds))
 
 

@@ -56,8 +56,8 @@ class JobConsumersByMount:
         """Return the consumers that read what *mount* shows. latency: seconds that a command to the mount's pusher
         takes; blocks that a consumer reads within them would come too late."""
         readers = self._jobs.push_readers(latency)
-        shown = {snapshot for snapshot in {one.snapshot for one in readers} if self.shows(mount, snapshot)}
-        return self._affinity.consumers_of(mount, [one for one in readers if one.snapshot in shown])
+        shown = {snapshot for snapshot in {reader.snapshot for reader in readers} if self.shows(mount, snapshot)}
+        return self._affinity.consumers_of(mount, [reader for reader in readers if reader.snapshot in shown])
 
     def mounts_of(self, consumer: str, snapshot: str) -> Collection[str]:
         """Return the ids of the mounts through which *consumer* may read *snapshot*; none where the consumer is on

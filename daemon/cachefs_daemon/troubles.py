@@ -127,7 +127,7 @@ class TroubleInputs:
 def derive_troubles(inputs: TroubleInputs, now: float) -> list[Trouble]:
     """Return all troubles, the worst first, including old failures. now: unix time in seconds."""
     servers = {id(one.endpoint): one for one in inputs.servers}
-    away = {one.name for one in inputs.nodes}
+    away = {node.name for node in inputs.nodes}
     waiting: dict[tuple[Cause, str], list[WaitingRead]] = {}
     for read in inputs.reads:
         waiting.setdefault(_cause_of(read, servers.get(id(read.endpoint)), away, inputs.datasets), []).append(read)
@@ -135,9 +135,9 @@ def derive_troubles(inputs: TroubleInputs, now: float) -> list[Trouble]:
         *(_silent_server_trouble(one, waiting.pop((Cause.ORIGIN, one.status.name), []), inputs.loop_now, now)
           for one in inputs.servers if one.status.silent),
         *(_failed_reads_trouble(one, inputs.datasets, now) for one in inputs.failures),
-        *(_away_node_trouble(one, waiting.pop((Cause.PEER, one.name), []), inputs.loop_now, now)
-          for one in inputs.nodes),
-        *(Trouble(Cause.TIER, one.tier, one.since, now, one.text) for one in inputs.tiers),
+        *(_away_node_trouble(node, waiting.pop((Cause.PEER, node.name), []), inputs.loop_now, now)
+          for node in inputs.nodes),
+        *(Trouble(Cause.TIER, tier.tier, tier.since, now, tier.text) for tier in inputs.tiers),
     ]  # fmt: skip
     for (cause, subject), reads in waiting.items():
         known = next((at for at, one in enumerate(troubles) if (one.cause, one.subject) == (cause, subject)), None)
@@ -168,7 +168,7 @@ def _cause_of(
 
 
 def _reason(cause: Cause, reads: Sequence[WaitingRead], server: ServerWithDatasets | None) -> str:
-    reason = next((str(one.trouble) for one in reads if one.trouble is not None), "")
+    reason = next((str(read.trouble) for read in reads if read.trouble is not None), "")
     if cause is Cause.SLOT and server is not None:
         width = f"it gets {server.status.width} of {server.status.most} requests at once"
         return f"{width}: {reason}" if reason else width
@@ -255,7 +255,7 @@ class NodeExamination:
         servers: dict[int, ServerWithDatasets] = {}
         datasets: dict[str, str] = {}
         for dataset in self._catalog:
-            endpoint, known = dataset.origin.endpoint, [one.id for one in dataset.record.snapshots]
+            endpoint, known = dataset.origin.endpoint, [snapshot.id for snapshot in dataset.record.snapshots]
             datasets |= dict.fromkeys(known, dataset.record.name)
             if id(endpoint) not in servers:  # many datasets may share one, and its status takes a microsecond
                 servers[id(endpoint)] = ServerWithDatasets(endpoint, endpoint.status(), [])

@@ -130,7 +130,7 @@ class SchedulerService:
             self.advisor.forget_lapsed()
             self.warmups.drop_lost(time.monotonic())
             self._cleaner.clean_next()
-            self.view.forget_unknown({one.snapshot for one in self.advisor.jobs})
+            self.view.forget_unknown({job.snapshot for job in self.advisor.jobs})
             self._wakeup.set()
 
     async def _save_forever(self) -> None:
@@ -172,7 +172,7 @@ class SchedulerService:
         for job in saved.jobs:
             self.advisor.jobs.add_job(state_file.restored_job(job, elapsed, now))
         self.policies.restore(saved.policies)
-        for one in saved.reads:
-            self.advisor.reads.restore(one.node, one.snapshot, now - one.seconds - elapsed)
+        for read in saved.reads:
+            self.advisor.reads.restore(read.node, read.snapshot, now - read.seconds - elapsed)
         if saved.jobs:
             log.info("restored %d jobs from the state file", len(saved.jobs))

@@ -333,9 +333,9 @@ def _status(node: FetchingNode) -> Status:
 def _process_seconds(node: FetchingNode) -> dict[int, float]:
     """Return the processor seconds of each fetch process by pid. A process started meanwhile counts from 0."""
     found = {}
-    for one in _status(node).fetch_processes:
+    for process in _status(node).fetch_processes:
         with contextlib.suppress(OSError):  # it has ended
-            found[one.pid] = sum(_thread_seconds(one.pid).values())
+            found[process.pid] = sum(_thread_seconds(process.pid).values())
     return found
 
 

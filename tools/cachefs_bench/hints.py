@@ -120,7 +120,7 @@ class SchedulerProcess:
         with suppress(CachefsError):
             found = self.client.get(NODES_PATH, NodesStatus).nodes
             return {
-                node.name: sum(one.bytes / one.total for one in node.datasets if one.dataset == DATASET)
+                node.name: sum(dataset.bytes / dataset.total for dataset in node.datasets if dataset.dataset == DATASET)
                 for node in found
                 if not node.problem
             }
@@ -214,7 +214,7 @@ def _run_round(
 
 def _wait_for_dataset(node: LabNode) -> None:
     wait_for(
-        lambda: any(one.name == DATASET for one in node.client.call(DATASET_LIST, Empty()).datasets),
+        lambda: any(dataset.name == DATASET for dataset in node.client.call(DATASET_LIST, Empty()).datasets),
         SECONDS, f"{node.name} knows the dataset",
     )  # fmt: skip
 
@@ -225,7 +225,7 @@ def _estimated_waits(service: SchedulerProcess, nodes: Sequence[str]) -> dict[st
     service.client.post(ADMIT_PATH, PlacementRequest(job=job, dataset=DATASET), JobAdmission)
     found = service.client.get(EXPLAIN_PATH, JobExplanation, job=job)
     service.client.post(ENDED_PATH, JobEndReport(job=job), EmptyResponse)
-    return {one.node: one.first for one in found.nodes if one.node in nodes}
+    return {node.node: node.first for node in found.nodes if node.node in nodes}
 
 
 class EmptyResponse(msgspec.Struct):

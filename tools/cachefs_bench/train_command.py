@@ -314,7 +314,7 @@ def train_command(
     """
     base = _base_scenario(options)
     runs = scenario.preset_scenarios(preset, base) if preset else _variants(base, options)
-    runs = [one for one in runs if not only or any(part in one.title for part in only)]
+    runs = [run for run in runs if not only or any(part in run.title for part in only)]
     if not runs:
         raise click.UsageError(f"no run has {' or '.join(map(repr, only))} in its title")
     with keep_cores_busy(busy):
@@ -387,7 +387,7 @@ def _measure_ceiling(work: Path, server: OriginServer, runs: list[Scenario]) -> 
         "with its client and the server on this machine; "
         f"its own processor time would allow {found.cpu_bytes_per_s / 1e6:.0f} MB/s"
     )
-    most = max(max(one.limits.bandwidth, len(one.jobs) * shape.demand_bytes) for one in runs)
+    most = max(max(run.limits.bandwidth, len(run.jobs) * shape.demand_bytes) for run in runs)
     if found.bytes_per_s < MIN_HEADROOM * most:
         _print_line(
             f"warning: this is less than {MIN_HEADROOM:g} times the {most / 1e6:.0f} MB/s that the runs may need; "

@@ -68,7 +68,7 @@ def run_document(scenario: Scenario, capacity: int, jobs: list[JobResult], timel
         "found_on_node_after_first_batch": found / reads if reads else 1.0,
         "epochs": _node_epochs(jobs[0].epochs, timeline),
         "machine": {"cpu_seconds": timeline.cpu_seconds, "busy_cores": timeline.busy_cores},
-        "timeline": [[round((one - first).when, 3), (one - first).origin_bytes] for one in timeline.samples],
+        "timeline": [[round((sample - first).when, 3), (sample - first).origin_bytes] for sample in timeline.samples],
     }
 
 

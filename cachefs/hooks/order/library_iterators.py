@@ -187,7 +187,7 @@ def _batch_sampler_shard(iterator: Any) -> dict[str, Any] | None:
 
 def _select_batches(remaining: RemainingSamples, ranges: list[tuple[int, int]]) -> RemainingSamples:
     samples = [remaining.samples[start:end] for start, end in ranges]
-    sizes = numpy.array([len(one) for one in samples], dtype=numpy.int64)
+    sizes = numpy.array([len(sample) for sample in samples], dtype=numpy.int64)
     return RemainingSamples(
         numpy.concatenate(samples) if samples else remaining.samples[:0], sizes, remaining.is_complete
     )

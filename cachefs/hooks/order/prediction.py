@@ -138,7 +138,7 @@ def _has(thing: Any, method: str) -> bool:
 def _zipped_rows(rows: Any) -> Iterator[Any]:
     """Yield the items of a zip of iterators over sequences, as rows of an array."""
     _, columns = rows.__reduce__()[:2]
-    found = [sequence_and_position(one) if type(one) in SEQUENCE_ITERATORS else None for one in columns]
+    found = [sequence_and_position(column) if type(column) in SEQUENCE_ITERATORS else None for column in columns]
     if len(found) < 2 or None in found:
         return
     height = min(len(one[0]) for one in found if one is not None)

@@ -149,7 +149,7 @@ def _numbers_in_piece(items: Sequence[Any]) -> tuple[SampleOrder, SampleOrder] |
             numbers = _array_of(flat)
             return None if numbers is None else (numbers, numpy.fromiter(map(len, items), dtype=numpy.int64))
     parts = [_numbers_in_item(item) for item in items]
-    found = [one for one in parts if one is not None]
+    found = [part for part in parts if part is not None]
     if not found or len(found) < len(parts):
         return None
     return numpy.concatenate(found), numpy.fromiter(map(len, found), dtype=numpy.int64)

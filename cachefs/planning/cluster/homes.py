@@ -58,10 +58,10 @@ class BlockHomes:
         """Replace the members. Returns the numbers of the blocks whose home has changed, in ascending order: shape
         (n,), int32. Raises ValueError for two members with one id, or too many."""
         members = tuple(sorted(members, key=lambda one: one.id))
-        if len({one.id for one in members}) < len(members) or len(members) > MAX_MEMBERS:
+        if len({member.id for member in members}) < len(members) or len(members) > MAX_MEMBERS:
             raise ValueError(f"{len(members):,} members; at most {MAX_MEMBERS:,}, and each with an id of its own")
         known = {(one.id, one.seed, one.weight): number for number, one in enumerate(self.members)}
-        numbers = [known.get((one.id, one.seed, one.weight)) for one in members]
+        numbers = [known.get((member.id, member.seed, member.weight)) for member in members]
         renumbered = np.full(NO_NODE + 1, NO_NODE, np.uint16)  # index in the old list -> index in the new one
         for number, old in enumerate(numbers):
             if old is not None:
@@ -83,7 +83,7 @@ class BlockHomes:
             self.second, self._second_scores = second, best_second
         else:
             self.second = np.full(len(first), NO_NODE, np.uint16)
-        moved = first != reindex_nodes(self.first, [one.id for one in self.members], [one.id for one in members])
+        moved = first != reindex_nodes(self.first, [member.id for member in self.members], [one.id for one in members])
         moved |= (first == NO_NODE) & (self.first != NO_NODE)
         self.members, self.first, self._first_scores, self.zones = members, first, best, ring.zones
         return np.flatnonzero(moved).astype(np.int32)
@@ -161,7 +161,7 @@ class _Ring:
 def _zones(members: Sequence[RingMember], common: Sequence[RingMember]) -> Mapping[str, str]:
     """Return the zone of each of the *members* that are in *common* too, by id. A member without a zone is a zone of
     its own, and so is each member where there is only one zone."""
-    alone = len({one.zone for one in members}) < 2
+    alone = len({member.zone for member in members}) < 2
     ids = {one.id for one in common}
     return {one.id: one.zone if one.zone and not alone else f"\0{one.id}" for one in members if one.id in ids}
 
@@ -221,7 +221,7 @@ def member_shares(members: Sequence[RingMember], replicas: int = 1) -> list[Memb
     """Return the share of each member, by id. Raises ValueError for two with one id."""
     homes = BlockHomes(_sample_hashes(), replicas)
     homes.set_members(members)
-    total = sum(one.weight for one in members)
+    total = sum(member.weight for member in members)
     first, second = _parts(homes.first, len(members)), _parts(homes.second, len(members))
     return [
         MemberShare(one, one.weight / total, first[number], second[number]) for number, one in enumerate(homes.members)
@@ -234,9 +234,9 @@ def ring_diff(before: Sequence[RingMember], after: Sequence[RingMember]) -> Ring
     homes.set_members(before)
     everyone = {one.id: one for one in (*before, *after)}
     ids = sorted(everyone)
-    old = reindex_nodes(homes.first, [one.id for one in homes.members], ids)
+    old = reindex_nodes(homes.first, [member.id for member in homes.members], ids)
     homes.set_members(after)
-    new = reindex_nodes(homes.first, [one.id for one in homes.members], ids)
+    new = reindex_nodes(homes.first, [member.id for member in homes.members], ids)
     moved = old != new
     had, has = _parts(old, len(ids)), _parts(new, len(ids))
     gets, gives = _parts(new[moved], len(ids), len(old)), _parts(old[moved], len(ids), len(old))
@@ -287,10 +287,10 @@ def blocks_at_home(hashes: Hashes, members: Sequence[RingMember], me: str, repli
     hashes: of all blocks, see cachefs.planning.cluster.rendezvous; replicas: 1 or 2. All False where *me* is no member.
     """
     found = np.zeros(len(hashes), np.bool_)
-    for start in range(0, len(hashes) if any(one.id == me for one in members) else 0, _BLOCKS_PER_PASS):
+    for start in range(0, len(hashes) if any(member.id == me for member in members) else 0, _BLOCKS_PER_PASS):
         homes = BlockHomes(hashes[start : start + _BLOCKS_PER_PASS], replicas)
         homes.set_members(members)
-        number = [one.id for one in homes.members].index(me)
+        number = [member.id for member in homes.members].index(me)
         found[start : start + _BLOCKS_PER_PASS] = (homes.first == number) | (homes.second == number)
     return found
 

@@ -381,9 +381,9 @@ class PushPlan:
         self._checked_at = now
         for reader in readers:
             open_checks = [
-                one.ids
-                for one in self._open_commands.values()
-                if one.action is PageAction.CHECK and one.ids is not None
+                command.ids
+                for command in self._open_commands.values()
+                if command.action is PageAction.CHECK and command.ids is not None
             ]
             if len(open_checks) >= MAX_OPEN_CHECKS:
                 return

@@ -293,9 +293,9 @@ class FetchPlan:
             return [batch]
         mine: list[UpcomingBlock] = []
         copies: list[UpcomingBlock] = []
-        for one in batch.blocks:
-            is_mine = one.snapshot not in marks or marks[one.snapshot][one.number]
-            (mine if is_mine else copies).append(one)
+        for block in batch.blocks:
+            is_mine = block.snapshot not in marks or marks[block.snapshot][block.number]
+            (mine if is_mine else copies).append(block)
         parts = (self._make_batch(part, part[-1].snapshot, part[-1].number) for part in (mine, copies) if part)
         return [part for part in parts if part is not None]
 
@@ -309,7 +309,7 @@ class FetchPlan:
     def fit_into_room(self, blocks: Sequence[UpcomingBlock], room: int) -> list[UpcomingBlock]:
         """Return the first *blocks* that fit into *room* bytes. Bytes in flight are subtracted here."""
         room -= self._bytes_in_flight
-        ends = itertools.accumulate(one.size for one in blocks)
+        ends = itertools.accumulate(block.size for block in blocks)
         return [one for one, end in zip(blocks, ends, strict=True) if end <= room]
 
     def note_idle(self) -> None:
@@ -356,9 +356,9 @@ class FetchPlan:
 
     def note_started(self, blocks: Iterable[UpcomingBlock]) -> None:
         """Record that fetches of the blocks begin."""
-        for one in blocks:
-            self._in_flight[one.name] = one.size
-            self._bytes_in_flight += one.size
+        for block in blocks:
+            self._in_flight[block.name] = block.size
+            self._bytes_in_flight += block.size
 
     def note_landed(self, one: UpcomingBlock) -> None:
         """Record that the block is in a tier."""
@@ -406,8 +406,8 @@ def fit_into_quotas(blocks: Sequence[UpcomingBlock], left: Mapping[str, float]) 
     """
     remaining = dict(left)
     kept = []
-    for one in blocks:
-        remaining[one.snapshot] = remaining.get(one.snapshot, math.inf) - one.size
-        if remaining[one.snapshot] >= 0:
-            kept.append(one)
+    for block in blocks:
+        remaining[block.snapshot] = remaining.get(block.snapshot, math.inf) - block.size
+        if remaining[block.snapshot] >= 0:
+            kept.append(block)
     return kept

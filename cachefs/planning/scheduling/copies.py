@@ -70,10 +70,10 @@ def order_waiting(
     """
     jobs = sorted(waiting, key=lambda one: (one.since, one.job))
     last = dict(served or {})
-    found = list(_by_users((one for one in jobs if now - one.since > max_wait), None, last, now))
+    found = list(_by_users((job for job in jobs if now - job.since > max_wait), None, last, now))
     counts = Counter(running)
     counts.update(one.user for one in found)
-    others = sorted((one for one in jobs if now - one.since <= max_wait), key=lambda one: -one.priority)
+    others = sorted((job for job in jobs if now - job.since <= max_wait), key=lambda one: -one.priority)
     for _, group in groupby(others, key=lambda one: one.priority):
         found.extend(_by_users(group, counts, last, now))
     return found
@@ -104,8 +104,8 @@ def _by_users(
     """Yield *jobs*, given in order of `since`: each next one of the user with the fewest *counts*, or where these are
     None, of the user who has waited longest. Updates both mappings as if each job got its slot."""
     of_user: dict[str, deque[SlotRequest]] = {}
-    for one in jobs:
-        of_user.setdefault(one.user, deque()).append(one)
+    for job in jobs:
+        of_user.setdefault(job.user, deque()).append(job)
 
     def turn(user: str) -> tuple[int, float, str]:
         since = of_user[user][0].since

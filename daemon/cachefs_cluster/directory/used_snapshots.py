@@ -216,16 +216,16 @@ class UsedSnapshots:
     def _publish(self) -> None:
         mounted: dict[str, MountedDataset] = {}
         used: dict[str, UsedSnapshot] = {}
-        for one in self._local.current_reads():
-            dataset, path = self._local.catalog.find(one.dataset), _printable(one.mountpoint)
+        for read in self._local.current_reads():
+            dataset, path = self._local.catalog.find(read.dataset), _printable(read.mountpoint)
             if dataset is None or not dataset.record.added:
                 continue
             if path:
-                mounted.setdefault(one.dataset, MountedDataset(path))
-            for snapshot_id in one.snapshots:
+                mounted.setdefault(read.dataset, MountedDataset(path))
+            for snapshot_id in read.snapshots:
                 published = used.get(snapshot_id)
-                if published is None or (one.stays_after_refresh and not published.mountpoint):
-                    value = self._published_value(dataset.record, snapshot_id, path if one.stays_after_refresh else "")
+                if published is None or (read.stays_after_refresh and not published.mountpoint):
+                    value = self._published_value(dataset.record, snapshot_id, path if read.stays_after_refresh else "")
                     used.update({snapshot_id: value} if value is not None else {})
         for name in set(self._shared.published_names(MOUNTED)) - set(mounted):
             self._shared.remove(MOUNTED, name)

@@ -159,7 +159,7 @@ class StaticMembership:
     def _make_view(self) -> ClusterView:
         members = tuple(sorted(self._records.values(), key=lambda record: record.id))
         # A restarted node keeps its place while it joins, and so does one with no known state.
-        ring = tuple(one.id for one in members if one.state != "draining" and one.id not in self._expired)
+        ring = tuple(member.id for member in members if member.state != "draining" and member.id not in self._expired)
         return ClusterView(self._epoch, self._me, members, ring, "static")
 
 

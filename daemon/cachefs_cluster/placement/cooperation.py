@@ -144,8 +144,8 @@ class Cooperation:
 
     async def close(self) -> None:
         snapshots, self._snapshots = self._snapshots, {}
-        for one in snapshots.values():
-            await one.close()
+        for snapshot in snapshots.values():
+            await snapshot.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def shared_snapshot(self, snapshot: str) -> SharedSnapshot | None:
@@ -159,16 +159,16 @@ class Cooperation:
 
     def demands_of_snapshots(self) -> list[SnapshotDemand]:
         """Return the demand of the consumers of all nodes, one per snapshot."""
-        return [one.demand_of_groups() for one in self._snapshots.values()]
+        return [snapshot.demand_of_groups() for snapshot in self._snapshots.values()]
 
     def margins(self) -> dict[str, float]:
         """Return, by name in the plan, the seconds by which other nodes may ask before the plan expects them."""
-        return {key: PEERS_AHEAD_SECONDS for one in self._snapshots.values() for key in one.remote_read_keys}
+        return {key: PEERS_AHEAD_SECONDS for snapshot in self._snapshots.values() for key in snapshot.remote_read_keys}
 
     def note_served_blocks(self, node: str, keys: Sequence[bytes]) -> None:
         """Record that another node got blocks from this one."""
-        for one in self._snapshots.values():
-            one.note_handed_over(node, keys)
+        for snapshot in self._snapshots.values():
+            snapshot.note_handed_over(node, keys)
 
     # --- groups of consumers ----------------------------------------------------------------------------------------
 
@@ -177,27 +177,27 @@ class Cooperation:
 
     def _on_view(self, view: ClusterView) -> None:
         ring = placement_ring_of(view)
-        for one in self._snapshots.values():
-            one.set_ring(ring)
+        for snapshot in self._snapshots.values():
+            snapshot.set_ring(ring)
         self._is_regroup_due = True
 
     async def _step(self) -> None:
         # A block fetched to be read keeps its planned worth until it is read.
         margin = max(self._parts.jobs.margins().values(), default=0.0)
         self._parts.standing.set_copy_window(NEAR_WINDOW_FACTOR * self._parts.window() + margin + NEAR_SECONDS)
-        self._keys = {(one.request.job, one.name): one.key for one in self._parts.jobs.consumers}
+        self._keys = {(consumer.request.job, consumer.name): consumer.key for consumer in self._parts.jobs.consumers}
         own = self._parts.consumers.own_consumers()
         view = self._parts.shared.membership.view
         # No consumer reads on a node that is away, whatever it published before.
-        away = set(view.ring) - {one.id for one in view.available_members}
+        away = set(view.ring) - {member.id for member in view.available_members}
         everybody = [*own, *(one for one in self._parts.consumers.remote_consumers() if one.node not in away)]
         facts_before = {name: one.facts for name, one in self._remote.items()}
         self._remote = {(one.node, one.name): one for one in everybody}
         if self._is_regroup_due or facts_before != {name: one.facts for name, one in self._remote.items()}:
             self._is_regroup_due = False
             await self._group(everybody)
-        for one in self._snapshots.values():
-            one.follow_readers()
+        for snapshot in self._snapshots.values():
+            snapshot.follow_readers()
 
     async def _group(self, everybody: list[RemoteConsumer]) -> None:
         facts: dict[str, list[ConsumerFacts]] = {}
@@ -348,7 +348,7 @@ class Cooperation:
     def _are_others_complete(self) -> bool:
         """Return whether all members that count for placement have got their blocks."""
         view = self._parts.shared.membership.view
-        others = [one for one in view.available_members if one.id != view.me]
+        others = [member for member in view.available_members if member.id != view.me]
         return not incomplete_nodes(self._parts.shared, view, others)
 
     async def _request_holders(self, node: str, space: BlockSpace) -> HolderState | None:
@@ -436,7 +436,7 @@ def placement_ring_of(view: ClusterView) -> PlacementRing:
     """Return the members that count for placement and are present. The blocks of members that are away have no holder
     meanwhile, so nodes that have copies keep them."""
     members = [
-        Placed(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight, one.zone)
-        for one in view.available_members
+        Placed(member.id, xxhash.xxh3_64_intdigest(member.id.encode()), member.weight, member.zone)
+        for member in view.available_members
     ]
     return PlacementRing(view.epoch, tuple(members), tuple(one.memory + one.ssd for one in view.available_members))

@@ -193,11 +193,11 @@ class DrainController:
         view = self._membership.view
         if not node and view.own_record is not None:
             return view.own_record
-        found = [one for one in view.members if node in (one.id, one.name)]
+        found = [member for member in view.members if node in (member.id, member.name)]
         if not found and self._has_left:
             raise NotFound(f"this node has left the cluster and knows no node {node!r}; ask a node that is in it")
         if len(found) != 1:
-            names = ", ".join(sorted(one.name for one in view.members)) or "none"
+            names = ", ".join(sorted(member.name for member in view.members)) or "none"
             which = "no node" if not found else f"{len(found)} nodes"
             raise NotFound(f"{which} of the cluster is called {node!r}; nodes: {names}; ids: `cachectl cluster --json`")
         return found[0]

@@ -44,7 +44,7 @@ class MissingBlocks:
 
     def possible_holders(self, index: int, me: str) -> list[str]:
         """Return the ids of the other nodes that may have a block, most likely first."""
-        numbers = ((one.ids, int(one.nodes[index])) for one in self.holder_candidates)
+        numbers = ((candidate.ids, int(candidate.nodes[index])) for candidate in self.holder_candidates)
         return list(dict.fromkeys(ids[number] for ids, number in numbers if number < len(ids) and ids[number] != me))
 
 
@@ -141,7 +141,7 @@ def _holder_candidates(
 ) -> list[NodeCandidates]:
     """Return the possible holders: former ones; homes before and now; and the homes without this node, which fetched
     the blocks while it was away."""
-    without = [one for one in change.now.members if one.id != change.me]
+    without = [member for member in change.now.members if member.id != change.me]
     found = candidate_nodes(
         space_hashes(space)[ids], (change.before.members, change.now.members, without), change.replicas
     )

@@ -122,9 +122,9 @@ class BlockPuller:
         """Return which blocks may be on a node that has some of the sample."""
         me = self._membership.view.me
         worth = np.zeros(len(indices), np.bool_)
-        for one in pull.missing.holder_candidates:
-            candidates = {node for node in one.ids if node != me and not pull.has_no_blocks(node)}
-            worth |= one.select(indices).are_among(candidates)
+        for candidate in pull.missing.holder_candidates:
+            candidates = {node for node in candidate.ids if node != me and not pull.has_no_blocks(node)}
+            worth |= candidate.select(indices).are_among(candidates)
         return worth
 
     async def _pull_in_batches(self, pull: _Pull, indices: npt.NDArray[np.integer], step: ReportProgress) -> bool:
@@ -303,14 +303,14 @@ class Rebalance:
                     self._complete_ring = self._target_ring
             except Exception:
                 log.exception("the rebalance failed; missing blocks are fetched when they are read")
-                self._done_snapshots = {one.id for one in self._parts.snapshots()}
+                self._done_snapshots = {snapshot.id for snapshot in self._parts.snapshots()}
             self.blocks = self.bytes = 0
             self._publish_status()
 
     async def _wait_for_work(self) -> None:
         """Wait until the ring changes, or a new snapshot appears."""
         while not self._ring_changed.is_set():
-            known = {one.id for one in self._parts.snapshots()}
+            known = {snapshot.id for snapshot in self._parts.snapshots()}
             self._done_snapshots &= known
             if known - self._done_snapshots:
                 return
@@ -337,9 +337,9 @@ class Rebalance:
         changes before the end."""
         parts = self._parts
         change = RingChange(complete, now, parts.membership.view.me, parts.replicas)
-        new = [one for one in parts.snapshots() if one.id not in self._done_snapshots]
+        new = [snapshot for snapshot in parts.snapshots() if snapshot.id not in self._done_snapshots]
         lost = [one for one in new if one.id not in self._searched_snapshots]
-        self._incomplete_snapshots &= {one.id for one in parts.snapshots()}
+        self._incomplete_snapshots &= {snapshot.id for snapshot in parts.snapshots()}
         if change.me in now.ids:
             moved = [one for one in new if await self._count_moved_blocks(one, change)]
             self._publish_status()
@@ -351,7 +351,7 @@ class Rebalance:
                 await self._pull_all(moved, change, moved=True) and await self._pull_all(lost, change, moved=False)
             ):
                 return False
-            known = {one.id for one in parts.snapshots()}
+            known = {snapshot.id for snapshot in parts.snapshots()}
             self._searched_snapshots = known & (
                 self._searched_snapshots | ({one.id for one in lost} - self._incomplete_snapshots)
             )

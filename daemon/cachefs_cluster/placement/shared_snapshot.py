@@ -485,7 +485,7 @@ class SharedSnapshot:
         parts, which do not tell when a block is read again."""
         if group.spec is not None:
             return True
-        epochs = {one.epoch for member in group.members for one in member.facts.orders}
+        epochs = {order.epoch for member in group.members for order in member.facts.orders}
         samples = self._samples.sample_count(group)
         return any(is_epoch_known(group, epoch) and 2 * published_samples(group, epoch) >= samples for epoch in epochs)
 

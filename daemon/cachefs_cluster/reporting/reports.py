@@ -225,7 +225,7 @@ class NodeReports:
         snapshots, names = self._snapshots_to_report(jobs)
         reported = {name for several in names.values() for name in several}
         records = [one.record for one in sources.catalog if one.record.name in reported]
-        datasets = {one.name: [snapshot.id for snapshot in one.snapshots] for one in records}
+        datasets = {record.name: [snapshot.id for snapshot in record.snapshots] for record in records}
         self._reads.count_new_reads(sources.reads(), datasets, time.monotonic())
         different = await sources.threads.planning(sources.residency.count_changes, OBSERVERS, snapshots)
         usage = await sources.threads.run(sources.usage)
@@ -323,7 +323,7 @@ class NodeReports:
             job[:3] for job in map(msgspec.structs.astuple, known.jobs)
         ]:
             return True
-        if [(one.id, one.state) for one in report.warmups] != [(one.id, one.state) for one in known.warmups]:
+        if [(warmup.id, warmup.state) for warmup in report.warmups] != [(one.id, one.state) for one in known.warmups]:
             return True
         small = report.warmups != known.warmups or abs(report.used - known.used) > _SAME_USED * max(report.capacity, 1)
         small = small or any(

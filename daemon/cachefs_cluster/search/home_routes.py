@@ -84,7 +84,7 @@ class _Ring:
 
     @classmethod
     def from_view(cls, view: ClusterView, replicas: int) -> "_Ring":
-        ids = tuple(one.id for one in view.placed_members)
+        ids = tuple(member.id for member in view.placed_members)
         seeds = np.array([xxhash.xxh3_64_intdigest(one.encode()) for one in ids], np.uint64)
         return cls(
             ids, seeds, np.array([one.weight for one in view.placed_members], np.float64), _zone_numbers(view, replicas)
@@ -121,7 +121,7 @@ class _Ring:
 def _zone_numbers(view: ClusterView, replicas: int) -> npt.NDArray[np.int32]:
     """Return zone numbers as in `cachefs.planning.cluster.homes`: a node without a zone counts as a zone of its own,
     and so does every node if there is only one zone, or one copy."""
-    zones = [one.zone for one in view.placed_members]
+    zones = [member.zone for member in view.placed_members]
     if replicas < 2 or len(set(zones)) < 2:
         return np.arange(len(zones), dtype=np.int32)
     names = {zone: number for number, zone in enumerate(dict.fromkeys(zones))}
@@ -159,7 +159,7 @@ class HomeRoutes:
         if self._replicas > 1 or (first == me and (readers or self._is_rebalancing(source.snapshot))):
             others.insert(0, second)
         records = [self._view.get(one) for one in others if one != first]
-        before = [one for one in records if one is not None and one.state != "away"]
+        before = [record for record in records if record is not None and record.state != "away"]
         route = BlockRoute.from_records(me, home, home, after, tuple(before))
         if self._replicas > 1 and second == me:
             route = replace(route, is_kept_here=True)

@@ -300,7 +300,7 @@ class PeerSearch:
 
     def _set_timer(self) -> None:
         self._stop_timer()
-        when = min((min(one.times_out_at, one.repeat_at) for one in self._requests), default=math.inf)
+        when = min((min(request.times_out_at, request.repeat_at) for request in self._requests), default=math.inf)
         if self.has_reader and not self._has_given_up and self._requests:
             when = min(when, self._requests[-1].late_at, self._requests[-1].heartbeat_check_at)
         when = min(when, self._permit_deadline, self._retry_at, self._origin_at)

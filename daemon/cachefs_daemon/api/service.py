@@ -201,9 +201,9 @@ class Service:
             misses=counters["misses"],
             fetched_blocks=self._node.fetcher.fetched_blocks,
             fetched_bytes=self._node.fetcher.fetched_bytes,
-            origin_requests=sum(one.requests for one in reads),
-            origin_errors=sum(one.failed for one in reads),
-            origin_detours=sum(one.fallback_reads for one in reads),
+            origin_requests=sum(read.requests for read in reads),
+            origin_errors=sum(read.failed for read in reads),
+            origin_detours=sum(read.fallback_reads for read in reads),
             in_flight_blocks=blocks,
             in_flight_bytes=size,
             repairs=self._node.storage.blocks.repairs,
@@ -275,9 +275,9 @@ class Service:
         datasets = (self._node.catalog.find(name) for name in request.names[:MAX_DATASET_NAMES])
         index = self._node.storage.index
         found = [
-            await self._node.threads.background(cached_share, index, one.current, one.record.name)
-            for one in datasets
-            if one is not None and one.current is not None
+            await self._node.threads.background(cached_share, index, dataset.current, dataset.record.name)
+            for dataset in datasets
+            if dataset is not None and dataset.current is not None
         ]
         return CachedDatasets(datasets=found)
 

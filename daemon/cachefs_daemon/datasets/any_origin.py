@@ -120,4 +120,4 @@ def combine_origins(origins: Sequence[Origin]) -> Origin:
     """Return an origin that reads from any of *origins* and can do what all of them can; a single one itself."""
     if len(origins) == 1:
         return origins[0]
-    return AnyFastOrigin(origins) if all(isinstance(one, _FastOrigin) for one in origins) else AnyOrigin(origins)
+    return AnyFastOrigin(origins) if all(isinstance(origin, _FastOrigin) for origin in origins) else AnyOrigin(origins)

@@ -244,7 +244,7 @@ class Catalog:
             added = {*dataset.record.added, *self.shared.stamps_elsewhere(name)}
             removals, departed = self.removals, self._removed_datasets
             del self._datasets[name]
-            if read := [one for one in dataset.record.snapshots if is_read_elsewhere(one.id)]:
+            if read := [snapshot for snapshot in dataset.record.snapshots if is_read_elsewhere(snapshot.id)]:
                 record = msgspec.structs.replace(dataset.record, snapshots=read)
                 self._removed_datasets = [*departed, Dataset(record, dataset.origin, None)]
             if self.shared.stamp() != NO_STAMP:  # outside of a cluster it concerns this node only
@@ -309,7 +309,7 @@ class Catalog:
         known = self._datasets.get(record.name)
         alike = [
             *([known] if known is not None else []),
-            *(one for one in self._removed_datasets if one.record.name == record.name),
+            *(dataset for dataset in self._removed_datasets if dataset.record.name == record.name),
         ]
         added = {stamp for stamp in record.added if not is_floor(stamp)}
         return next((one for one in alike if not added.isdisjoint(one.record.added)), None)
@@ -348,7 +348,7 @@ class Catalog:
     def kept_bytes(self) -> int:
         """Return the bytes of the files of all snapshots that are kept only for their readers."""
         older = (one.record.snapshots[KEPT_GENERATIONS:] for one in self)
-        gone = (one.record.snapshots for one in self._removed_datasets)
+        gone = (dataset.record.snapshots for dataset in self._removed_datasets)
         ids = {record.id for snapshots in (*older, *gone) for record in snapshots}
         return sum(self._open_snapshots.file_size(one) for one in ids)
 

@@ -120,9 +120,9 @@ class FetchProcesses:
     def status(self) -> list[FetchProcessStatus]:
         """Return the status of the ready processes, for `cachectl status`."""
         return [
-            FetchProcessStatus(pid=one.process.pid, blocks=one.blocks, in_flight=len(one.in_progress))
-            for one in self._processes
-            if one.is_ready
+            FetchProcessStatus(pid=process.process.pid, blocks=process.blocks, in_flight=len(process.in_progress))
+            for process in self._processes
+            if process.is_ready
         ]
 
     async def close(self) -> None:

@@ -118,7 +118,7 @@ class Prefetcher:
         """Return the *blocks* that fit into their datasets' quotas. evicting: include evictable room."""
         quotas = self._tiering.unlocked.quotas
         left: dict[str, float] = {}
-        for snapshot, last in {one.snapshot: one for one in blocks}.items():
+        for snapshot, last in {block.snapshot: block for block in blocks}.items():
             room = quotas.allowance(snapshot)
             if room == math.inf:
                 continue
@@ -155,7 +155,7 @@ class Prefetcher:
         self._plan.note_started(blocks)
         try:
             begun = await self._fetcher.start_fetches(
-                refs, [now + min(one.seconds, OVERTAKE_SECONDS) for one in blocks], looked
+                refs, [now + min(block.seconds, OVERTAKE_SECONDS) for block in blocks], looked
             )
         except BaseException:
             for one in blocks:

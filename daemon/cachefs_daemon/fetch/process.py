@@ -150,7 +150,7 @@ class FetchProcess:
             self.last_batch_at = now
             if not self.in_progress:
                 self.last_report_at = now  # an idle process is rightly silent
-            self.in_progress.update(zip((one.number for one in commands), process_fetches, strict=True))
+            self.in_progress.update(zip((command.number for command in commands), process_fetches, strict=True))
         else:
             self._known_parameters.clear()  # the process has not received the new ones
         return is_sent

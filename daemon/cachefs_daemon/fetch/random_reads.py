@@ -109,11 +109,11 @@ class RandomReads:
         """Return the parts that reads have waited for since *since* (loop time) or longer."""
         return [
             WaitingRead(
-                key, one.source.snapshot, one.source.origin.endpoint, one.requested_at, has_permit=one.has_permit
+                key, part.source.snapshot, part.source.origin.endpoint, part.requested_at, has_permit=part.has_permit
             )
             for key, parts in self._reading.items()
-            for one in parts.values()
-            if one.requested_at <= since
+            for part in parts.values()
+            if part.requested_at <= since
         ]
 
     async def close(self) -> None:

@@ -98,16 +98,16 @@ def record_of(job: Job) -> JobRecord:
 
     consumers = [
         ConsumerRecord(
-            request=msgspec.structs.replace(one.request, map=None),
-            map=number_of(one.request.map) if one.request.map is not None else -1,
-            snapshot=one.snapshot.id,
-            pid=one.liveness.pid,
-            born=one.liveness.process_start,
-            orders={epoch: _order_bytes(order) for epoch, order in one.published_orders.items()},
-            forgotten=one.forgotten_orders,
-            refused=one.refused_orders,
+            request=msgspec.structs.replace(consumer.request, map=None),
+            map=number_of(consumer.request.map) if consumer.request.map is not None else -1,
+            snapshot=consumer.snapshot.id,
+            pid=consumer.liveness.pid,
+            born=consumer.liveness.process_start,
+            orders={epoch: _order_bytes(order) for epoch, order in consumer.published_orders.items()},
+            forgotten=consumer.forgotten_orders,
+            refused=consumer.refused_orders,
         )
-        for one in job.consumers.values()
+        for consumer in job.consumers.values()
     ]
     latest = {snapshot: number_of(sample_map) for snapshot, sample_map in job.maps.items()}
     return JobRecord(job.name, job.source, job.started, consumers, maps, latest)

@@ -268,7 +268,7 @@ class JobRegistry:
         if owner == UNKNOWN_OWNER:
             self._make_room_for_user(request.sent_by, has_job=job is not None)
         if owner:
-            consumers = sum(owner_of(one.request.job) == owner for one in self._consumers.values())
+            consumers = sum(owner_of(consumer.request.job) == owner for consumer in self._consumers.values())
             jobs = sum(one.state == JobState.RUNNING and owner_of(one.name) == owner for one in self._jobs.values())
             if consumers >= MAX_CONSUMERS // USER_LIMIT_DIVISOR or (
                 job is None and jobs >= MAX_JOBS // USER_LIMIT_DIVISOR
@@ -287,16 +287,16 @@ class JobRegistry:
         is *user*, nothing changes."""
         now = time.monotonic()
         consumers = [one for one in self._consumers.values() if owner_of(one.request.job) == UNKNOWN_OWNER]
-        jobs = {one.request.job: one.request.sent_by for one in reversed(consumers)}
+        jobs = {consumer.request.job: consumer.request.sent_by for consumer in reversed(consumers)}
         if not has_job and len(jobs) >= MAX_JOBS // USER_LIMIT_DIVISOR:
-            loser = find_largest_user(((one, 1) for one in jobs.values()), user, 1)
+            loser = find_largest_user(((job, 1) for job in jobs.values()), user, 1)
             silent = {one.request.job: one.liveness.silence(now) for one in _by_silence(consumers, now)}
             theirs = [name for name, one in jobs.items() if one == loser != user]
             if theirs:
                 self._end_job(self._jobs[max(theirs, key=silent.__getitem__)], JobState.ENDED, _EVICTED_FOR_USER)
                 return
         if len(consumers) >= MAX_CONSUMERS // USER_LIMIT_DIVISOR:
-            loser = find_largest_user(((one.request.sent_by, 1) for one in consumers), user, 1)
+            loser = find_largest_user(((consumer.request.sent_by, 1) for consumer in consumers), user, 1)
             of_loser = [one for one in _by_silence(consumers, now) if one.request.sent_by == loser != user]
             if of_loser:
                 self._end_consumer(self._jobs[of_loser[0].request.job], of_loser[0], _EVICTED_FOR_USER)
@@ -531,7 +531,7 @@ class JobRegistry:
         if job.state != JobState.RUNNING:
             return
         troubles = self._troubles.troubles_of(job.name, list(job.datasets), job.reads_since, fresh=True)
-        job.troubles = [one for one in troubles if is_failing(one.cause)]
+        job.troubles = [trouble for trouble in troubles if is_failing(trouble.cause)]
         for consumer in list(job.consumers.values()):
             self._close_ended_consumer(job, consumer)
         for snapshot in list(job.maps):

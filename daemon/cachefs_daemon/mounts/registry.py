@@ -263,7 +263,7 @@ class MountRegistry:
                 _generations(one, part.digits or "", known.process_started) for one in datasets if one.name == part.name
             )
             return any(snapshot in generations for generations in shown)
-        newest_snapshots = (one.snapshots[:1] for one in datasets if spec.is_showing(one.name))
+        newest_snapshots = (dataset.snapshots[:1] for dataset in datasets if spec.is_showing(dataset.name))
         return any(current.id == snapshot for newest in newest_snapshots for current in newest)
 
     def may_read(self, snapshot: SnapshotRecord) -> bool:

@@ -69,7 +69,7 @@ class Residency:
             keys, states = list(changes), np.fromiter(changes.values(), np.uint8, len(changes))
             different |= {one for one, counted in self._followed.items() if counted.apply_changes(keys, states)}
         self._absent -= brought
-        new = [one for one in snapshots if one not in self._followed and one not in self._absent]
+        new = [snapshot for snapshot in snapshots if snapshot not in self._followed and snapshot not in self._absent]
         return different | self._start_counting({one: snapshots[one] for one in new})
 
     def counts_of(self, snapshot: str) -> ShardBytes | None:

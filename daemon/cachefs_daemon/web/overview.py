@@ -159,7 +159,7 @@ def overview(node: Node, usage: Sequence[TierUsage]) -> Overview:
             for one in node.errors.views()[:MAX_ERRORS]
         ],
         error_count=node.errors.count,
-        troubles=[describe_trouble(one, time.time())[:MAX_TEXT] for one in node.troubles.present_troubles()],
+        troubles=[describe_trouble(trouble, time.time())[:MAX_TEXT] for trouble in node.troubles.present_troubles()],
     )
 
 
@@ -180,8 +180,8 @@ def _totals(node: Node) -> OverviewTotals:
         peer_bytes=peers.bytes,
         served_bytes=peers.served_bytes,
         pushed_bytes=node.lookahead.pushers.counters()["stored_bytes"],
-        requests=sum(one.requests for one in reads),
-        failed=sum(one.failed for one in reads),
+        requests=sum(read.requests for read in reads),
+        failed=sum(read.failed for read in reads),
         hits=sum(counts[f"hits_{tier}"] for tier in TIER_NAMES),
         misses=counts["misses"],
         waited=sum(seconds for _, seconds in node.jobs.stalls.totals_of_sources().values()),
@@ -196,17 +196,17 @@ def _warmups(node: Node) -> list[WarmupRow]:
 def _cluster(status: ClusterStatus) -> ClusterOverview:
     members = [
         MemberRow(
-            name=one.name,
-            state=one.state,
-            zone=one.zone,
-            is_me=one.id == status.me,
-            share=one.share,
-            capacity=one.memory + one.ssd,
-            received=one.traffic.bytes_in,
-            given=one.traffic.bytes_out,
-            is_cooling=one.traffic.cooling,
+            name=member.name,
+            state=member.state,
+            zone=member.zone,
+            is_me=member.id == status.me,
+            share=member.share,
+            capacity=member.memory + member.ssd,
+            received=member.traffic.bytes_in,
+            given=member.traffic.bytes_out,
+            is_cooling=member.traffic.cooling,
         )
-        for one in sorted(status.members, key=lambda one: one.id != status.me)[:MAX_MEMBERS]
+        for member in sorted(status.members, key=lambda one: one.id != status.me)[:MAX_MEMBERS]
     ]
-    states = dict(Counter(one.state for one in status.members))
+    states = dict(Counter(member.state for member in status.members))
     return ClusterOverview(status.name, status.source, status.problem, states, members)

@@ -74,7 +74,7 @@ class JobRecorder:
     def _make_row(self, job: Job, record: _JobRecord, pushed: Mapping[str, int], now: float) -> JobHistoryRow:
         consumers = list(job.consumers.values())
         every = max(1, -(-len(consumers) // MAX_CONSUMERS))
-        positions = {one.name: EpochProgress(*one.progress) for one in consumers[::every]}
+        positions = {consumer.name: EpochProgress(*consumer.progress) for consumer in consumers[::every]}
         record.samples.add_progress(positions)
         record.epoch = max([record.epoch, *(position.epoch for position in positions.values())])
         return JobHistoryRow(

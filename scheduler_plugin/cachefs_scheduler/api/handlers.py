@@ -69,8 +69,8 @@ class ApiHandlers:
         ages = {node.name: self._view.report_age(node.name) for node in self._view if node.reported_at is not None}
         found = cluster_capacity(self._view, self._advisor.jobs)
         jobs: dict[str, int] = {}
-        for one in self._advisor.jobs:
-            jobs[one.state.value] = jobs.get(one.state.value, 0) + 1
+        for job in self._advisor.jobs:
+            jobs[job.state.value] = jobs.get(job.state.value, 0) + 1
         silent = sorted((node.name, node.problem) for node in self._view if node.problem)
         return SchedulerStatus(
             version=__version__,
@@ -103,18 +103,18 @@ class ApiHandlers:
         return QueueStatus(
             jobs=[
                 QueueEntry(
-                    job=one.request.job,
-                    dataset=one.request.dataset,
-                    user=one.request.user,
-                    state=one.state,
-                    priority=one.request.priority,
-                    seconds=now - one.requested_at,
-                    place=one.queue_position,
-                    policy=one.request.policy,
-                    nodes=list(one.nodes),
-                    why=one.why,
+                    job=job.request.job,
+                    dataset=job.request.dataset,
+                    user=job.request.user,
+                    state=job.state,
+                    priority=job.request.priority,
+                    seconds=now - job.requested_at,
+                    place=job.queue_position,
+                    policy=job.request.policy,
+                    nodes=list(job.nodes),
+                    why=job.why,
                 )
-                for one in sorted(self._advisor.jobs, key=order)[:MAX_SHOWN]
+                for job in sorted(self._advisor.jobs, key=order)[:MAX_SHOWN]
             ]
         )
 
@@ -145,9 +145,9 @@ class ApiHandlers:
     def _node_status(self, node: ReportedNode, current: dict[str, str]) -> NodeStatus:
         report = node.report
         datasets = [
-            DatasetPart(name, one.memory + one.ssd, one.total)
-            for one in node.snapshots.values()
-            if (name := current.get(one.id, "")) and one.memory + one.ssd
+            DatasetPart(name, snapshot.memory + snapshot.ssd, snapshot.total)
+            for snapshot in node.snapshots.values()
+            if (name := current.get(snapshot.id, "")) and snapshot.memory + snapshot.ssd
         ]
         return NodeStatus(
             name=node.name,
@@ -187,8 +187,8 @@ class ApiHandlers:
                 for one in self._advisor.queue.copies(snapshot)
             ],
             bytes=size.bytes if size is not None else 0,
-            running=sum(one.has_slot for one in jobs),
-            waiting=sum(one.state == AdmissionState.WAITING for one in jobs),
+            running=sum(job.has_slot for job in jobs),
+            waiting=sum(job.state == AdmissionState.WAITING for job in jobs),
         )
 
     def change_policy(self, request: DatasetPolicy) -> PolicyStatus:

@@ -178,7 +178,7 @@ class Advisor:
         return _admission(known)
 
     def pending_admissions(self) -> JobAdmissions:
-        waiting = [one for one in self.jobs if one.state in (AdmissionState.WAITING, AdmissionState.ADMITTED)]
+        waiting = [job for job in self.jobs if job.state in (AdmissionState.WAITING, AdmissionState.ADMITTED)]
         return JobAdmissions(version=self.version, jobs=[_admission(one) for one in waiting])
 
     def evaluate_queue(self) -> None:
@@ -217,8 +217,8 @@ class Advisor:
         )
 
     def _copies_in_progress(self, snapshot: str) -> int:
-        jobs = {one.job for one in self._warmups if one.snapshot == snapshot and one.purpose == "clone"}
-        return len(jobs & {one.job for one in self._warmups if not one.is_over})
+        jobs = {warmup.job for warmup in self._warmups if warmup.snapshot == snapshot and warmup.purpose == "clone"}
+        return len(jobs & {warmup.job for warmup in self._warmups if not warmup.is_over})
 
     def _begin_copy(self, known: KnownJob) -> tuple[str, ...]:
         """Begin another copy if all copies are busy, and return its nodes."""
@@ -243,7 +243,7 @@ class Advisor:
 
     def nodes_for_another_copy(self, job: str, snapshot: str, taken: Collection[str]) -> tuple[str, ...]:
         """Return the nodes, outside of *taken*, where another copy can be made soonest; empty if no node has room."""
-        making = {one.node for one in self._warmups if one.snapshot == snapshot and not one.is_over}
+        making = {warmup.node for warmup in self._warmups if warmup.snapshot == snapshot and not warmup.is_over}
         candidates = [name for name in self._view.cluster if name not in taken and name not in making]
         target = plan_clone(JobRequest(job, snapshot), candidates, self._view.cluster)
         return target.nodes if target is not None else ()
@@ -306,7 +306,7 @@ class Advisor:
         return True
 
     def known_jobs(self, prefix: str) -> list[str]:
-        return [one.request.job for one in self.jobs if one.request.job.startswith(prefix)]
+        return [job.request.job for job in self.jobs if job.request.job.startswith(prefix)]
 
     def forget_lapsed(self) -> None:
         """Forget jobs without news for too long, and free slots of admitted jobs that did not start. Call

@@ -82,18 +82,18 @@ class JobTable:
 
     def readers_of(self, snapshot: str) -> list[KnownJob]:
         """Return the jobs that read a snapshot."""
-        return [one for one in self._jobs.values() if one.snapshot == snapshot]
+        return [job for job in self._jobs.values() if job.snapshot == snapshot]
 
     def lapsed_jobs(self, now: float) -> list[KnownJob]:
         """Return the jobs without news for too long; placed jobs are kept ten times as long."""
         return [
-            one
-            for one in self._jobs.values()
-            if now - one.mentioned_at > self._forgotten * (10 if one.state == AdmissionState.PLACED else 1)
+            job
+            for job in self._jobs.values()
+            if now - job.mentioned_at > self._forgotten * (10 if job.state == AdmissionState.PLACED else 1)
         ]
 
     def longest_waiting_since(self) -> float:
         """Return when the longest-waiting job was first asked for; inf if no job waits."""
         return min(
-            (one.requested_at for one in self._jobs.values() if one.state == AdmissionState.WAITING), default=math.inf
+            (job.requested_at for job in self._jobs.values() if job.state == AdmissionState.WAITING), default=math.inf
         )

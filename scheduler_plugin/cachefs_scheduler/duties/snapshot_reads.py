@@ -106,8 +106,8 @@ class SnapshotReads:
             self.note_read(snapshot, when)
 
     def _read_by_jobs(self, snapshots: Collection[str]) -> set[str]:
-        placed = {one.snapshot for one in self._jobs if one.nodes}
-        return {one for one in snapshots if one in placed or self._view.cluster.is_read(one)}
+        placed = {job.snapshot for job in self._jobs if job.nodes}
+        return {snapshot for snapshot in snapshots if snapshot in placed or self._view.cluster.is_read(snapshot)}
 
     def _record_report(self, name: str) -> None:
         """Record a node's report of reads and copies, or the node's removal."""
@@ -118,24 +118,24 @@ class SnapshotReads:
             return
         now = self._view.advance_clock()
         before, after = self._reported.get(name), {}
-        for one in node.snapshots.values():
-            is_cached = bool(one.memory or one.ssd)
-            known = before.get(one.id) if before is not None else None
+        for snapshot in node.snapshots.values():
+            is_cached = bool(snapshot.memory or snapshot.ssd)
+            known = before.get(snapshot.id) if before is not None else None
             changed = (
                 known.changed_at
-                if known is not None and known.reads == one.reads
+                if known is not None and known.reads == snapshot.reads
                 else now
-                if one.reads
+                if snapshot.reads
                 else -IN_USE_SECONDS
             )
-            after[one.id] = _ReportedReads(one.reads, changed, is_cached)
-            self._last_changes[one.id] = max(changed, self._last_changes.get(one.id, changed))
-            if known is not None and known.reads < one.reads:
-                self.note_read(one.id, now)
+            after[snapshot.id] = _ReportedReads(snapshot.reads, changed, is_cached)
+            self._last_changes[snapshot.id] = max(changed, self._last_changes.get(snapshot.id, changed))
+            if known is not None and known.reads < snapshot.reads:
+                self.note_read(snapshot.id, now)
             if is_cached:
-                self._last_reads.setdefault(one.id, now)
+                self._last_reads.setdefault(snapshot.id, now)
                 if before is not None and (known is None or not known.is_cached):
-                    self.note_arrival(name, one.id, now)
+                    self.note_arrival(name, snapshot.id, now)
         self._reported[name] = after
         came = self._arrivals.get(name, {})
         for gone in [one for one in came if one not in after or not after[one].is_cached]:

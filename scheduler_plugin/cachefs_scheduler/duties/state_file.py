@@ -79,16 +79,16 @@ def state_pieces(
     yield b'{"format":%d,"written":%s,"policies":%s,"jobs":[' % (FORMAT, msgspec.json.encode(written), policies_text)
     yield from _json_elements(
         SavedQueueJob(
-            one.request,
-            one.snapshot,
-            now - one.requested_at,
-            now - one.mentioned_at,
-            one.state,
-            list(one.nodes),
-            one.placement,
+            job.request,
+            job.snapshot,
+            now - job.requested_at,
+            now - job.mentioned_at,
+            job.state,
+            list(job.nodes),
+            job.placement,
         )
-        for one in jobs
-        if one.state != AdmissionState.ASKED
+        for job in jobs
+        if job.state != AdmissionState.ASKED
     )
     yield b'],"reads":['
     yield from _json_elements(SavedSnapshotRead(node, one, now - when) for node, one, when in reads.all_records())

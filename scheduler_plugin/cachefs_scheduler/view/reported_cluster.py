@@ -58,9 +58,9 @@ class ReportedNode:
         have."""
         if report.full:
             self.snapshots.clear()
-        if len(self.snapshots.keys() | {one.id for one in report.snapshots}) > MAX_SNAPSHOTS:
+        if len(self.snapshots.keys() | {snapshot.id for snapshot in report.snapshots}) > MAX_SNAPSHOTS:
             raise ValueError(f"it names more than {MAX_SNAPSHOTS:,} snapshots")
-        self.snapshots.update((one.id, one) for one in report.snapshots)
+        self.snapshots.update((snapshot.id, snapshot) for snapshot in report.snapshots)
         self.report = msgspec.structs.replace(report, snapshots=[])
         self.reported_at, self.problem = now, ""
 
@@ -118,7 +118,7 @@ class SnapshotResolver:
 
     def replace_node(self, node: str, snapshots: Iterable[SnapshotReport]) -> None:
         """Replace the snapshots of a node."""
-        current = {name: one.id for one in snapshots for name in one.datasets}
+        current = {name: snapshot.id for snapshot in snapshots for name in snapshot.datasets}
         before = self._of_node.get(node, {})
         if current == before:
             return
@@ -231,8 +231,8 @@ class ReportedCluster:
             node.zone = report.zone
         if report.snapshots or report.full:
             self.datasets.replace_node(node.name, node.snapshots.values())
-            for one in report.snapshots:
-                self._record_size(one.id, one.total, one.blocks, counted=bool(one.shards))
+            for snapshot in report.snapshots:
+                self._record_size(snapshot.id, snapshot.total, snapshot.blocks, counted=bool(snapshot.shards))
         links = self._config.links
         origin, peer = (rate if rate >= MIN_RATE else 0.0 for rate in self._peak_rates(node.zone, report))
         region = self._config.regions.get(node.zone, "")
@@ -286,7 +286,7 @@ class ReportedCluster:
     def has_all_reports(self) -> bool:
         """Return whether every node has reported, or is known not to respond."""
         return all(
-            one.reported_at is not None or one.problem or one.member_state == "away" for one in self.nodes.values()
+            node.reported_at is not None or node.problem or node.member_state == "away" for node in self.nodes.values()
         )
 
     def report_age(self, name: str) -> float:

@@ -93,7 +93,7 @@ def _inject_fault(run: ClusterRun, job: LabJob, fault: str, report: ReportLine, 
     converged = _wait_converged(run, job, healed.when, usual)
     after = run.read_counters()
     alone, healthy = (
-        problem_document([one for rank in ranks for one in rank.progress.troubles], before.when)
+        problem_document([trouble for rank in ranks for trouble in rank.progress.troubles], before.when)
         for ranks in (readers, others)
     )
     report(

@@ -83,7 +83,7 @@ def find_blocks(nodes: Sequence[LabNode]) -> BlockPlacement:
 
 def homes_by_path(node: LabNode, dataset: str = DATASET) -> dict[bytes, str]:
     """Return by file path the name of the home node of its block, in this node's view of the cluster."""
-    members = [one for one in node.client.call(CLUSTER, Empty(), timeout=10).members if one.placing]
+    members = [member for member in node.client.call(CLUSTER, Empty(), timeout=10).members if member.placing]
     view = node.client.call(DATASET_SHOW, DatasetName(name=dataset)).dataset
     snapshot = Snapshot(Path(view.path))
     try:
@@ -96,7 +96,7 @@ def homes_by_path(node: LabNode, dataset: str = DATASET) -> dict[bytes, str]:
     homes.set_members(
         [RingMember(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight, one.zone) for one in members]
     )
-    names = {one.id: one.name for one in members}
+    names = {member.id: member.name for member in members}
     return {
         path: names[homes.members[number].id]
         for path, number in zip(paths, homes.first.tolist(), strict=True)
@@ -159,7 +159,7 @@ def m4(load: ClusterLoad, work: Path, report: ReportLine, seconds: float) -> dic
         _report_placement(
             report, f"drained in {drained_after:.0f} s, settled {left_after:.0f} s later", drained_placement
         )
-        troubles = [one for job in jobs for rank in job.ranks for one in rank.progress.troubles]
+        troubles = [trouble for job in jobs for rank in job.ranks for trouble in rank.progress.troubles]
         results = [result for job in jobs for result in job.results()]
     # Hashing distributes the homes, so the bound is the nodes' actual part, not 1 / nodes.
     least_in, least_out = joined_placement.belong[joining.name], joined_placement.belong[leaving.name]
@@ -215,7 +215,7 @@ def _wait_for_members(nodes: list[LabNode], count: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
         seen = [
-            [one.name for one in node.client.call(CLUSTER, Empty(), timeout=10).members if one.placing]
+            [member.name for member in node.client.call(CLUSTER, Empty(), timeout=10).members if member.placing]
             for node in nodes
         ]
         if all(len(names) == count for names in seen):

@@ -55,15 +55,15 @@ def m3(load: ClusterLoad, work: Path, report: ReportLine) -> dict[str, Any]:
             job.run_epoch(number, seconds)
             moments.append(run.read_counters())
         used = node_counters(back.node)
-        other_results = [one for rank in others for one in rank.progress.results]
-        troubles = [one for rank in others for one in rank.progress.troubles]
+        other_results = [result for rank in others for result in rank.progress.results]
+        troubles = [trouble for rank in others for trouble in rank.progress.troubles]
     last = moments[-1] - moments[-2]
     # With two copies of each block, another node has a copy of each block that is lost.
     share = 1 / load.nodes + 0.02 if load.replicas < 2 else 0.0
     read_again = (moments[-1].origin_bytes - before.origin_bytes) / load.bytes
     checks = [
         check_at_most("reads of other nodes that failed or were wrong", _bad_reads(other_results), 0),
-        check_at_most("longest read of other nodes, seconds", max(one.longest for one in other_results), 5.0),
+        check_at_most("longest read of other nodes, seconds", max(result.longest for result in other_results), 5.0),
         check_at_most("bytes read again of the origin / dataset", read_again, share),
         check_at_least("blocks found in its SSD tier as it came back", found_on_ssd, 1),
         check_at_least("blocks of its SSD tier that were read or given since", used.hits_ssd + used.given_blocks, 1),
@@ -91,4 +91,4 @@ def _origin_share(now: ClusterCounters, then: ClusterCounters, load: ClusterLoad
 
 
 def _bad_reads(results: Any) -> int:
-    return sum(one.errors + one.wrong for one in results)
+    return sum(result.errors + result.wrong for result in results)

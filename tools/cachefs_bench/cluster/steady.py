@@ -80,7 +80,7 @@ def m1(load: ClusterLoad, work: Path, report: ReportLine) -> dict[str, Any]:
             "reads served locally from epoch 2 on", local_share(later, reads), _MIN_LOCAL_SHARES.get(load.nodes, 0.0)
         ),
         check_at_most("reads that waited for a peer, from epoch 2 on", later.total.stalls_peer / max(1, reads), 0.01),
-        check_at_most("reads that failed or were wrong", sum(one.errors + one.wrong for one in results), 0),
+        check_at_most("reads that failed or were wrong", sum(result.errors + result.wrong for result in results), 0),
     ]
     return document("m1", load, checks, epochs=epochs, peer_bytes_of_dataset=all_of_it.total.peer_bytes / load.bytes)
 

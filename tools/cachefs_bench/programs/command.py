@@ -132,17 +132,17 @@ def _measure(programs: Sequence[Program], **options: Any) -> list[Document]:
     documents = []
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=options["directory"]) as work:
         bench = _bench(Path(work), **options)
-        for one in programs:
-            if lacking := bench.missing_modules(one):
-                _print_line(f"{one.name}: left out, since {options['python']} has no {', '.join(lacking)}")
+        for program in programs:
+            if lacking := bench.missing_modules(program):
+                _print_line(f"{program.name}: left out, since {options['python']} has no {', '.join(lacking)}")
                 continue
             try:
                 if options["warm"]:
-                    document = bench.measure_warm(one, options["turns"] or WARM_TURNS)
+                    document = bench.measure_warm(program, options["turns"] or WARM_TURNS)
                 else:
-                    document = bench.measure_cold(one, options["modes"], options["turns"] or 1)
+                    document = bench.measure_cold(program, options["modes"], options["turns"] or 1)
             except CachefsError as error:
-                _print_line(f"{one.name}: {error}")
+                _print_line(f"{program.name}: {error}")
                 continue
             documents.append(document)
             _print_line(warm_row(document) if options["warm"] else row(document))

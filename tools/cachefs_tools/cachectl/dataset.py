@@ -360,7 +360,7 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
 
 def behind_line(mounts: Sequence[MountView], elsewhere: Sequence[RemoteMount] = ()) -> str:
     """Return the line about mounts of this node and of other nodes that show an older snapshot."""
-    mountpoints = [*(one.mountpoint for one in mounts), *(f"{one.node}:{one.mountpoint}" for one in elsewhere)]
+    mountpoints = [*(mount.mountpoint for mount in mounts), *(f"{one.node}:{one.mountpoint}" for one in elsewhere)]
     first, count = ", ".join(escape_name(one) for one in mountpoints[:SHOWN_MOUNTS]), len(mountpoints)
     more = f" and {count - SHOWN_MOUNTS:,} more" if count > SHOWN_MOUNTS else ""
     still = "1 mount still shows an older snapshot" if count == 1 else f"{count:,} mounts still show older snapshots"
@@ -370,7 +370,7 @@ def behind_line(mounts: Sequence[MountView], elsewhere: Sequence[RemoteMount] = 
 def left_out_line(view: DatasetView, problems: Sequence[UnusableKey]) -> str:
     """Return the line about keys that are not files. problems: the first of them."""
     keys = format_count(view.problems, "key")
-    first = "".join(f": {escape_name(one.key)}: {one.reason}" for one in problems[:1])
+    first = "".join(f": {escape_name(problem.key)}: {problem.reason}" for problem in problems[:1])
     more = f"; the other reasons: cachectl dataset show {view.name}" if view.problems > 1 else ""
     return f"{keys} left out{first}{more}"
 

@@ -74,11 +74,11 @@ def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text |
     yield f"{escape_name(job)}: {state_text(view)}, {age} old, published by {view.source or 'an unknown program'}"
     yield f"reads {escape_name(view.dataset)}, snapshot {view.snapshot}"
     now = time.time()
-    for one in view.troubles:
-        yield f"! {escape_name(describe_trouble(one, now))}"
+    for trouble in view.troubles:
+        yield f"! {escape_name(describe_trouble(trouble, now))}"
     if how_far := progress_text(view, loaders):
         yield how_far
-    yield waiting_text(loaders, has_full_tier=any(one.cause == Cause.TIER for one in view.troubles))
+    yield waiting_text(loaders, has_full_tier=any(trouble.cause == Cause.TIER for trouble in view.troubles))
     if view.fetched_bytes or view.peer_bytes or view.stalls:
         yield fetched_text(view)
     if view.fetched_again:
@@ -127,7 +127,7 @@ def fetched_again_text(epochs: Sequence[RefetchedBytes]) -> str:
     last = epochs[-1]
     words = f"fetched again: {size(last.bytes)} in epoch {last.epoch + 1}"
     if len(epochs) > 1:
-        words += f", {size(sum(one.bytes for one in epochs))} in {format_count(len(epochs), 'epoch')}"
+        words += f", {size(sum(epoch.bytes for epoch in epochs))} in {format_count(len(epochs), 'epoch')}"
     if last.tiers < last.dataset:
         words += f"; the tiers have room for {size(last.tiers)} of {size(last.dataset)}"
         words += ", and the page cache has lost the rest"
@@ -138,7 +138,7 @@ def progress_text(view: JobView, loaders: Sequence[LoaderProgress]) -> str:
     """Return the progress of the job and its remaining time, as far as known; else ""."""
     if view.state != RUNNING or not loaders:
         return ""
-    now = min((one for one in loaders if one.state != ENDED), key=lambda one: one.epoch, default=loaders[0])
+    now = min((loader for loader in loaders if loader.state != ENDED), key=lambda one: one.epoch, default=loaders[0])
     words = [f"epoch {now.epoch}" + (f" of {now.epochs}" if now.epochs else "")]
     left = job_seconds_left(loaders)
     if left is not None:
@@ -173,16 +173,16 @@ def loader_row(row: LoaderProgress, ranks: str) -> tuple[str, ...]:
         escape_name(row.name), *which, row.state, epoch, "-" if row.done_share is None else percent(row.done_share),
         "-" if is_over or left is None else short_duration(left), "-" if is_over else f"{row.rate:,.0f}/s",
         percent(waited.waited_share) if waited.busy else "-",
-        "-" if is_over else size(sum(one.ahead_bytes for one in row.consumers)),
+        "-" if is_over else size(sum(consumer.ahead_bytes for consumer in row.consumers)),
     )  # fmt: skip
 
 
 def remarks(view: JobView) -> Iterator[str]:
     """Yield problems (`!`) and unknown things (`?`), each once."""
     loaders_by_line: dict[str, list[str]] = {}
-    for one in view.consumers:
-        whose = one.loader.name if one.loader is not None else one.consumer
-        for mark, remark in ("!", one.problem), ("?", one.note):
+    for consumer in view.consumers:
+        whose = consumer.loader.name if consumer.loader is not None else consumer.consumer
+        for mark, remark in ("!", consumer.problem), ("?", consumer.note):
             if remark:
                 loaders_by_line.setdefault(f"{mark}\n{remark}", []).append(whose)
     for number, (line, loaders) in enumerate(loaders_by_line.items()):
@@ -203,14 +203,14 @@ def state_text(view: JobView) -> str:
     if view.state == RUNNING or not loaders:
         state = view.state
     else:
-        last = max(one.epoch for one in loaders)
-        state = f"{view.state} {_final_progress([one for one in loaders if one.epoch == last])}"
+        last = max(loader.epoch for loader in loaders)
+        state = f"{view.state} {_final_progress([loader for loader in loaders if loader.epoch == last])}"
     return f"{state} ({escape_name(view.reason)})" if view.reason else state
 
 
 def _final_progress(loaders: Sequence[LoaderProgress]) -> str:
     """Return the progress of a finished job. loaders: those in its last epoch."""
-    epoch, done = loaders[0].epoch, [one.done_share for one in loaders if one.done_share is not None]
+    epoch, done = loaders[0].epoch, [loader.done_share for loader in loaders if loader.done_share is not None]
     if len(done) < len(loaders):
         return f"in epoch {epoch:,}"
     return (

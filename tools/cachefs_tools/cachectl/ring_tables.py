@@ -32,7 +32,7 @@ def diff_output(found: ClusterStatus, changes: Sequence[str]) -> RingOutput:
 
 
 def _placed_members(found: ClusterStatus) -> list[RingMember]:
-    members = [ring_member(one) for one in found.members if one.placing]
+    members = [ring_member(member) for member in found.members if member.placing]
     if not members:
         raise NotFound("this node is in no cluster with nodes that keep blocks; see `cachectl cluster`")
     return members
@@ -45,8 +45,8 @@ def ring_member(one: MemberStatus) -> RingMember:
 
 def changed_members(found: ClusterStatus, changes: Sequence[str]) -> list[RingMember]:
     """Return the members after changes such as `+node-7:2.5` or `-node-3`. Raises as `diff_output`."""
-    members = {one.id: ring_member(one) for one in found.members if one.placing}
-    average = sum(one.weight for one in members.values()) / len(members)
+    members = {member.id: ring_member(member) for member in found.members if member.placing}
+    average = sum(member.weight for member in members.values()) / len(members)
     for text in changes:
         if text.startswith("+"):
             joining = _parse_joining(text, average)
@@ -76,7 +76,7 @@ def _parse_joining(text: str, average: float) -> RingMember:
 
 
 def _find_leaving(name: str, found: ClusterStatus, members: dict[str, RingMember]) -> str:
-    ids = [one.id for one in found.members if name in (one.name, one.id) and one.id in members]
+    ids = [member.id for member in found.members if name in (member.name, member.id) and member.id in members]
     if not ids and name in members:
         ids = [name]
     if len(ids) != 1:
@@ -90,7 +90,7 @@ def describe(found: ClusterStatus, rows: Sequence[MemberShare]) -> Iterator[str 
     nodes, copies = "node" if len(rows) == 1 else "nodes", "copy" if found.replicas == 1 else "copies"
     yield f"ring epoch {found.epoch}, {len(rows)} {nodes}, {found.replicas} {copies} of each block"
     yield ""
-    by_id = {one.id: one for one in found.members}
+    by_id = {member.id: member for member in found.members}
     second = found.replicas > 1
     yield table(
         "NAME =ID?? ZONE? >WEIGHT >SHARE >HOMES" + (" >SECOND" if second else "") + " >CAPACITY",
@@ -103,7 +103,7 @@ def describe(found: ClusterStatus, rows: Sequence[MemberShare]) -> Iterator[str 
             for one in rows
         ],
     )  # fmt: skip
-    away = [one for one in found.members if not one.placing]
+    away = [member for member in found.members if not member.placing]
     for one in away:
         yield f"{escape_name(one.name)} is {one.state} and is the home of no block"
 
@@ -115,7 +115,7 @@ def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]
         f"{_percent(diff.least)} is the least that gives each node its share"
     )
     yield ""
-    names = {one.id: one.name for one in found.members}
+    names = {member.id: member.name for member in found.members}
     yield table(
         "NAME >BEFORE >AFTER >GETS >GIVES",
         [
@@ -128,7 +128,7 @@ def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]
 
 def document(found: ClusterStatus, rows: Sequence[MemberShare]) -> dict[str, Any]:
     """Return the document of `ring --json`. Shares are parts of all blocks, 0 to 1."""
-    names = {one.id: one.name for one in found.members}
+    names = {member.id: member.name for member in found.members}
     nodes = [
         {
             "id": one.member.id, "name": names[one.member.id], "zone": one.member.zone, "weight": one.member.weight,
@@ -141,13 +141,13 @@ def document(found: ClusterStatus, rows: Sequence[MemberShare]) -> dict[str, Any
 
 def diff_document(found: ClusterStatus, diff: RingDiff) -> dict[str, Any]:
     """Return the document of `ring --diff --json`. Values are parts of all blocks, 0 to 1."""
-    names = {one.id: one.name for one in found.members}
+    names = {member.id: member.name for member in found.members}
     nodes = [
         {
-            "id": one.member.id, "name": names.get(one.member.id, one.member.id), "before": one.before,
-            "after": one.after, "gets": one.gets, "gives": one.gives,
+            "id": change.member.id, "name": names.get(change.member.id, change.member.id), "before": change.before,
+            "after": change.after, "gets": change.gets, "gives": change.gives,
         }
-        for one in diff.changes
+        for change in diff.changes
     ]  # fmt: skip
     return {"epoch": found.epoch, "moved": diff.moved, "least": diff.least, "nodes": nodes}
 

@@ -195,19 +195,19 @@ def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]
         "NODE =STATE >HEARD?? >ROOM? >TAKEN? >JOBS ~DATASETS",
         [
             (
-                _shortened(one.name),
-                one.state,
-                f"{one.age:.0f} s ago" if one.age >= 0 else "never",
-                size(one.capacity),
-                size(one.used),
-                one.jobs,
-                ", ".join(f"{_shortened(part.dataset)} {share(part.bytes, part.total)}" for part in one.datasets[:3])
+                _shortened(node.name),
+                node.state,
+                f"{node.age:.0f} s ago" if node.age >= 0 else "never",
+                size(node.capacity),
+                size(node.used),
+                node.jobs,
+                ", ".join(f"{_shortened(part.dataset)} {share(part.bytes, part.total)}" for part in node.datasets[:3])
                 or "-",
             )
-            for one in nodes.nodes
+            for node in nodes.nodes
         ],
     )
-    running = [one for one in found.warmups if one.state in ("ordered", "running")]
+    running = [warmup for warmup in found.warmups if warmup.state in ("ordered", "running")]
     if running:
         yield ""
         yield table(
@@ -228,7 +228,7 @@ def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]
 
 
 def _cached_text(node: NodeStatus) -> str:
-    parts = [f"{_shortened(one.dataset)} {share(one.bytes, one.total)}" for one in node.datasets[:3]]
+    parts = [f"{_shortened(dataset.dataset)} {share(dataset.bytes, dataset.total)}" for dataset in node.datasets[:3]]
     return ", ".join(parts) + (f", +{len(node.datasets) - 3}" if len(node.datasets) > 3 else "") or "-"
 
 
@@ -237,11 +237,11 @@ def _cached_text(node: NodeStatus) -> str:
 def queue(session: CommandSession, client: SchedulerClient) -> None:
     """Show jobs that wait for a copy of their dataset, and all others."""
     found = client.get(QUEUE_PATH, QueueStatus)
-    waiting = [one for one in found.jobs if one.state == "waiting"]
+    waiting = [job for job in found.jobs if job.state == "waiting"]
     lines: list[str | Table] = [f"{len(waiting)} of {len(found.jobs)} jobs wait"]
     if found.jobs:
         columns = ">PLACE JOB DATASET USER?? =STATE >SINCE ~NODES?"
-        lines.append(table(columns, [_job(one) for one in found.jobs]))
+        lines.append(table(columns, [_job(job) for job in found.jobs]))
     session.print_result(found, *lines)
 
 
@@ -279,17 +279,17 @@ def _explained(found: JobExplanation) -> Iterator[str | Table]:
             "NODE >SCORE >FIRST >LATER >LOCAL >ZONE? >OTHERS? >ORIGIN >HEARD??",
             [
                 (
-                    f"{'*' if one.node in found.placed else ''}{_shortened(one.node)}",
-                    f"{one.score:.2f}",
-                    f"{one.first:.3g} s",
-                    f"{one.later:.3g} s",
-                    size(one.local),
-                    size(one.zone),
-                    size(one.elsewhere),
-                    size(one.origin),
-                    f"{one.age:.0f} s" if one.age >= 0 else "never",
+                    f"{'*' if node.node in found.placed else ''}{_shortened(node.node)}",
+                    f"{node.score:.2f}",
+                    f"{node.first:.3g} s",
+                    f"{node.later:.3g} s",
+                    size(node.local),
+                    size(node.zone),
+                    size(node.elsewhere),
+                    size(node.origin),
+                    f"{node.age:.0f} s" if node.age >= 0 else "never",
                 )
-                for one in found.nodes
+                for node in found.nodes
             ],
         )
 

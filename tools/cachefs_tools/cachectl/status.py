@@ -219,8 +219,8 @@ def describe(now: Status) -> Iterator[str | Table]:
 
 def trouble_lines(now: Status) -> Iterator[str]:
     """Yield a line for each present trouble."""
-    for one in now.troubles:
-        yield f"! {escape_name(describe_trouble(one, time.time()))}"
+    for trouble in now.troubles:
+        yield f"! {escape_name(describe_trouble(trouble, time.time()))}"
 
 
 def tier_facts(tier: TierStatus) -> Iterator[tuple[str, str]]:
@@ -240,8 +240,8 @@ def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
     if now.peers != PeerCounts():
         yield from peer_facts(now.peers)
     if now.fetch_processes:
-        carried = sum(one.blocks for one in now.fetch_processes)
-        pids = ", ".join(str(one.pid) for one in now.fetch_processes)
+        carried = sum(process.blocks for process in now.fetch_processes)
+        pids = ", ".join(str(process.pid) for process in now.fetch_processes)
         noun = "a fetch process" if len(now.fetch_processes) == 1 else "fetch processes"
         yield "carried", f"{carried:,} of these blocks, by {noun} (pid {pids})"
     guessed = now.guessed

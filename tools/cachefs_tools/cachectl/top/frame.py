@@ -274,7 +274,7 @@ def _row(
 
 
 def _job_lines(picture: Picture, wanted: str, width: int) -> list[str]:
-    view = next((one for one in picture.jobs.jobs if one.job == wanted), None)
+    view = next((job for job in picture.jobs.jobs if job.job == wanted), None)
     return [f"there is no job {escape_name(wanted)} any more"] if view is None else render_text(describe(view), width)
 
 

@@ -87,8 +87,8 @@ class RateHistory:
         then, before = self._jobs[0]
         self.waited, self.samples = {}, {}
         for name in jobs.keys() & before.keys() if (seconds := picture.when - then) > 0 else ():
-            earlier = {one.consumer: one for one in before[name].consumers}
-            known = [one for one in jobs[name].consumers if one.consumer in earlier]
+            earlier = {consumer.consumer: consumer for consumer in before[name].consumers}
+            known = [consumer for consumer in jobs[name].consumers if consumer.consumer in earlier]
             reported = reported_wait_share(before[name], jobs[name])
             stalled = jobs[name].stall_seconds - before[name].stall_seconds
             by_stalls = stalled_share(stalled, seconds, len(jobs[name].consumers))
@@ -99,13 +99,13 @@ class RateHistory:
 def reported_wait_share(before: JobView, now: JobView) -> float | None:
     """Return the share of time, 0 to 1, that a job's training loops waited for batches, according to its programs; None
     if they do not report it, or no loader was busy."""
-    earlier = {one.consumer: one.loader for one in before.consumers}
+    earlier = {consumer.consumer: consumer.loader for consumer in before.consumers}
     waited = busy = 0.0
-    for one in now.consumers:
-        then = earlier.get(one.consumer)
-        if one.loader is not None and then is not None:
-            waited += max(0.0, one.loader.waited - then.waited)
-            busy += max(0.0, one.loader.busy - then.busy)
+    for consumer in now.consumers:
+        then = earlier.get(consumer.consumer)
+        if consumer.loader is not None and then is not None:
+            waited += max(0.0, consumer.loader.waited - then.waited)
+            busy += max(0.0, consumer.loader.busy - then.busy)
     return min(1.0, waited / busy) if busy > 0 else None
 
 

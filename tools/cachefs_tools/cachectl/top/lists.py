@@ -122,7 +122,7 @@ def _job_row(view: JobView, history: RateHistory, pen: Glyphs) -> ListRow:
         "-" if waited is None else f"{100 * waited:.0f} %", short_text(view.troubles), left,
     )  # fmt: skip
     numbers = [-1.0 if value is None else value for value in (part, rate, waited)]
-    problem = bool(view.troubles) or any(one.problem for one in view.consumers)
+    problem = bool(view.troubles) or any(consumer.problem for consumer in view.consumers)
     alarm = (waited or 0.0) > ALARM_SHARE or (not is_over and problem)
     return ListRow(view.job, cells, (view.job, *numbers), alarm=alarm, faint=is_over)
 
