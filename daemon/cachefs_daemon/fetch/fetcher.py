@@ -273,8 +273,8 @@ class Fetcher:
             self._wait_for_fetch(refs, source, until, on_result, early=False)
 
     def request_for_peer(self, fetch: FetchRequest, until: float, on_result: PeerResultCallback) -> None:
-        """Fetch blocks for another node until *until* (loop time), from the origin and not from a third node. The
-        response may instead hand the fetch back to the other node, if this one is overloaded (see
+        """Fetch blocks for another node until *until* (loop time), from the origin, or from a third node that has them.
+        The response may instead hand the fetch back to the other node, if this one is overloaded (see
         `InFlightFetches.delegate_fetch`)."""
         refs = fetch.blocks
 
