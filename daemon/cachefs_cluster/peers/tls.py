@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachefs.errors import ConfigError
 from cachefs.pem_files import PemFiles, file_stamps
 from cachefs_cluster.membership.view import NodeRecord
-from cachefs_cluster.section import ClusterSection
+
+if TYPE_CHECKING:  # processes that serve peers would import pydantic for it
+    from cachefs_cluster.section import ClusterSection
 
 log = logging.getLogger(__name__)
 
@@ -143,14 +145,14 @@ def _with_files(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     return PemFiles(files.cert, files.key, files.ca, _SETTINGS).load(context)
 
 
-def own_certificate_problem(section: ClusterSection) -> str:
+def own_certificate_problem(section: "ClusterSection") -> str:
     """Return why other nodes would refuse this node's certificate; "" if they would not, or without TLS. Raises
     ConfigError if the certificate cannot be used at all."""
     files = tls_files(section) if section.enabled else None
     return certificate_problem(files, section.own_name) if files is not None else ""
 
 
-def tls_files(section: ClusterSection) -> TlsFiles | None:
+def tls_files(section: "ClusterSection") -> TlsFiles | None:
     """Return the configured TLS files; None without TLS."""
     if section.tls_ca is None or section.tls_cert is None or section.tls_key is None:
         return None
