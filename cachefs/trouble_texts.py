@@ -31,7 +31,7 @@ class Cause(StrEnum):
     FAILED = "failed"
     # Another node of the cluster does not answer.
     PEER = "peer"
-    # Reads have waited for seconds for another node, which answers other requests.
+    # Reads have waited for seconds for another node, which is not away.
     SLOW_PEER = "slow-peer"
     # A tier takes no new blocks, or fewer than it should.
     TIER = "tier"
@@ -96,7 +96,7 @@ def describe_trouble(trouble: Trouble, now: float) -> str:
             )
         case Cause.SLOW_PEER:
             waiting = _describe_waiting(trouble, f"for node {trouble.subject}")
-            return f"{waiting}; it answers, and may be waiting for its origin{because}"
+            return f"{waiting}; it is not away, and may be waiting for its origin{because}"
         case Cause.TIER:
             return f"the {trouble.subject} tier {trouble.reason}"
         case _:  # of a newer daemon

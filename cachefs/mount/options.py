@@ -172,9 +172,10 @@ class MountOptions:
     shield: Annotated[
         ShieldChoice,
         ValueOption(
-            "whether the kernel answers ioctls, which Python's open() sends, in place of the mount",
+            "whether the kernel answers ioctls, which Python's open() sends, in place of the mount; auto: where root "
+            "mounts one dataset",
             "auto|on|off", ShieldChoice, "auto, on or off",
-            details="`auto`: if possible (root mounts one dataset, Linux 6.5); `on` refuses to mount if not; `off` is "
+            details="`auto` needs Linux 6.5; `on` refuses to mount if not; `off` is "
             "faster if all readers are programs in C or C++, Python 3.14 and newer, or jobs of `cachefs run`. See [the "
             "shield](posix.md#the-shield)",
         ),
@@ -198,7 +199,8 @@ class MountOptions:
     follow: Annotated[
         bool,
         SwitchOption(
-            "with one dataset: show the new snapshot after a refresh, as the SPEC NAME@latest does", "nofollow",
+            "with one dataset: show the new snapshot after a refresh, as the SPEC NAME@latest does; open files keep "
+            "what they have, and there is no shield", "nofollow",
             details="See [mounts that follow refreshes](user-guide.md#mounts-that-follow-refreshes)",
         ),
     ] = False  # fmt: skip
@@ -224,7 +226,8 @@ class MountOptions:
     xattr: Annotated[
         bool,
         SwitchOption(
-            "give files extended attributes (user.cachefs.*); `ls -l` and `cp -a` then ask the mount for each file",
+            "give files extended attributes (user.cachefs.*), as `cachectl info PATH` tells them; `ls -l` and `cp -a` "
+            "then ask the mount for each file",
             "noxattr", details="See [their names](posix.md#extended-attributes)",
         ),
     ] = False  # fmt: skip

@@ -240,8 +240,9 @@ class SecuritySection(Section):
     )
     follow_symlinks: bool = Field(
         default=False,
-        description="follow symbolic links that lead out of a `file://` dataset. With `file_roots`, the targets must "
-        "be in one of those",
+        description="follow symbolic links that lead out of a `file://` dataset. A user who may write to its "
+        "directory can then show all readers any file that the daemon may read. With `file_roots`, the targets must be "
+        "in one of those",
     )
 
 

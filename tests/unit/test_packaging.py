@@ -153,6 +153,8 @@ def test_every_command_has_a_manual_page_that_groff_takes_without_a_warning(tmp_
     assert pages.keys() == {*COMMANDS, "cachefsd.toml"}
     assert "dataset add" in pages["cachectl"].read_text()
     assert "require_mount" in pages["cachefsd.toml"].read_text()
+    assert "shield=auto|on|off" in pages["cachefsd.toml"].read_text()
+    assert "page_cache_budget" in pages["mount.cachefs"].read_text()
     assert "<!--" not in pages["cachefsd.toml"].read_text()
     for page in pages.values():
         assert run("groff", "-Kutf8", "-man", "-Tutf8", "-ww", "-z", page) == ""

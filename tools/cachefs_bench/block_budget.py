@@ -105,7 +105,6 @@ _INNERMOST: Final = (
     ("planning/sequences/follower.py", BlockStage.ACCOUNTING),
     ("planning/", BlockStage.PLAN),
     ("fetch/prefetcher.py", BlockStage.PLAN),
-    ("fetch/promoter.py", BlockStage.PLAN),
     ("cachefs_daemon/report_dispatcher.py", BlockStage.ACCOUNTING),
     ("cachefs_daemon/fetch/", BlockStage.FETCH),
     ("cachefs_daemon/datasets/", BlockStage.FETCH),

@@ -17,6 +17,7 @@ import click
 
 from cachefs import __version__
 from cachefs.extras import DISTRIBUTION
+from cachefs.mount.options import option_helps
 
 CONFIGURATION: Final = Path(__file__).parents[2] / "docs" / "configuration.md"
 # By command: section of the manual.
@@ -57,6 +58,8 @@ def command_page(name: str, section: int) -> str:
     context = click.Context(command, info_name=name)
     lines = list(heading(name, section, command.get_short_help_str(limit=200).rstrip(".")))
     lines += describe_command(command, context, ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS")
+    if name == "mount.cachefs":
+        lines += mount_options()
     subcommands = list(leaf_subcommands(command, context))
     if subcommands:
         lines.append(".SH COMMANDS")
@@ -64,6 +67,14 @@ def command_page(name: str, section: int) -> str:
         title = its_context.command_path.partition(" ")[2]
         lines += [f".SS {escape_roff(title)}", *describe_command(one, its_context, "", "", "")]
     return "\n".join([*lines, *ending(name)]) + "\n"
+
+
+def mount_options() -> Iterator[str]:
+    """Yield the options for -o."""
+    yield ".SH OPTIONS FOR \\-o"
+    for option in option_helps():
+        text = render_inline(f"{option.help} (default: {option.default})")
+        yield from (".TP", f"\\fB{escape_roff(', '.join(option.spellings))}\\fR", text)
 
 
 def leaf_subcommands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
@@ -126,7 +137,8 @@ def render_block(block: str) -> Iterator[str]:
         yield f"{'.SH' if level == '##' else '.SS'} {plain_text(title)}"
     elif block.startswith("|"):
         for row in block.splitlines()[2:]:
-            key, *between, meaning = (cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip("|")))
+            cells = re.split(r"(?<!\\)\|", row.strip("|"))
+            key, *between, meaning = (cell.strip().replace("\\|", "|") for cell in cells)
             default = f" (default: {' '.join(between)})" if between else ""
             yield from (".TP", render_inline(key + default), render_inline(meaning))
     elif block.startswith("- "):

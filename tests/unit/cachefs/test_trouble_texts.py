@@ -77,7 +77,7 @@ def waiting(one: Trouble, count: int, longest: float) -> Trouble:
         ),
         (
             Trouble(Cause.SLOW_PEER, "b", SINCE, NOW, "", 2, 35.0),
-            "2 reads wait for node b, the first for 35 s; it answers, and may be waiting for its origin",
+            "2 reads wait for node b, the first for 35 s; it is not away, and may be waiting for its origin",
         ),
         (FULL, "the ssd tier has no more room"),
         (Trouble("sunspots", "the sky", SINCE, NOW, "too bright"), "the sky: too bright"),
