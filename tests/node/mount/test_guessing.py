@@ -101,6 +101,23 @@ def test_a_copy_finds_what_it_comes_to_and_a_scan_fetches_nothing(tmp_path: Path
         assert json.loads(cachectl_says(daemon.socket, "status", "--json"))["guessed"]["right"] > found.right
 
 
+def test_a_reader_that_computes_between_its_files_waits_for_the_first_ones_only(tmp_path: Path, tree: Path) -> None:
+    with node(tmp_path, tree, "no_push") as (daemon, mount):
+
+        def is_ahead(read: int) -> bool:
+            if daemon.status().fetched_blocks > min(read, FILES - 1):
+                return True
+            counters(daemon.client, mount)  # the mount reports what was read
+            return False
+
+        for read, name in enumerate(sorted(os.listdir(tree / "d0")), 1):
+            assert (mount / "d0" / name).read_bytes() == (tree / "d0" / name).read_bytes()
+            if daemon.status().guessed.blocks:
+                until(partial(is_ahead, read), f"a block is fetched ahead after {read} files")
+        assert counters(daemon.client, mount)["misses"] < FIRST_BLOCKS
+        assert daemon.status().fetched_blocks == FILES
+
+
 def test_a_large_file_and_a_second_pass_over_more_than_the_tiers_hold(tmp_path: Path, tree: Path) -> None:
     budget = {"budget": "6MiB", "segment_size": "1MiB"}
     with node(tmp_path, tree, "no_push", memory=budget, ssd={"budget": 0}) as (daemon, mount):

@@ -23,6 +23,8 @@ def problems(tmp_path: Path, text: str) -> list[str]:
 def test_the_example_is_right_and_says_the_defaults() -> None:
     config = load(EXAMPLE)
     assert config == SchedulerConfig.model_validate({"cluster": {"nodes": ["127.0.0.1:7380"]}})
+    assert "\n#ttl = 604800\n" in EXAMPLE.read_text()
+    assert config.defaults.ttl == 604800
     whole = SchedulerConfig.model_validate(
         tomllib.loads(re.sub(r"^#(?=\S)", "", EXAMPLE.read_text(), flags=re.MULTILINE))
     )
