@@ -7,10 +7,15 @@ fit into the tiers, E is the number of epochs, and c = C/F. In the code F is `fi
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy
 from numpy.typing import NDArray
+
+from cachefs.planning.sequences.sampler import EpochOrder
+
+# Some reads of one reader: sample numbers in order, shape (n,), and the times at which these reads began and ended.
+ReadPart = tuple[EpochOrder, float, float]
 
 
 def least_reads(files: int, capacity: int, epochs: int) -> int:
@@ -62,3 +67,15 @@ def belady_reads(
                     del next_uses[victim]
                     break
     return misses
+
+
+def merge_reads(parts: Iterable[ReadPart]) -> NDArray[numpy.int64]:
+    """Return the reads of several readers in the order of time: int64 array of shape (reads,), sample numbers.
+
+    The reads of each part are taken as evenly spaced in its time.
+    """
+    orders, moments = [], []
+    for order, begin, end in parts:
+        orders.append(order.astype(numpy.int64))
+        moments.append(begin + (numpy.arange(len(order)) + 0.5) * (end - begin) / max(1, len(order)))
+    return numpy.concatenate(orders)[numpy.argsort(numpy.concatenate(moments), kind="stable")]

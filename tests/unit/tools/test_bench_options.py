@@ -17,6 +17,8 @@ from cachefs_bench.cli import main
         ["origin", "--slow", "often"],
         ["block", "--seconds", "0"],
         ["block", "--seconds", "-1"],
+        *(["cluster", "--job-ranks", shape, "--scenario", "m1"] for shape in ("0", "x", "2@", "2@0", "2@nan", "9999")),
+        ["cluster", "--job-ranks", "2", "--scenario", "m3"],
         *(
             [command, "--directory", "/nope"]
             for command in sorted(main.commands)

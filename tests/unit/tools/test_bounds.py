@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs_bench.bounds import belady_reads, least_reads, lru_reads
+from cachefs_bench.bounds import belady_reads, least_reads, lru_reads, merge_reads
 from cachefs_bench.training_node import budget_for
 from cachefs_daemon.store.capacity import metadata_reserve
 
@@ -29,6 +29,13 @@ def fewest_misses(sequence: list[int], capacity: int) -> int:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=14), st.integers(1, 4))
 def test_belady_needs_no_more_than_any_other_choice(sequence: list[int], capacity: int) -> None:
     assert belady_reads(sequence, capacity) == fewest_misses(sequence, capacity)
+
+
+def test_reads_of_several_readers_merge_in_the_order_of_time() -> None:
+    quick, slow = numpy.array([1, 2, 3, 4], numpy.uint32), numpy.array([5, 6], numpy.uint32)
+    assert merge_reads([(quick, 0.0, 4.0), (slow, 0.0, 4.0)]).tolist() == [1, 5, 2, 3, 6, 4]
+    assert merge_reads([(slow, 10.0, 11.0), (quick, 0.0, 4.0)]).tolist() == [1, 2, 3, 4, 5, 6]
+    assert merge_reads([(slow, 0.0, 0.0), (quick[:0], 0.0, 0.0)]).tolist() == [5, 6]
 
 
 def test_who_does_not_know_of_a_job_keeps_the_wrong_samples() -> None:

@@ -1,6 +1,7 @@
 """`cachefs-bench cluster`: runs a scenario of several nodes, and compares its figures with their bounds."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,14 +13,35 @@ from cachefs.errors import CachefsError
 from cachefs_bench.cluster.faults import FAULTS, m5
 from cachefs_bench.cluster.membership_change import m4
 from cachefs_bench.cluster.node_loss import m3
-from cachefs_bench.cluster.run import ClusterLoad
+from cachefs_bench.cluster.run import ClusterLoad, JobShape
 from cachefs_bench.cluster.steady import m1, m2
 from cachefs_bench.lab.reader import ScriptKind
 from cachefs_bench.lab.scratch import scratch_directory
 
 Scenario = Callable[..., dict[str, Any]]
 SCENARIOS: Final[Mapping[str, Scenario]] = {"m1": m1, "m2": m2, "m3": m3, "m4": m4, "m5": m5}
+# Most ranks of a job: this machine runs a process for each.
+MAX_RANKS: Final = 64
+# Scenarios that run several jobs.
+_FOR_JOBS: Final = ("m1", "m2")
 DEFAULT: Final = ClusterLoad()
+
+
+class _JobShapeType(click.ParamType[JobShape]):
+    name = "RANKS[@RATE]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> JobShape:
+        if isinstance(value, JobShape):
+            return value
+        ranks, is_rated, rate = str(value).partition("@")
+        try:
+            shape = JobShape(int(ranks), float(rate) if is_rated else None)
+        except ValueError:
+            shape = JobShape(0)
+        if not 1 <= shape.ranks <= MAX_RANKS or not (shape.rate is None or 1 <= shape.rate < math.inf):
+            self.fail(f"{value!r} is not RANKS or RANKS@RATE, such as 4 or 2@50: 1 to {MAX_RANKS} ranks, 1 or more "
+                      "samples/s", param, ctx)  # fmt: skip
+        return shape
 
 
 @click.command("cluster")
@@ -37,6 +59,11 @@ DEFAULT: Final = ClusterLoad()
 @click.option(
     "--rate", default=DEFAULT.rate, show_default=True, type=click.FloatRange(min=1), help="Samples/s of each rank."
 )
+@click.option(
+    "--job-ranks", "jobs", multiple=True, type=_JobShapeType(),
+    help="A job of RANKS ranks, which are on the nodes in turns, each with RATE samples/s; several times: several jobs "
+    "(m1, m2).  [default: one job with a rank on each node, --rate]",
+)  # fmt: skip
 @click.option(
     "--capacity", default=DEFAULT.capacity, show_default=True, type=click.FloatRange(0.01, 8),
     help="Share of the dataset that all nodes hold together. m2 takes 0.5, m3 as much as lets the others hold all.",
@@ -87,6 +114,8 @@ def cluster_command(
     load = ClusterLoad(**options)
     if load.torch is not None and find_spec("torch") is None:
         raise CachefsError("--torch needs torch, which is not installed here; install it with: pip install torch")
+    if load.jobs and scenario not in _FOR_JOBS:
+        raise click.UsageError(f"--job-ranks is for {' and '.join(_FOR_JOBS)}; the jobs of {scenario} are fixed")
     settings: dict[str, Any] = {}
     if scenario in ("m4", "m5"):
         settings["seconds"] = seconds

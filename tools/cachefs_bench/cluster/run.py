@@ -4,6 +4,7 @@ Results of a scenario are JSON-serialisable documents, with checks of their boun
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -38,8 +39,18 @@ from cachefs_daemon.store.segment_writer import span
 # Seconds within which all nodes know a dataset that was added on one.
 _KNOWN_SECONDS: Final = 60.0
 _ZONES: Final = ("east", "west")
+# Words of a line in a daemon's log: see cachefs_cluster.placement.cooperation.
+_DISAGREEMENT: Final = "its holders differed here"
 # Seconds after which a read ends, with an error at worst.
 READ_DEADLINE: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """Size and pace of one job."""
+
+    ranks: int
+    rate: float | None = None  # samples per second of each rank; None: that of the load
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,7 @@ class ClusterLoad:
     origin: LinkLimits = field(default_factory=LinkLimits)
     endpoint: str | None = None  # URL of a running S3 server
     torch: ScriptKind | None = None  # jobs train with torch under `cachefs run`, in this way
+    jobs: tuple[JobShape, ...] = ()  # of m1 and m2; empty: one job with a rank on each node
 
     @property
     def bytes(self) -> int:
@@ -103,6 +115,10 @@ class ClusterRun:
     def read_counters(self, nodes: Iterable[LabNode] | None = None) -> ClusterCounters:
         """Return the counters of *nodes* (None: of all that run and answer) and of the origin."""
         return read_counters(self.cluster.nodes if nodes is None else nodes, self.throttle)
+
+    def count_disagreements(self) -> int:
+        """Return how often nodes have adopted another node's holders because their own differed."""
+        return sum(node.log.read_text(errors="replace").count(_DISAGREEMENT) for node in self.nodes)
 
     def mount_dataset(self, node: LabNode) -> None:
         """Mount the dataset on a node, once the node knows it."""
@@ -198,20 +214,23 @@ def document(scenario: str, load: ClusterLoad, checks: Sequence[BoundCheck], **p
 
 
 def epoch_document(
-    load: ClusterLoad, number: int, grown: ClusterCounters, results: Iterable[EpochResult]
+    load: ClusterLoad, job: str, number: int, grown: ClusterCounters, results: Iterable[EpochResult]
 ) -> dict[str, Any]:
-    """Return the document of one epoch of one job. grown: growth of the counters during the epoch."""
+    """Return the document of one epoch of a job. grown: growth of the counters during the epoch. Bytes and requests of
+    the origin, and bytes from peers, are those of all jobs."""
     total, mine = grown.total, [result for result in results if result.epoch == number]
     reads = sum(result.reads for result in mine)
     return {
+        "job": job,
         "epoch": number + 1,
+        "machine_load": round(os.getloadavg()[0], 1),
         "seconds": round(grown.when, 2),
         "origin_bytes_of_dataset": grown.origin_bytes / load.bytes,
         "origin_requests": grown.origin_requests,
         "peer_bytes_of_dataset": total.peer_bytes / load.bytes,
-        "local_share": local_share(grown, reads),
-        "waited_share": total.stalls / reads if reads else 0.0,
-        "waited_for_peer_share": total.stalls_peer / reads if reads else 0.0,
+        "local_share": local_share(grown, job, reads),
+        "waited_share": part_of_job(grown, job, total.stalls, "stalls") / reads if reads else 0.0,
+        "waited_for_peer_share": waited_for_peer_share(grown, job, reads),
         **read_document(mine),
     }
 
@@ -242,8 +261,22 @@ def problem_document(troubles: Iterable[ReadProblem], since: float) -> dict[str,
     }
 
 
-def local_share(grown: ClusterCounters, reads: int) -> float:
-    """Return the share of reads whose block came neither from another node nor from the origin."""
+def local_share(grown: ClusterCounters, job: str, reads: int) -> float:
+    """Return the share of a job's *reads* whose block came neither from another node nor from the origin."""
     if not reads:
         return math.nan
-    return max(0.0, 1 - (grown.total.peer_blocks + grown.origin_requests) / reads)
+    fetched = grown.total.peer_blocks + grown.origin_requests
+    return max(0.0, 1 - part_of_job(grown, job, fetched, "fetched") / reads)
+
+
+def waited_for_peer_share(grown: ClusterCounters, job: str, reads: int) -> float:
+    """Return the share of a job's *reads* that waited for another node."""
+    return part_of_job(grown, job, grown.total.stalls_peer, "stalls_peer") / reads if reads else 0.0
+
+
+def part_of_job(grown: ClusterCounters, job: str, total: int, counter: str) -> float:
+    """Return a job's part of a *total* of all nodes: divided in the ratio of the jobs' *counter*, as a daemon does not
+    know for which job it fetches each block. All of it if there is only one job."""
+    counts = {name: getattr(counters, counter) for name, counters in grown.jobs.items()}
+    everything = sum(counts.values())
+    return total * counts.get(job, 0) / everything if everything else total / max(1, len(counts))

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from cachefs.block import SSD, TIER_NAMES
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobName
 from cachefs.messages import Empty
-from cachefs.rpc import CLUSTER, STALL_LIST
+from cachefs.rpc import CLUSTER, JOB_LIST, STALL_LIST
 from cachefs_bench.lab.host import LOOPBACK, LabHost
 from cachefs_bench.lab.node import LabNode, create_node
 from cachefs_bench.lab.scratch_node import SCRATCH_CREDENTIALS, NodeSettings, S3Credentials
@@ -33,6 +33,7 @@ _PEER: Final = "peer"
 # Port of a node's data plane; its control endpoint has the next one.
 PORT: Final = 7380
 MembershipSource = Literal["none", "static", "etcd"]
+_Counters = TypeVar("_Counters", "LabNodeCounters", "LabJobCounters")
 
 
 class Etcd:
@@ -111,22 +112,34 @@ class LabNodeCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class LabJobCounters:
+    """Counters of one job on all nodes, or their growth. A block that is late counts as fetched twice."""
+
+    fetched: int = 0  # bytes fetched for it from the origin and from other nodes
+    stalls: int = 0  # reads that waited
+    stalls_peer: int = 0  # those that waited for another node
+
+    def __sub__(self, before: "LabJobCounters") -> "LabJobCounters":
+        return _combine(self, before, -1)
+
+    def __add__(self, other: "LabJobCounters") -> "LabJobCounters":
+        return _combine(self, other, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterCounters:
-    """The counters of all nodes, and of the origin."""
+    """The counters of all nodes, of the origin, and of the jobs."""
 
     when: float
     nodes: dict[str, LabNodeCounters]  # by name
     origin_bytes: int
     origin_requests: int
+    jobs: dict[str, LabJobCounters] = field(default_factory=dict)  # by name
 
     def __sub__(self, before: "ClusterCounters") -> "ClusterCounters":
-        grown = {
-            name: counters - before.nodes[name] if name in before.nodes else counters
-            for name, counters in self.nodes.items()
-        }
         return ClusterCounters(
-            self.when - before.when, grown, self.origin_bytes - before.origin_bytes,
-            self.origin_requests - before.origin_requests,
+            self.when - before.when, _grown(self.nodes, before.nodes), self.origin_bytes - before.origin_bytes,
+            self.origin_requests - before.origin_requests, _grown(self.jobs, before.jobs),
         )  # fmt: skip
 
     @property
@@ -138,13 +151,16 @@ def read_counters(nodes: Iterable[LabNode], throttle: Throttle) -> ClusterCounte
     """Return the present counters of the nodes that run and respond."""
     proxy = throttle.read_counters()
     found = {}
+    jobs: dict[str, LabJobCounters] = {}
     for node in nodes:
         if node.is_running:
             try:
                 found[node.name] = node_counters(node)
+                for name, counters in _job_counters(node).items():
+                    jobs[name] = jobs.get(name, LabJobCounters()) + counters
             except DaemonUnavailable:
                 continue
-    return ClusterCounters(time.monotonic(), found, proxy.bytes, proxy.requests)
+    return ClusterCounters(time.monotonic(), found, proxy.bytes, proxy.requests, jobs)
 
 
 def node_counters(node: LabNode) -> LabNodeCounters:
@@ -164,14 +180,32 @@ def node_counters(node: LabNode) -> LabNodeCounters:
     )  # fmt: skip
 
 
+def _job_counters(node: LabNode) -> dict[str, LabJobCounters]:
+    """Return the counters of each job on a node, by name. Raises DaemonUnavailable."""
+    rows = node.client.call(STALL_LIST, JobName(job=""), timeout=10).rows
+    return {
+        job.job: LabJobCounters(
+            job.fetched_bytes + job.peer_bytes,
+            sum(row.count for row in rows if row.job == job.job),
+            sum(row.count for row in rows if row.job == job.job and row.source.startswith(_PEER)),
+        )
+        for job in node.client.call(JOB_LIST, Empty(), timeout=10).jobs
+    }
+
+
 def ssd_blocks(node: LabNode) -> int:
     """Return the number of blocks in the SSD tier of a node."""
     return sum(tier.blocks for tier in node.status().tiers if tier.name == TIER_NAMES[SSD])
 
 
-def _combine(left: LabNodeCounters, right: LabNodeCounters, sign: int) -> LabNodeCounters:
-    names: list[Any] = [one.name for one in fields(LabNodeCounters)]
-    return LabNodeCounters(*(getattr(left, name) + sign * getattr(right, name) for name in names))
+def _combine(left: _Counters, right: _Counters, sign: int) -> _Counters:
+    names: list[Any] = [one.name for one in fields(left)]
+    return type(left)(*(getattr(left, name) + sign * getattr(right, name) for name in names))
+
+
+def _grown(now: Mapping[str, _Counters], before: Mapping[str, _Counters]) -> dict[str, _Counters]:
+    """Return the growth of each counter since *before*, by name; all of a counter that was not there."""
+    return {name: one - before[name] if name in before else one for name, one in now.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class LabRank:
         self.node = node
         self.rank = rank
         self.progress = ReaderProgress()
-        self._spec = SamplerSpec(
+        self.spec = SamplerSpec(
             kind="torch-distributed", size=job.files, seed=job.seed, epochs=job.epochs, replicas=ranks, rank=rank
         )
         self._job = job
@@ -84,8 +84,8 @@ class LabRank:
         if not job.publish or job.torch is not None:
             return
         publication = JobPublication(
-            job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self._spec, map=SampleMap(kind="tree"),
-            rank=self.rank, world_size=self._spec.replicas, workers=job.threads, batch_size=1, prefetch=1,
+            job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self.spec, map=SampleMap(kind="tree"),
+            rank=self.rank, world_size=self.spec.replicas, workers=job.threads, batch_size=1, prefetch=1,
             pid=self._process.pid, source="lab",
         )  # fmt: skip
         self.node.client.call(JOB_PUBLISH, publication)
@@ -146,7 +146,7 @@ class LabRank:
 
 
 class LabJob:
-    """A running job, one rank on each node."""
+    """A running job."""
 
     def __init__(self, settings: JobSettings, ranks: list[LabRank]) -> None:
         self.settings = settings
@@ -164,8 +164,11 @@ class LabJob:
 
     def wait_for_epoch(self, number: int, seconds: float, ranks: Sequence[LabRank] | None = None) -> None:
         """Wait until these ranks (None: all) have read an epoch."""
-        waiting = self.ranks if ranks is None else ranks
-        wait_for(lambda: all(rank.has_read(number) for rank in waiting), seconds, f"all ranks have read epoch {number}")
+        wait_for(lambda: self.has_read(number, ranks), seconds, f"all ranks have read epoch {number}")
+
+    def has_read(self, number: int, ranks: Sequence[LabRank] | None = None) -> bool:
+        """Return whether these ranks (None: all) have read an epoch. Raises CachefsError if one has ended before."""
+        return all(rank.has_read(number) for rank in (self.ranks if ranks is None else ranks))
 
     def replace_rank(self, rank: LabRank, first: int) -> LabRank:
         """Replace a reader that has ended by a new one, which begins with epoch *first*."""
@@ -184,7 +187,8 @@ class LabJob:
 
 @contextmanager
 def start_job(settings: JobSettings, nodes: Sequence[LabNode]) -> Iterator[LabJob]:
-    """Start a job with a rank on each node. All ranks have published and found their files; none has read yet."""
+    """Start a job with a rank for each of *nodes*, in which a node may be several times. All ranks have published and
+    found their files; none has read yet."""
     with ExitStack() as stack:
         job = LabJob(settings, [])
         stack.callback(_stop, job)
