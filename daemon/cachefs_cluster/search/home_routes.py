@@ -62,7 +62,7 @@ class BlockRoute:
         order. before: others that may have the block.
         """
         holder, home, after = (one if one is not None and one.id != me else None for one in (holder, home, after))
-        others = [one for one in before if one.id != me]
+        others = [one for one in before if one.id != me and (home is None or one.id != home.id)]
         # A home that is also the holder gets a single request, to give or fetch the block, unless others may have it.
         first = [holder, *others] if others or holder is not home else []
         may_have = {one.id: one for one in first if one is not None}

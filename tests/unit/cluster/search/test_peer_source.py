@@ -1126,6 +1126,8 @@ def test_every_kind_of_route() -> None:
     assert route(leaving, TWO) == BlockRoute((leaving,), TWO)
     assert route(leaving, ONE) == BlockRoute((leaving,), None, is_kept_here=True)
     assert route(TWO, TWO, THREE) == BlockRoute((TWO, THREE), TWO)
+    assert route(TWO, TWO, TWO) == BlockRoute((), TWO), "a home that may have it already gets one request"
+    assert route(THREE, TWO, TWO) == BlockRoute((THREE,), TWO)
     assert route(ONE, ONE, TWO, ONE) == BlockRoute((TWO,), None, is_kept_here=True)
     assert BlockRoute.from_records(ONE.id, TWO, TWO, THREE).stand_in_node is THREE
     assert BlockRoute.from_records(ONE.id, TWO, TWO, ONE).stand_in_node is None
