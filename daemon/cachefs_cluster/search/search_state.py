@@ -242,9 +242,8 @@ class PeerSearchState:
     def silent_from(self, node_id: str, length: int, sent_at: float, *, fetch: bool) -> float:
         """Return the time at which the node counts as silent, so that it is no longer waited for alone."""
         known = self._block_times[fetch].times_of(length).late_after
-        longest = (
-            SILENT_FETCH_SECONDS if fetch else max(SILENT_HOLDER_SECONDS, known if known < HELD_BLOCK_SECONDS else 0.0)
-        )
+        usual = min(known, HELD_BLOCK_SECONDS) if known < math.inf else 0.0
+        longest = SILENT_FETCH_SECONDS if fetch else max(SILENT_HOLDER_SECONDS, usual)
         return max(sent_at, self.peers.last_heartbeat(node_id, fetch=fetch)) + longest
 
     def note_silence(self, node_id: str, sent_at: float, now: float, *, fetch: bool) -> None:

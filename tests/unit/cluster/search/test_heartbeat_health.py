@@ -1,14 +1,24 @@
 """Peers that show no sign of life."""
 
+import math
+from typing import Any, cast
+
+import pytest
+
+from cachefs.planning.requests.request_times import MIN_REQUESTS
+from cachefs_cluster.search.missing_snapshots import MissingSnapshots
+from cachefs_cluster.search.search_state import (
+    HELD_BLOCK_SECONDS,
+    SILENT_HOLDER_SECONDS,
+    PeerHeartbeatHealth,
+    PeerResponseHealth,
+    PeerSearchState,
+)
 from cachefs_cluster.search.search_state import (
     MAX_SILENT_PAUSE as MAX_PAUSE,
 )
 from cachefs_cluster.search.search_state import (
     MIN_SILENT_PAUSE as MIN_PAUSE,
-)
-from cachefs_cluster.search.search_state import (
-    PeerHeartbeatHealth,
-    PeerResponseHealth,
 )
 
 
@@ -51,3 +61,22 @@ def test_of_nodes_that_have_left_nothing_is_kept() -> None:
     assert not silent.can_request("b", 1.0, 0.0, fetch=True)
     assert stuck.can_request("a", 1.0, fetch=True)
     assert not stuck.can_request("b", 1.0, fetch=True)
+
+
+class NoPeers:
+    """Peers that have never given a sign of life."""
+
+    def last_heartbeat(self, node_id: str, *, fetch: bool) -> float:
+        return -math.inf
+
+
+@pytest.mark.parametrize("usual", [0.001, 0.5, 1.0, 1.9, 2.1, 4.0])
+def test_the_slower_blocks_usually_are_the_longer_a_silent_peer_is_waited_for(usual: float) -> None:
+    """On a busy machine all peers are slow; to ask the origin beside each of them makes it busier."""
+    state = PeerSearchState(cast(Any, NoPeers()), MissingSnapshots())
+    assert state.silent_from("a", 100_000, 10.0, fetch=False) == 10.0 + SILENT_HOLDER_SECONDS, "nothing is known yet"
+    for number in range(2 * MIN_REQUESTS):
+        state.note_block_time(100_000, usual, number / 100, fetch=False)
+    waited = state.silent_from("a", 100_000, 10.0, fetch=False) - 10.0
+    assert waited >= min(usual, HELD_BLOCK_SECONDS)
+    assert SILENT_HOLDER_SECONDS <= waited <= max(SILENT_HOLDER_SECONDS, 1.1 * usual, HELD_BLOCK_SECONDS)
