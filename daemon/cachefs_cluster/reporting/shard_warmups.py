@@ -1,21 +1,19 @@
 """Warm-ups that schedulers request: of a dataset or of some of its shards, before a job begins there."""
 
 import logging
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import Busy, ConfigError
-from cachefs.messages import BlockRef
 from cachefs.observe_messages import CommandedWarmup, NodeCommand, NodeCommandResult
 from cachefs.planning.blocks.presence import SHARDS, shards_of_blocks
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import UNKNOWN_READ
 from cachefs.snapshot import Snapshot
-from cachefs_daemon.content.warmup import WarmupBlocks, WarmupRun, Warmups, WarmupState
+from cachefs_daemon.content.warmup import WarmupBlocks, WarmupRun, Warmups, WarmupState, block_refs
 from cachefs_daemon.jobs.owners import name_without_owner
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.runtime.threads import Threads
@@ -25,8 +23,6 @@ log = logging.getLogger(__name__)
 # Most warm-ups of all schedulers that run at once, and most that are kept, including ended ones.
 MAX_RUNNING: Final = 32
 MAX_KNOWN: Final = 128
-# Blocks for which references are created at once.
-_PORTION: Final = 4096
 
 
 class ShardWarmups:
@@ -97,7 +93,7 @@ class ShardWarmups:
         if first is not None and len(first) == space.count:
             numbers = numbers[np.argsort(first[numbers], kind="stable")]
         size = int(space.sizes[numbers].sum(dtype=np.int64))
-        return WarmupBlocks(command.dataset, _refs(space, numbers), len(numbers), size, snapshot=space.snapshot)
+        return WarmupBlocks(command.dataset, block_refs(space, numbers), len(numbers), size, snapshot=space.snapshot)
 
     def _first_reads(self, job: str, snapshot: str) -> npt.NDArray[np.uint32] | None:
         """Return the position of each block's first read by a consumer of the job here, or None."""
@@ -113,14 +109,6 @@ class ShardWarmups:
                     # UNKNOWN_READ goes last.
                     return np.where(epoch.first == UNKNOWN_READ, np.iinfo(np.uint32).max, epoch.first).astype(np.uint32)
         return None
-
-
-def _refs(space: BlockSpace, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[BlockRef, int]]:
-    for start in range(0, len(numbers), _PORTION):
-        some = numbers[start : start + _PORTION]
-        entries, parts = space.refs(some)
-        for entry, part, size in zip(entries.tolist(), parts.tolist(), space.sizes[some].tolist(), strict=True):
-            yield BlockRef(snapshot=space.snapshot, entry=entry, number=part), size
 
 
 def _report(name: str, run: WarmupRun | None) -> CommandedWarmup:

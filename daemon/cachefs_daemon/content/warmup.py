@@ -17,6 +17,7 @@ from typing import Final
 from cachefs.block import block_count, block_length
 from cachefs.errors import CachefsError, ConfigError, NotFound
 from cachefs.messages import BlockRef, WarmupProgress, WarmupRequest
+from cachefs.planning.blocks.space import BlockSpace, Numbers
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets import selection
 from cachefs_daemon.fetch.fetcher import Fetcher
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 WORKERS: Final = 8
 BLOCKS_PER_REQUEST: Final = 16
 REPORT_SECONDS: Final = 0.2
+# Blocks for which references are created at once.
+_REFS_AT_ONCE: Final = 4096
 # Ended warmups that are still listed.
 MAX_ENDED: Final = 20
 
@@ -37,6 +40,8 @@ MAX_ENDED: Final = 20
 class WarmupState(StrEnum):
     """State of a warmup, as reported in WarmupProgress."""
 
+    # Only a warmup of the cluster waits: for its time, or for a job.
+    WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
@@ -188,9 +193,10 @@ class Warmups:
             raise NotFound(f"there is no warmup {number}; `cachectl warmups` shows the existing ones")
         return run
 
-    def start_fetching(self, blocks: WarmupBlocks) -> WarmupRun:
-        """Start to fetch blocks in order. Cancel the task of the returned Run to end it."""
-        run = WarmupRun(next(self._numbers), blocks)
+    def start_fetching(self, blocks: WarmupBlocks, number: int = 0) -> WarmupRun:
+        """Start to fetch blocks in order. Cancel the task of the returned Run to end it. number: its id; 0: the
+        next."""
+        run = WarmupRun(number or next(self._numbers), blocks)
         run.task = asyncio.create_task(self._run_workers(run))
         self._running[run.id] = run
         return run
@@ -291,3 +297,12 @@ def _blocks(snapshot: Snapshot, files: "array[int]") -> Iterator[tuple[BlockRef,
         for number in range(block_count(size, snapshot.block_size)):
             ref = BlockRef(snapshot=snapshot.id, entry=file, number=number)
             yield ref, block_length(size, snapshot.block_size, number)
+
+
+def block_refs(space: BlockSpace, numbers: Numbers) -> Iterator[tuple[BlockRef, int]]:
+    """Yield blocks of a space, in the order of *numbers* (shape (n,)), with their lengths in bytes."""
+    for start in range(0, len(numbers), _REFS_AT_ONCE):
+        some = numbers[start : start + _REFS_AT_ONCE]
+        entries, parts = space.refs(some)
+        for entry, part, size in zip(entries.tolist(), parts.tolist(), space.sizes[some].tolist(), strict=True):
+            yield BlockRef(snapshot=space.snapshot, entry=entry, number=part), size
