@@ -30,8 +30,14 @@ from cachefs_daemon.datasets.stamps import MAX_ADDS, MAX_CLOCK, MAX_REMOVALS, NO
 # Orders in a consumer's facts, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
 MAX_ORDERS: Final = 256
 MAX_SIZE: Final = 1 << 60
+# Bytes of the paths that a warmup of the cluster names, and characters of its message or of a reason.
+MAX_WARMUP_PATHS: Final = 32 << 10
+MAX_WARMUP_TEXT: Final = 300
+# Unix seconds: the year 5138.
+MAX_UNIX_TIME: Final = 1e11
 
 _DIGITS: Final = re.compile(r"[0-9a-f]{32}")
+_WARMUP: Final = re.compile(r"[1-9][0-9]{6}")
 _DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 Value = TypeVar("Value", bound=msgspec.Struct)
@@ -148,6 +154,56 @@ class RebalanceFacts(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
 
 
+class WarmupTotals(msgspec.Struct, frozen=True, array_like=True):
+    """Progress of a warmup of the cluster, or of one node's part of it."""
+
+    # Blocks and bytes that are there, of all.
+    blocks: int = 0
+    blocks_total: int = 0
+    bytes: int = 0
+    bytes_total: int = 0
+    # Blocks that found no room, and blocks that could not be fetched.
+    skipped: int = 0
+    failed: int = 0
+
+
+class WarmupFacts(msgspec.Struct, frozen=True):
+    """A warmup of the cluster. Fields up to `holds` never change."""
+
+    dataset: str
+    # Id of the node on which it was requested, and the Unix time.
+    author: str
+    begun: float
+    # See cachefs.messages.WarmupRequest.
+    paths: list[bytes] = []
+    fraction: float = 1.0
+    leave_out_missing: bool = False
+    at: float = 0.0
+    before: str = ""
+    # See cachefs.messages.WarmupProgress.
+    holds: int = -1
+    # Unix time at which it started to fetch; 0: it waits for its time or its job.
+    started: float = 0.0
+    # Unix time of its end, and how it ended: done, failed or cancelled; 0 and "" before.
+    ended: float = 0.0
+    state: str = ""
+    message: str = ""
+    totals: WarmupTotals = WarmupTotals()
+
+
+class WarmupPart(msgspec.Struct, frozen=True):
+    """One node's part of a warmup of the cluster."""
+
+    # waiting, planning, running or done.
+    state: str
+    # Digest of the members among which the blocks are divided, and the snapshot; "" before they are known.
+    ring: str = ""
+    snapshot: str = ""
+    totals: WarmupTotals = WarmupTotals()
+    # Why the node is behind or lacks blocks; "" for no known reason.
+    reason: str = ""
+
+
 @dataclass(frozen=True)
 class StateSection(Generic[Value]):
     """One kind of values, with its limits and check."""
@@ -252,6 +308,34 @@ def _check_rebalance(name: str, value: RebalanceFacts) -> None:
     require(0 <= value.blocks <= MAX_CLOCK and 0 <= value.bytes <= MAX_CLOCK, "invalid numbers")
 
 
+def _check_totals(totals: WarmupTotals) -> None:
+    require(all(0 <= number <= MAX_CLOCK for number in msgspec.structs.astuple(totals)), "invalid numbers")
+
+
+def _check_warmup(name: str, value: WarmupFacts) -> None:
+    require(_WARMUP.fullmatch(name) is not None, "an invalid number of a warmup")
+    require(_DATASET.fullmatch(value.dataset) is not None, "an invalid dataset name")
+    require(is_id(value.author), "an invalid id of a node")
+    require(0 < value.fraction <= 1, "an invalid fraction")
+    times = (value.begun, value.at, value.started, value.ended)
+    require(all(0 <= time < MAX_UNIX_TIME for time in times) and value.begun > 0, "an invalid time")
+    require(len(value.before) <= MAX_JOB_NAME + MAX_OWNER and value.before.isprintable(), "an invalid job name")
+    require(sum(map(len, value.paths)) <= MAX_WARMUP_PATHS, "too many paths")
+    require(value.state in ("done", "failed", "cancelled") if value.ended else not value.state, "an invalid state")
+    require(len(value.message) <= MAX_WARMUP_TEXT and value.message.isprintable(), "an invalid message")
+    require(-1 <= value.holds <= MAX_CLOCK, "invalid numbers")
+    _check_totals(value.totals)
+
+
+def _check_warmup_part(name: str, value: WarmupPart) -> None:
+    require(_WARMUP.fullmatch(name) is not None, "an invalid number of a warmup")
+    require(value.state in ("waiting", "planning", "running", "done"), "an invalid state")
+    require(not value.ring or is_digest(value.ring), "an invalid digest of a ring")
+    require(not value.snapshot or is_digest(value.snapshot), "an invalid snapshot id")
+    require(len(value.reason) <= MAX_WARMUP_TEXT and value.reason.isprintable(), "an invalid reason")
+    _check_totals(value.totals)
+
+
 # A node with 1,000 datasets publishes those that it was the last to add or refresh, which may be all of them.
 DATASETS: Final = StateSection("datasets", SharedDataset, 8192, 16 << 10, _check_dataset)
 MOUNTED: Final = StateSection("mounted", MountedDataset, 4096, 8 << 10, _check_mounted)
@@ -263,7 +347,9 @@ PROGRESS: Final = StateSection("progress", ConsumerProgress, 8192, 256, _check_p
 REBALANCE_NAME: Final = "filling"
 REBALANCE: Final = StateSection("filling", RebalanceFacts, 1, 256, _check_rebalance)
 HOLDERS: Final = StateSection("holders", HoldersFacts, 8192, 512, _check_holders)
+WARMUPS: Final = StateSection("warmups", WarmupFacts, 512, 48 << 10, _check_warmup)
+WARMUP_PARTS: Final = StateSection("warmup parts", WarmupPart, 512, 2 << 10, _check_warmup_part)
 
 SECTIONS: Final[dict[str, StateSection[Any]]] = {
-    one.name: one for one in (DATASETS, MOUNTED, USED, CONSUMERS, PROGRESS, HOLDERS, REBALANCE)
+    one.name: one for one in (DATASETS, MOUNTED, USED, CONSUMERS, PROGRESS, HOLDERS, REBALANCE, WARMUPS, WARMUP_PARTS)
 }
