@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs.messages import Message
+from cachefs.messages import Message, WarmupProgress
 
 MAX_RECEIVED_NODES: Final = 64
 
@@ -105,6 +105,8 @@ class ClusterStatus(Message, frozen=True):
     grace: float = 0.0
     # Sorted by name, then id.
     members: list[MemberStatus] = msgspec.field(default_factory=list)
+    # The warmups of the cluster that run or wait, oldest first.
+    warmups: list[WarmupProgress] = msgspec.field(default_factory=list)
 
 
 class DrainRequest(Message, frozen=True):

@@ -432,6 +432,7 @@ class Status(Message, frozen=True):
     # Blocks dropped because their bytes were wrong.
     repairs: int
     mounts: list[MountView]
+    # Warmups that run.
     warmups: int
     index_blocks: int
     errors: list[ErrorView] = []
@@ -449,6 +450,8 @@ class Status(Message, frozen=True):
     cluster: ClusterBrief = ClusterBrief()
     # Present troubles, the worst first.
     troubles: list[Trouble] = []
+    # The first of the warmups that run, without the parts of single nodes.
+    running_warmups: list["WarmupProgress"] = []
 
 
 class OriginOptions(Message, frozen=True):
@@ -717,12 +720,36 @@ class WarmupRequest(Message, frozen=True):
     wait: bool = True
     # Ignore paths that are not in the snapshot, if at least one is.
     leave_out_missing: bool = False
+    # Have each node of the cluster fetch the blocks that it keeps.
+    cluster: bool = False
+    # Only with `cluster`: the Unix time at which to begin (0: now), and the job whose publication to await ("": none).
+    at: float = 0.0
+    before: str = ""
+
+
+class WarmupNode(Message, frozen=True):
+    """One node's part of a warmup of the cluster."""
+
+    name: str
+    # waiting, planning, running, done, or missing: nothing is known of its part.
+    state: str
+    # Blocks and bytes that are there, of those that the node keeps.
+    blocks: int = 0
+    blocks_total: int = 0
+    bytes: int = 0
+    bytes_total: int = 0
+    # Blocks that found no room, and blocks that could not be fetched.
+    skipped: int = 0
+    failed: int = 0
+    # Why the node is behind; "" where it is not.
+    reason: str = ""
 
 
 class WarmupProgress(Message, frozen=True):
     """The progress of a warmup."""
 
     id: int
+    # waiting (for a time or a job), running, done, failed or cancelled.
     state: str
     blocks: int
     blocks_total: int
@@ -737,6 +764,16 @@ class WarmupProgress(Message, frozen=True):
     # Number of requested paths that are not in the snapshot, and the first of them.
     missing: int = 0
     first_missing: str = ""
+    # Whether it is a warmup of the cluster: its id is the same on all nodes, and the numbers are sums over nodes.
+    cluster: bool = False
+    # See WarmupRequest.
+    at: float = 0.0
+    before: str = ""
+    # Bytes of `bytes_total` that the tiers of the nodes can hold; -1: all, or not known.
+    holds: int = -1
+    # What it waits for, or which node is behind and why; "" where there is nothing to tell.
+    reason: str = ""
+    nodes: list[WarmupNode] = []
 
 
 class WarmupId(Message, frozen=True):
@@ -764,6 +801,16 @@ class DatasetAmount(Message, frozen=True):
     bytes: int
 
 
+class WarmupNodeForecast(Message, frozen=True):
+    """The part of a warmup of the cluster that one node keeps."""
+
+    name: str
+    bytes: int
+    # Bytes of its tiers, and bytes of the part that they can hold.
+    capacity: int
+    holds: int
+
+
 class WarmupForecast(Message, frozen=True):
     """The forecast of a warmup."""
 
@@ -772,6 +819,10 @@ class WarmupForecast(Message, frozen=True):
     here: DatasetAmount
     # Bytes that the tiers can take without evicting anything.
     free: int
+    # For the cluster (`here` is then empty): bytes of `wanted` that the tiers of the nodes can hold, with all copies,
+    # and each node's part. -1: for this node only.
+    holds: int = -1
+    nodes: list[WarmupNodeForecast] = []
 
 
 class EvictForecast(Message, frozen=True):

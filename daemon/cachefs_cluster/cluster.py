@@ -37,7 +37,10 @@ from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource
 from cachefs_cluster.section import ClusterSection
+from cachefs_cluster.warmups.cluster_warmups import ClusterWarmupParts, ClusterWarmups
+from cachefs_cluster.warmups.part import PartFetcher, PartParts
 from cachefs_daemon.config import Config
+from cachefs_daemon.content.warmup import WarmupState
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.node_cluster import AdoptConnection, NodeParts
 from cachefs_daemon.ports import AwayNode, BlockPeers
@@ -74,11 +77,16 @@ class JoinedCluster:
         self._sharing: NodeSharing
         self._rebalance: Rebalance
         self._draining: DrainController
+        self._warmups: ClusterWarmups
         self._background_work: list[BackgroundWork] = []
 
     @property
     def name(self) -> str:
         return self._section.own_name
+
+    @property
+    def warmups(self) -> ClusterWarmups:
+        return self._warmups
 
     @property
     def background_work(self) -> Sequence[BackgroundWork]:
@@ -116,7 +124,8 @@ class JoinedCluster:
         self._rebalance = self._make_rebalance(standing)
         self._home_routes.follow_rebalance(self._rebalance.is_searching)
         self._draining = DrainController(self._membership, self._sharing.shared, lambda: bool(parts.jobs.consumers))
-        self._background_work += [self._rebalance.run, self._draining.run]
+        self._warmups = self._make_warmups()
+        self._background_work += [self._rebalance.run, self._draining.run, self._warmups.run]
         if self._section.observers or self._section.schedulers:
             self._make_observer_endpoint()
 
@@ -195,6 +204,34 @@ class JoinedCluster:
         self._membership.add_listener(lambda view: rebalance.set_ring(placement_ring_of(view)))
         return rebalance
 
+    def _make_warmups(self) -> ClusterWarmups:
+        """Create the part that carries out the warm-ups of the whole cluster."""
+        node = self._node
+        fetcher = PartFetcher(
+            PartParts(
+                me=self._membership.view.me,
+                replicas=self._section.replicas,
+                warmups=node.content.warmups,
+                fetcher=node.fetcher,
+                catalog=node.catalog,
+                storage=node.storage,
+                threads=node.threads,
+                shared_snapshot=self.placement.shared_snapshot,
+            )
+        )
+        return ClusterWarmups(
+            ClusterWarmupParts(
+                shared=self._sharing.shared,
+                catalog=node.catalog,
+                jobs=node.jobs,
+                threads=node.threads,
+                fetcher=fetcher,
+                state_dir=self._state_dir,
+                replicas=self._section.replicas,
+                grace=self._section.grace,
+            )
+        )
+
     def _make_observer_endpoint(self) -> None:
         """Serve the observers and schedulers that the configuration names."""
         node, storage = self._node, self._node.storage
@@ -234,6 +271,7 @@ class JoinedCluster:
     # --- start and stop -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        await self._warmups.restore()
         await self._membership.start()
         await self._sharing.start()
         await self._plane.start()
@@ -256,7 +294,8 @@ class JoinedCluster:
     async def full_status(self) -> ClusterStatus:
         status = self._status(await self._sharing.counters())
         conflicts = self._sharing.shared.identity_conflicts.remarks(time.monotonic())
-        return msgspec.structs.replace(status, remarks=[*status.remarks, *conflicts])
+        warmups = [one for one in self._warmups.progress() if one.state in (WarmupState.WAITING, WarmupState.RUNNING)]
+        return msgspec.structs.replace(status, remarks=[*status.remarks, *conflicts], warmups=warmups)
 
     def _status(self, counters: dict[str, NodeCounters]) -> ClusterStatus:
         return cluster_status(self._membership.view, self._section, self._plane.traffic, counters)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from cachefs.block import MEMORY, SSD
 from cachefs.errors import CachefsError
+from cachefs.messages import WarmupProgress
 from cachefs_daemon.config import Config
 from cachefs_daemon.content.content_parts import ContentParts
 from cachefs_daemon.datasets.catalog import Catalog
@@ -123,6 +124,11 @@ class Node:
         await self.cluster.start()
         await self.content.warmup_persistence.restore()
         self._background = [asyncio.create_task(run()) for run in self._background_work]
+
+    def warmups(self) -> list[WarmupProgress]:
+        """Return the progress of the warmups of this node and of the cluster, oldest first."""
+        shared = self.cluster.warmups
+        return [*(run.progress() for run in self.content.warmups if run.id not in shared), *shared.progress()]
 
     async def maintain(self) -> None:
         """Run as long as the daemon. Each step repeats on its own, so that limits are enforced in time."""

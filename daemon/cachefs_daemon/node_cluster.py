@@ -24,7 +24,17 @@ from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.local_reads import LocalReads
 from cachefs_daemon.mounts.registry import MountReadCounts
-from cachefs_daemon.ports import LOCAL_DIRECTORY, LOCAL_PLACEMENT, NO_PEERS, AwayNode, BlockPeers, Directory, Placement
+from cachefs_daemon.ports import (
+    LOCAL_DIRECTORY,
+    LOCAL_PLACEMENT,
+    NO_PEERS,
+    NO_SHARED_WARMUPS,
+    AwayNode,
+    BlockPeers,
+    Directory,
+    Placement,
+    SharedWarmups,
+)
 from cachefs_daemon.reporting.residency import Residency
 from cachefs_daemon.runtime.background import BackgroundWork
 from cachefs_daemon.runtime.error_log import ErrorLog
@@ -75,6 +85,10 @@ class Cluster(Protocol):
     @property
     def placement(self) -> Placement:
         """The share of the cluster's blocks that this node keeps."""
+
+    @property
+    def warmups(self) -> SharedWarmups:
+        """The warmups of the whole cluster. Use them after `attach`."""
 
     def make_block_peers(self, limiter: ConcurrencyLimiter) -> BlockPeers:
         """Return the other nodes as a source of blocks. limiter: limits the reads from origins. Call once, before
@@ -132,6 +146,7 @@ class NoCluster:
 
     directory: Final[Directory] = LOCAL_DIRECTORY
     placement: Final[Placement] = LOCAL_PLACEMENT
+    warmups: Final[SharedWarmups] = NO_SHARED_WARMUPS
     background_work: Final[Sequence[BackgroundWork]] = ()
     upkeep: Final[Sequence[Callable[[], None]]] = ()
 

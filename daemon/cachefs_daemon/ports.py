@@ -4,11 +4,12 @@ a node that is in no cluster.
 `cachefs_cluster` implements the ports, and the command line plugs the implementations in.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cachefs.messages import RemoteMount
+from cachefs.errors import ConfigError
+from cachefs.messages import RemoteMount, WarmupForecast, WarmupProgress, WarmupRequest
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs_daemon.datasets.stamps import SharedChanges, UnsharedChanges
 
@@ -185,6 +186,53 @@ class LocalDirectory(UnsharedChanges):
     async def catch_up(self, seconds: float) -> None: ...
 
 
+class SharedWarmups(Protocol):
+    """The warmups of the whole cluster. Used on the event loop."""
+
+    def __contains__(self, number: int, /) -> bool:
+        """Return whether there is a warmup with this id."""
+
+    async def begin(self, request: WarmupRequest, /) -> WarmupProgress:
+        """Begin a warmup on all nodes, or schedule it. Raises CachefsError."""
+
+    async def forecast(self, request: WarmupRequest, /) -> WarmupForecast:
+        """Forecast a warmup. Raises CachefsError."""
+
+    def progress(self) -> list[WarmupProgress]:
+        """Return the progress of all warmups, oldest first."""
+
+    def watch(self, number: int, /) -> AsyncGenerator[WarmupProgress, None]:
+        """Yield the progress of a warmup until its end, which does not depend on the caller. Raises NotFound."""
+
+    async def cancel(self, number: int, /) -> WarmupProgress:
+        """Cancel a warmup on all nodes; fetched blocks stay. Raises NotFound."""
+
+
+class NoSharedWarmups:
+    """A node that is alone has no warmups but its own."""
+
+    def __contains__(self, number: int) -> bool:
+        return False
+
+    async def begin(self, _: WarmupRequest) -> WarmupProgress:
+        raise ConfigError("this node is in no cluster, so --cluster and its options do not apply; leave them out")
+
+    async def forecast(self, request: WarmupRequest) -> WarmupForecast:
+        await self.begin(request)
+        raise AssertionError
+
+    def progress(self) -> list[WarmupProgress]:
+        return []
+
+    async def watch(self, number: int) -> AsyncGenerator[WarmupProgress, None]:
+        """Yield nothing."""
+        for progress in self.progress():
+            yield progress
+
+    async def cancel(self, number: int) -> WarmupProgress:
+        raise ConfigError("this node is in no cluster")
+
+
 class Placement(Protocol):
     """The share of the cluster's blocks that this node keeps. Used on the event loop."""
 
@@ -218,3 +266,4 @@ class LocalPlacement:
 
 LOCAL_DIRECTORY: Final[Directory] = LocalDirectory()
 LOCAL_PLACEMENT: Final[Placement] = LocalPlacement()
+NO_SHARED_WARMUPS: Final[SharedWarmups] = NoSharedWarmups()

@@ -108,6 +108,7 @@ class Shape:
     size: int = 20_000
     memory: TierSettings = _TIER
     ssd: TierSettings = _TIER
+    policy: str = ""  # empty: the daemon's default
     # Numbers of the nodes that have the dataset mounted; None: all that run.
     mounted: Sequence[int] | None = None
     # Are the files samples, as jobs of the lab read them? They have *size* bytes each.
@@ -130,7 +131,9 @@ def shaped_cluster(work: Path, server: S3Server, bucket: str, shape: Shape) -> I
     server.create_bucket(bucket)
     server.put(bucket, files)
     settings = ClusterSettings(
-        NodeSettings(shape.memory, shape.ssd, _BLOCK, read_deadline=20, guess=False), shape.source, shape.keys
+        NodeSettings(shape.memory, shape.ssd, _BLOCK, shape.policy, read_deadline=20, guess=False),
+        shape.source,
+        shape.keys,
     )
     with ExitStack() as stack:
         throttle = stack.enter_context(run_throttle(server.endpoint, LinkLimits(), work / "throttle.log"))

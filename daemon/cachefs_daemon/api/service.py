@@ -72,6 +72,7 @@ from cachefs.read_messages import MountReadReport, ReadsRequest, ReadsResponse
 from cachefs_daemon.caller import Caller
 from cachefs_daemon.content import forecast, inventory, verify
 from cachefs_daemon.content.cached_share import cached_share
+from cachefs_daemon.content.warmup import Warmups, WarmupState
 from cachefs_daemon.datasets import browsing, selection, trial
 from cachefs_daemon.fetch.readahead import readahead_counts, readahead_views
 from cachefs_daemon.jobs.owners import check_owner, find_job_name, own_job_name
@@ -80,6 +81,7 @@ from cachefs_daemon.mounts.lagging import with_lag
 from cachefs_daemon.node import Node
 from cachefs_daemon.origin import request_counters
 from cachefs_daemon.origin_settings import origin_settings
+from cachefs_daemon.ports import SharedWarmups
 from cachefs_daemon.reporting.scaling import planned_demands, scale_status
 from cachefs_daemon.runtime.shielded import shielded
 from cachefs_daemon.store.storage import TierUsage
@@ -88,6 +90,8 @@ log = logging.getLogger(__name__)
 
 FromJob = TypeVar("FromJob", JobPublication, JobEpoch, JobProgress)
 
+# Warmups in progress that the status tells of.
+MAX_STATUS_WARMUPS: Final = 5
 # Most seconds that a removal waits for the published state of other nodes.
 _CATCH_UP_SECONDS: Final = 2.0
 # Seconds within which an unmounted mount ends, including its workers' last reports: as long as `cachectl umount` waits.
@@ -190,6 +194,7 @@ class Service:
         counters = self._node.mounts.counters()
         reads = request_counters.total_counters().counters_for("read")
         blocks, size = self._node.fetcher.in_flight
+        warmups = [one for one in self._node.warmups() if one.state == WarmupState.RUNNING]
         return Status(
             instance=self._node.instance,
             version=__version__,
@@ -211,7 +216,8 @@ class Service:
                 with_lag(self._node.lookahead.pushers.with_push_counters(one), self._current_snapshot_id)
                 for one in self._node.mounts.views()
             ],
-            warmups=len(self._node.content.warmups),
+            warmups=len(warmups),
+            running_warmups=[msgspec.structs.replace(one, nodes=[]) for one in warmups[:MAX_STATUS_WARMUPS]],
             index_blocks=sum(tier.blocks for tier in usage),
             errors=self._node.errors.views(),
             causes=self._node.errors.causes(),
@@ -348,23 +354,38 @@ class Service:
     # --- blocks of datasets -------------------------------------------------------------------------------------
 
     async def warmup(self, request: WarmupRequest) -> AsyncGenerator[WarmupProgress, None]:
-        snapshot = self._node.catalog.snapshot(request.dataset)
-        async with contextlib.aclosing(self._node.content.warmups.run(snapshot, request)) as steps:
+        if request.cluster:
+            progress = await self._node.cluster.warmups.begin(request)
+            if request.wait and progress.state == WarmupState.RUNNING:
+                steps = self._node.cluster.warmups.watch(progress.id)
+            else:
+                yield progress
+                return
+        else:
+            snapshot = self._node.catalog.snapshot(request.dataset)
+            steps = self._node.content.warmups.run(snapshot, request)
+        async with contextlib.aclosing(steps):
             async for progress in steps:
                 yield progress
 
     async def warmup_list(self, _: Empty) -> WarmupList:
-        return WarmupList(warmups=[run.progress() for run in self._node.content.warmups])
+        return WarmupList(warmups=self._node.warmups())
 
     async def warmup_watch(self, request: WarmupId) -> AsyncGenerator[WarmupProgress, None]:
-        async with contextlib.aclosing(self._node.content.warmups.watch(request.id)) as steps:
+        async with contextlib.aclosing(self._warmups_with(request.id).watch(request.id)) as steps:
             async for progress in steps:
                 yield progress
 
     async def warmup_cancel(self, request: WarmupId) -> WarmupProgress:
-        return await self._node.content.warmups.cancel(request.id)
+        return await self._warmups_with(request.id).cancel(request.id)
+
+    def _warmups_with(self, number: int) -> Warmups | SharedWarmups:
+        shared = self._node.cluster.warmups
+        return shared if number in shared else self._node.content.warmups
 
     async def warmup_forecast(self, request: WarmupRequest) -> WarmupForecast:
+        if request.cluster:
+            return await self._node.cluster.warmups.forecast(request)
         snapshot, index = self._node.catalog.snapshot(request.dataset), self._node.storage.index
         usage = await self._node.threads.run(self._node.storage.usage)
         free = sum(max(0, tier.limit - tier.used) for tier in usage)

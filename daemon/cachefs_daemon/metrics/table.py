@@ -13,6 +13,7 @@ from typing import Final
 
 from cachefs import __version__
 from cachefs.block import TIER_NAMES
+from cachefs_daemon.content.warmup import WarmupState
 from cachefs_daemon.fetch.fetch_parts import ORIGIN, SOURCES, FetchResult
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.metrics.busiest import BusiestDatasets
@@ -335,6 +336,12 @@ MOUNTS: Final = _gauge(
     "mounts", "mounts", "Mounts of the node. Dead ones are mount points whose process is gone.", MOUNT_STATE
 )
 WARMUPS: Final = _gauge("warmups", "warmups", "Warmups in progress.")
+WARMUP_WANTED: Final = _experimental(_gauge(
+    "warmup_wanted_bytes", "bytes", "Bytes that the warmups in progress fetch to this node.", DATASET,
+))  # fmt: skip
+WARMUP_FETCHED: Final = _experimental(_gauge(
+    "warmup_fetched_bytes", "bytes", "The part of `warmup_wanted_bytes` that has come.", DATASET,
+))  # fmt: skip
 
 
 def _content_samples(node: Node) -> Iterator[MetricSample]:
@@ -345,6 +352,14 @@ def _content_samples(node: Node) -> Iterator[MetricSample]:
         yield MetricSample(JOBS, (state,), states[state])
     yield MetricSample(CONSUMERS, (), len(node.jobs.consumers))
     yield MetricSample(WARMUPS, (), len(node.content.warmups))
+    wanted, fetched = Counter[str](), Counter[str]()
+    for run in node.content.warmups:
+        if run.state == WarmupState.RUNNING:
+            wanted[run.blocks_to_fetch.dataset] += run.blocks_to_fetch.bytes
+            fetched[run.blocks_to_fetch.dataset] += run.bytes
+    for name, size in wanted.items():
+        yield MetricSample(WARMUP_WANTED, (name,), size)
+        yield MetricSample(WARMUP_FETCHED, (name,), fetched[name])
     yield MetricSample(REPAIRED, (), node.storage.blocks.repairs)
 
 

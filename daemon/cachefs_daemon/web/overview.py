@@ -93,6 +93,9 @@ class WarmupRow:
     dataset: str
     bytes: int
     total: int
+    # Whether it is a warmup of the cluster; what it waits for, or which node is behind and why.
+    cluster: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +192,11 @@ def _totals(node: Node) -> OverviewTotals:
 
 
 def _warmups(node: Node) -> list[WarmupRow]:
-    running = [run.progress() for run in node.content.warmups if run.state == WarmupState.RUNNING]
-    return [WarmupRow(one.dataset, one.bytes, one.bytes_total) for one in running[:MAX_WARMUPS]]
+    shown = [one for one in node.warmups() if one.state in (WarmupState.RUNNING, WarmupState.WAITING)]
+    return [
+        WarmupRow(one.dataset, one.bytes, one.bytes_total, one.cluster, one.reason[:MAX_TEXT])
+        for one in shown[:MAX_WARMUPS]
+    ]
 
 
 def _cluster(status: ClusterStatus) -> ClusterOverview:

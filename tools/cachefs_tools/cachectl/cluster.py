@@ -14,10 +14,10 @@ from rich.table import Table
 
 from cachefs.cluster_messages import ClusterStatus, DrainRequest, DrainStatus, MemberStatus, ScaleOutcome, ScaleStatus
 from cachefs.formatting import format_count, format_duration
-from cachefs.messages import ClusterBrief, Empty
+from cachefs.messages import ClusterBrief, Empty, WarmupProgress
 from cachefs.rpc import CLUSTER, DRAIN, SCALE_HINT
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
-from cachefs_tools.cachectl.display import size, table
+from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.escaped_names import escape_name
 
 # Seconds between queries.
@@ -189,10 +189,17 @@ def describe(found: ClusterStatus) -> Iterator[str | Table]:
     yield table(f"NAME =STATE >SHARE {'ZONE?? ' if has_zones else ''}ADDRESS?? >USED >ORIGIN? >IN? >OUT?", rows)
     usual = _median_seconds(found)
     lines = [line for each in found.members for line in _problem_lines(each, usual)]
+    lines += [_warmup_line(one) for one in found.warmups]
     lines += [f"note: {escape_name(remark)}" for remark in found.remarks]
     if lines:
         yield ""
     yield from lines
+
+
+def _warmup_line(one: WarmupProgress) -> str:
+    done = f"{share(one.bytes, one.bytes_total)}, {size(one.bytes)} of {size(one.bytes_total)}"
+    reason = f"; {escape_name(one.reason)}" if one.reason else ""
+    return f"warmup {one.id} of {escape_name(one.dataset)} {one.state}: {done}{reason}"
 
 
 def describe_traffic(found: ClusterStatus) -> Iterator[str | Table]:

@@ -1,13 +1,18 @@
 """cachectl warmup, warmups, evict, pin, unpin, ls and verify: the part of a dataset on this node."""
 
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import BinaryIO
 
 import click
+from rich.table import Table
 
 from cachefs.block import TIER_NAMES
+from cachefs.errors import ConfigError
 from cachefs.formatting import format_count
 from cachefs.messages import (
     CachedFile,
@@ -42,7 +47,7 @@ from cachefs.rpc import (
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import share, size, table
-from cachefs_tools.cachectl.progress import show_verification, show_warmup
+from cachefs_tools.cachectl.progress import holds_lines, show_verification, show_warmup
 from cachefs_tools.escaped_names import escape_name
 
 # Deadline in seconds for counting a large dataset.
@@ -71,6 +76,31 @@ def parse_fraction(ctx: click.Context, param: click.Parameter, text: str) -> flo
     return number
 
 
+def parse_time(ctx: click.Context, param: click.Parameter, text: str | None) -> float:
+    """Parse an option such as 23:30, 2026-12-24 18:00 or +2h, in local time. Returns Unix seconds; 0 without a value.
+
+    Raises click.BadParameter.
+    """
+    if not text:
+        return 0.0
+    now = datetime.now()  # local times are meant
+    if after := re.fullmatch(r"\+(\d{1,9})([smhd])", text):
+        return time.time() + int(after[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[after[2]]
+    if of_day := re.fullmatch(r"(\d{1,2}):(\d{2})", text):
+        try:
+            when = now.replace(hour=int(of_day[1]), minute=int(of_day[2]), second=0, microsecond=0)
+        except ValueError:
+            when = None
+        if when is not None:
+            return (when if when > now else when + timedelta(days=1)).timestamp()
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f"{text!r} is neither a time like 23:30 or 2026-12-24 18:00, nor a delay like +30m, +2h or +1d"
+        ) from None
+
+
 @click.command()
 @click.argument("dataset", shell_complete=completion.datasets)
 @click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths)
@@ -80,35 +110,68 @@ def parse_fraction(ctx: click.Context, param: click.Parameter, text: str) -> flo
     callback=parse_fraction,
     help="Fetch only the first part of the files, such as 0.3 or 30%.",
 )
+@click.option(
+    "--path", "more_paths", multiple=True, metavar="PATH", help="The same as PATH. May be given several times."
+)
 @click.option("--list", "list_file", type=click.File("rb"), help="Read PATHs from a file, one per line; - is stdin.")
 @click.option("-0", "--null", is_flag=True, help="The paths in --list end with NUL instead of a newline.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only print what would be fetched.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when all is done, or at once.")
+@click.option("--cluster", is_flag=True, help="Have each node of the cluster bring the blocks that it keeps.")
+@click.option(
+    "--at", metavar="TIME", callback=parse_time,
+    help="With --cluster: begin then. TIME is HH:MM, YYYY-MM-DD HH:MM, or +30m, +2h, +1d from now.",
+)  # fmt: skip
+@click.option(
+    "--before", metavar="JOB", default="",
+    help="With --cluster: begin as soon as this job has published what it reads, and follow its order.",
+)  # fmt: skip
 @with_session
 def warmup(  # noqa: PLR0913  # one for each option
-    session: CommandSession, dataset: str, paths: tuple[str, ...], fraction: float, list_file: BinaryIO | None,
-    null: bool, dry_run: bool, wait: bool,
+    session: CommandSession, dataset: str, paths: tuple[str, ...], more_paths: tuple[str, ...], fraction: float,
+    list_file: BinaryIO | None, null: bool, dry_run: bool, wait: bool, cluster: bool, at: float, before: str,
 ) -> None:  # fmt: skip
-    """Bring files onto this node before they are read.
+    """Bring files onto this node, or all nodes of its cluster, before they are read.
 
     With PATHs, only the files at or below them are brought. PATHs are relative to the dataset, as `ls` shows them. Of a
-    list, those that are not there are left out and counted, and the exit status is 4.
+    list, those that are not there are left out and counted, and the exit status is 4. With --cluster, the warmup goes
+    on if this command is interrupted, and after restarts; `cachectl warmups --cancel` ends it, on any node.
     """
+    if (at or before) and not cluster:
+        raise click.UsageError("--at and --before need --cluster")
+    if at and before:
+        raise click.UsageError("--at and --before exclude each other")
+    paths += more_paths
     wanted = split_paths(list_file.read(), b"\0" if null else b"\n") if list_file else []
     if list_file and not wanted and not paths:
         raise click.BadParameter("the list names no path", param_hint="--list")
     selected = selected_paths([*paths, *wanted])
     request = WarmupRequest(
-        dataset=dataset, paths=selected, fraction=fraction, wait=wait, leave_out_missing=bool(wanted)
-    )
+        dataset=dataset, paths=selected, fraction=fraction, wait=wait, leave_out_missing=bool(wanted),
+        cluster=cluster, at=at, before=before,
+    )  # fmt: skip
     if dry_run:
         forecast = session.call(WARMUP_FORECAST, request, FORECAST_SECONDS)
         session.print_result(forecast, *warmup_forecast_lines(dataset, forecast))
         return
-    last = show_warmup(session, session.stream(WARMUP, request))
-    session.print_result(last, finished_text(session, last) if wait else begun_text(last))
-    if last.missing or (wait and (last.failed or last.skipped)):
+    last = show_warmup(session, check_support(session.stream(WARMUP, request), request))
+    has_ended = last.state not in ("waiting", "running")
+    session.print_result(last, finished_text(session, last) if has_ended else begun_text(last))
+    if last.missing or (has_ended and is_incomplete(last)):
         sys.exit(ExitStatus.INCOMPLETE)
+
+
+def check_support(updates: Iterator[WarmupProgress], request: WarmupRequest) -> Iterator[WarmupProgress]:
+    """Pass updates on. Raises ConfigError where the daemon's release would warm this node alone: it stops then."""
+    for update in updates:
+        if request.cluster and not update.cluster:
+            raise ConfigError("the daemon's release has no warmups of the cluster; update it, or leave out --cluster")
+        yield update
+
+
+def is_incomplete(last: WarmupProgress) -> bool:
+    """Return whether an ended warmup lacks something."""
+    return bool(last.missing or last.failed or last.skipped or last.state == "failed")
 
 
 def split_paths(text: bytes, end: bytes) -> list[bytes]:
@@ -126,11 +189,21 @@ def missing_lines(last: WarmupProgress) -> list[str]:
     return [f"{last.missing:,} of the paths are not in the dataset, the first is {escape_name(last.first_missing)}"]
 
 
-def warmup_forecast_lines(dataset: str, forecast: WarmupForecast) -> list[str]:
+def warmup_forecast_lines(dataset: str, forecast: WarmupForecast) -> list[str | Table]:
     """Return the lines of `warmup --dry-run`."""
     wanted, here = forecast.wanted, forecast.here
+    if forecast.nodes:
+        whole = sum(one.bytes for one in forecast.nodes)
+        rows = ((escape_name(one.name), size(one.bytes), size(one.capacity), size(one.holds)) for one in forecast.nodes)
+        what = f"{format_count(wanted.blocks, 'block')}, {size(wanted.bytes)}, of {format_count(wanted.files, 'file')}"
+        return [
+            f"{escape_name(dataset)}: would have {format_count(len(forecast.nodes), 'node')} keep {what}",
+            *holds_lines(forecast.holds, whole),
+            "",
+            table("NODE >PART >ROOM >HOLDS", rows),
+        ]
     blocks, missing = wanted.blocks - here.blocks, wanted.bytes - here.bytes
-    lines = [
+    lines: list[str | Table] = [
         f"{escape_name(dataset)}: would fetch {format_count(max(0, blocks), 'block')}, {size(max(0, missing))}, of "
         f"{format_count(wanted.files, 'file')}",
         f"here already: {format_count(here.blocks, 'block')}, {size(here.bytes)}; "
@@ -144,6 +217,11 @@ def warmup_forecast_lines(dataset: str, forecast: WarmupForecast) -> list[str]:
 def begun_text(first: WarmupProgress) -> str:
     """Return the answer to a warmup in the background."""
     what = f"{format_count(first.blocks_total, 'block')}, {size(first.bytes_total)}"
+    if first.cluster:
+        doing = f"is to be warmed: {what}" if first.state == "waiting" else f"is being warmed: {what}"
+        text = f"{escape_name(first.dataset)} {doing}, on all nodes as warmup {first.id}; see `cachectl warmups`"
+        reason = [escape_name(first.reason)] if first.reason else []
+        return "\n".join([text, *reason, *holds_lines(first.holds, first.bytes_total), *missing_lines(first)])
     text = (
         f"warming {escape_name(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
     )
@@ -152,13 +230,15 @@ def begun_text(first: WarmupProgress) -> str:
 
 def finished_text(session: CommandSession, last: WarmupProgress) -> str:
     """Return the result of a warmup from its last progress message. Queries the tiers if blocks had no room."""
-    return warmup_text(last, session.call(STATUS, Empty()).tiers if last.skipped and not session.as_json else ())
+    is_local = last.skipped and not last.cluster and not session.as_json
+    return warmup_text(last, session.call(STATUS, Empty()).tiers if is_local else ())
 
 
 def warmup_text(last: WarmupProgress, tiers: Sequence[TierStatus] = ()) -> str:
     """Return the result of a warmup from its last progress message. tiers: of the node."""
     ending = "incomplete" if last.state == "done" and (last.skipped or last.missing) else last.state
-    here = f"{last.blocks:,} of {last.blocks_total:,} blocks here"
+    where = "on all nodes" if last.cluster else "here"
+    here = f"{last.blocks:,} of {last.blocks_total:,} blocks {where}"
     lines = [f"{escape_name(last.dataset)}: {here}, {size(last.bytes)} ({ending})", *missing_lines(last)]
     if last.skipped:
         skipped, room = format_count(last.skipped, "block"), "enlarge a tier's budget"
@@ -296,20 +376,27 @@ def warmups(session: CommandSession, watch: int | None, cancel: int | None) -> N
     if watch is not None:
         last = show_warmup(session, session.stream(WARMUP_WATCH, WarmupId(id=watch)), watched=True)
         session.print_result(last, finished_text(session, last))
-        if last.missing or last.failed or last.skipped:
+        if is_incomplete(last):
             sys.exit(ExitStatus.INCOMPLETE)
     elif cancel is not None:
         last = session.call(WARMUP_CANCEL, WarmupId(id=cancel))
         session.print_result(last, finished_text(session, last))
     else:
         found = session.call(WARMUP_LIST, Empty())
-        session.print_result(
-            found, table("=ID DATASET =STATE >HERE? >OF >SHARE >SKIPPED?? >FAILED??", map(_row, found.warmups))
-        )
+        rows = table("=ID DATASET =STATE =NODES?? >HERE? >OF >SHARE >SKIPPED?? >FAILED??", map(_row, found.warmups))
+        session.print_result(found, rows, *reason_lines(found.warmups))
+
+
+def reason_lines(warmups: Iterable[WarmupProgress]) -> Iterator[str]:
+    """Yield a line for each warmup that waits, or that a node holds up."""
+    for one in warmups:
+        text = one.reason or (one.message if one.cluster else "")
+        if text:
+            yield f"warmup {one.id}: {escape_name(text)}"
 
 
 def _row(one: WarmupProgress) -> tuple[object, ...]:
     return (
-        one.id, escape_name(one.dataset), one.state, size(one.bytes), size(one.bytes_total),
-        share(one.bytes, one.bytes_total), f"{one.skipped:,}", f"{one.failed:,}",
+        one.id, escape_name(one.dataset), one.state, "all" if one.cluster else "this one", size(one.bytes),
+        size(one.bytes_total), share(one.bytes, one.bytes_total), f"{one.skipped:,}", f"{one.failed:,}",
     )  # fmt: skip

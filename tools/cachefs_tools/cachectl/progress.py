@@ -100,21 +100,42 @@ def show_warmup(session: CommandSession, updates: Iterable[WarmupProgress], *, w
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
     )  # fmt: skip
 
+    has_told = False
+
     def show(task: TaskID, update: WarmupProgress) -> None:
-        text = f"warming {escape_name(update.dataset)}"
+        nonlocal has_told
+        if 0 <= update.holds < update.bytes_total and not has_told and not session.as_json:
+            has_told = True
+            for told in holds_lines(update.holds, update.bytes_total):
+                session.screen.print(told, soft_wrap=True)
+        text = f"warming {escape_name(update.dataset)}{_reason(update)}"
         bar.update(task, completed=update.bytes, total=update.bytes_total, description=text)
 
     def line(one: WarmupProgress) -> str:
         done = share(one.bytes, one.bytes_total)
-        return f"warming {escape_name(one.dataset)}: {done}, {size(one.bytes)} of {size(one.bytes_total)}"
+        text = f"warming {escape_name(one.dataset)}: {done}, {size(one.bytes)} of {size(one.bytes_total)}"
+        return text + _reason(one)
 
     def interrupted(one: WarmupProgress) -> str:
-        here = f"{escape_name(one.dataset)}: {one.blocks:,} of {one.blocks_total:,} blocks here, {size(one.bytes)}"
-        if watched:
+        where = "on all nodes" if one.cluster else "here"
+        here = f"{escape_name(one.dataset)}: {one.blocks:,} of {one.blocks_total:,} blocks {where}, {size(one.bytes)}"
+        if watched or one.cluster:
             return f"{here}; the warmup continues: `cachectl warmups`"
         return f"{here}; the warmup is cancelled, and fetched blocks stay. With --no-wait, it runs in the background"
 
     return _show_updates(session, bar, updates, show, _ProgressTexts(line, interrupted))
+
+
+def _reason(update: WarmupProgress) -> str:
+    return f"; {escape_name(update.reason)}" if update.reason else ""
+
+
+def holds_lines(holds: int, whole: int) -> list[str]:
+    """Return the line that not all of a warmup fits into the cluster. holds: bytes that do; -1 for all."""
+    if not 0 <= holds < whole:
+        return []
+    of_whole = f"{share(holds, whole)} of it, {size(holds)} of {size(whole)}"
+    return [f"the tiers of all nodes hold {of_whole}; the rest is left out"]
 
 
 def show_verification(session: CommandSession, updates: Iterable[VerifyProgress]) -> VerifyProgress:

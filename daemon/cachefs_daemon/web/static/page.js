@@ -179,7 +179,8 @@ function facts(view) {
   ];
   if (view.cluster) found.splice(1, 0, ["From other nodes", speed(rate("peer_bytes")), `${size(now.peer_bytes)}; given ${size(now.served_bytes)}`]);
   for (const [place, one] of view.warmups.entries()) {
-    found.push([`Warmup ${place + 1}: ${one.dataset}`, one.total ? percent(one.bytes / one.total) : "0 %", `${size(one.bytes)} of ${size(one.total)}`]);
+    const about = `${size(one.bytes)} of ${size(one.total)}${one.cluster ? " on all nodes" : ""}${one.reason ? `; ${one.reason}` : ""}`;
+    found.push([`Warmup ${place + 1}: ${one.dataset}`, one.total ? percent(one.bytes / one.total) : "0 %", about]);
   }
   return found;
 }

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from cachefs.formatting import format_count, format_duration
-from cachefs.messages import TierStatus
+from cachefs.messages import TierStatus, WarmupProgress
 from cachefs.trouble_texts import describe_trouble
 from cachefs_tools.cachectl.display import (
     ELLIPSIS,
@@ -44,6 +44,7 @@ _SPACED_HEIGHT: Final = 30
 _LABEL: Final = 8
 # Most lines of problems.
 MAX_TROUBLES: Final = 3
+MAX_WARMUPS: Final = 3
 KEYS: Final = "q quit  ? help  Tab list  Enter job  s sort  r turn  / filter"
 HELP: Final = (
     ("q, Ctrl-C", "quit"),
@@ -178,6 +179,8 @@ def _head_lines(view: ShownNode, sheet: DrawingArea) -> Iterator[Text]:
         yield _flow_line("peers", "peers in", peers, view.history, sheet)
     reading = f"{view.history.rate('reads'):,.0f}/s, {view.history.rate('misses'):,.0f}/s waited for a fetch"
     yield _flow_line("reads", "reads", reading, view.history, sheet)
+    for warmup in status.running_warmups[:MAX_WARMUPS]:
+        yield _warmup_line(warmup, sheet)
     for trouble in status.troubles[:MAX_TROUBLES]:
         yield _line(f"! {escape_name(describe_trouble(trouble, view.picture.unix_time))}", width, "yellow")
 
@@ -190,6 +193,18 @@ def _tier_line(tier: TierStatus, history: RateHistory, reads: int, sheet: Drawin
     line = Text(f"{tier.name:<{_LABEL}}", end="")
     line.append(sheet.glyphs.draw_bar(part, wide), style="red" if tier.problem else "green")
     line.append(f" {used:>20} {100 * part:3.0f} %  {escape_name(tier.problem) or hits}")
+    line.truncate(sheet.width)
+    return line
+
+
+def _warmup_line(warmup: WarmupProgress, sheet: DrawingArea) -> Text:
+    part = warmup.bytes / warmup.bytes_total if warmup.bytes_total else 0.0
+    where = f"{escape_name(warmup.dataset)}{' on all nodes' if warmup.cluster else ''}"
+    wide = max(8, (sheet.width - 64) // 2 + 10)
+    line = Text(f"{'warmup':<{_LABEL}}", end="")
+    line.append(sheet.glyphs.draw_bar(part, wide), style="cyan")
+    line.append(f" {f'{size(warmup.bytes)} of {size(warmup.bytes_total)}':>20} {100 * part:3.0f} %  {where}")
+    line.append(f"; {escape_name(warmup.reason)}" if warmup.reason else "")
     line.truncate(sheet.width)
     return line
 
