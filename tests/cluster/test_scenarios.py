@@ -73,6 +73,10 @@ def test_a_node_joins_and_one_drains(tmp_path: Path) -> None:
     run(tmp_path, "m4", "--files", "2000")
 
 
+def test_a_warm_up_of_the_cluster_costs_the_origin_each_byte_once(tmp_path: Path) -> None:
+    run(tmp_path, "warmup")
+
+
 @pytest.mark.parametrize("fault", ["partition", "etcd", "stopped", "loss", "latency"])
 def test_what_goes_wrong_costs_no_byte(tmp_path: Path, fault: str) -> None:
     run(tmp_path, "m5", "--seconds", "15", "--only", fault, "--rate", "50")
