@@ -34,7 +34,7 @@ class PartOwner:
 
 @dataclass(frozen=True, slots=True)
 class WarmupScene:
-    """What a node knows of a warm-up at one moment."""
+    """The state of a warm-up at one moment, as far as a node knows it."""
 
     owners: Sequence[PartOwner]
     # By id of the node: what it has published, or this node's own part.
