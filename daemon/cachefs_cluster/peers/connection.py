@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WrongBytes:
-    """The peer sent other bytes than those of the block. moved: it evicted the block meanwhile."""
+    """The peer sent other bytes than those of the block. moved: it moved or evicted the block meanwhile."""
 
     moved: bool
 

@@ -114,6 +114,8 @@ class PendingBlock:
     batch: "PeerBatch | None" = None
     # It was sent before, on a connection that the peer had closed meanwhile.
     was_resent: bool = False
+    # The peer moved or evicted it before, while it was sent, and was asked again.
+    has_moved: bool = False
     # The peer sent wrong bytes before, and is to check its copy.
     is_check_needed: bool = False
 

@@ -75,6 +75,11 @@ def finish_block(block: PendingBlock, outcome: BlockOutcome, now: float, errors:
 def _handle_wrong_bytes(block: PendingBlock, wrong: WrongBytes, now: float, errors: ErrorLog) -> bool:
     peer = block.peer
     if wrong.moved:
+        if not block.has_moved:
+            # The peer moved it to another tier or evicted it meanwhile. It has it there, or fetches it if this request
+            # says so. Otherwise the requester would go to the origin.
+            block.has_moved, block.batch = True, None
+            return True
         peer.counters.not_here += 1
         block.finish(BLOCK_NOT_FOUND)
         return False

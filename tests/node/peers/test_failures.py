@@ -221,6 +221,19 @@ def test_block_that_was_evicted_while_it_was_sent_is_not_there() -> None:
     asyncio.run(run())
 
 
+def test_block_that_moved_to_another_tier_while_it_was_sent_is_asked_for_again() -> None:
+    """Otherwise its origin would be asked, though it is on that node."""
+
+    async def run() -> None:
+        moved = _block(0, 1, b"\0" * 100_000)[:-3] + protocol.MOVED + b"\r\n"
+        async with scripted(_answer(moved), _answer(_block(0, 1))) as peer, asker(peer) as one:
+            assert isinstance(await one.ask(peer, wanted(1)), PeerBlock)
+            assert one.client.counters[peer.id].wrong == 0
+            assert one.client.in_flight == (0, 0)
+
+    asyncio.run(run())
+
+
 def test_old_epoch_is_told_and_refreshed(root: Path) -> None:
     async def run() -> None:
         async with ServingNode(root) as node, asker(node.record, epoch=6) as one:
