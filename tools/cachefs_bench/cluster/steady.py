@@ -61,10 +61,7 @@ class ReadEpoch:
     number: int
     before: ClusterCounters
     after: ClusterCounters
-
-    def as_document(self, load: ClusterLoad) -> dict[str, Any]:
-        grown = self.after - self.before
-        return epoch_document(load, self.job.settings.name, self.number, grown, self.job.results())
+    document: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -113,13 +110,15 @@ def read_jobs(run: ClusterRun, jobs: Sequence[LabJob], report: ReportLine) -> li
                 if time.monotonic() > epoch.deadline:
                     raise CachefsError(f"{job.settings.name} has not read epoch {epoch.number} in time")
                 continue
-            done.append(ReadEpoch(job, epoch.number, epoch.before, run.read_counters()))
-            report(_epoch_line(done[-1].as_document(run.load)))
+            after = run.read_counters()
+            row = epoch_document(run.load, job.settings.name, epoch.number, after - epoch.before, job.results())
+            done.append(ReadEpoch(job, epoch.number, epoch.before, after, row))
+            report(_epoch_line(row))
             epoch.number += 1
             if epoch.number == job.settings.epochs:
                 reading.remove((job, epoch))
                 continue
-            epoch.before, epoch.deadline = done[-1].after, _deadline(job)
+            epoch.before, epoch.deadline = after, _deadline(job)
             job.begin_epoch()
         time.sleep(0.05)
     return done
@@ -154,7 +153,7 @@ def m1(load: ClusterLoad, work: Path, report: ReportLine) -> dict[str, Any]:
         check_at_most("reads that failed or were wrong", _bad_reads(jobs), 0),
     ]
     return document(
-        "m1", load, checks, epochs=[epoch.as_document(load) for epoch in epochs],
+        "m1", load, checks, epochs=[epoch.document for epoch in epochs],
         peer_bytes_of_dataset=(end - begin).total.peer_bytes / load.bytes,
     )  # fmt: skip
 
@@ -201,7 +200,7 @@ def m2(load: ClusterLoad, work: Path, report: ReportLine) -> dict[str, Any]:
         check_at_most("reads that failed or were wrong", bad_reads + more_bad_reads, 0),
     ]
     return document(
-        "m2", small, checks, epochs=[epoch.as_document(small) for epoch in epochs], blocks_fetched=fetched,
+        "m2", small, checks, epochs=[epoch.document for epoch in epochs], blocks_fetched=fetched,
         least_possible=least, least_of_separate_caches=separate_cache_fetches(small, jobs),
     )  # fmt: skip
 
