@@ -16,6 +16,7 @@ from cachefs_bench.cluster.membership_change import homes_by_path
 from cachefs_bench.lab.node import LabNode
 from cachefs_bench.lab.scratch_node import TierSettings
 from cachefs_bench.lab.slow_link import LinkLimits
+from cachefs_daemon.runtime.autosave import SAVE_SECONDS
 from tests.cachectl import cachectl as run_cachectl
 from tests.cluster.nodes import DATASET, Shape, SmallCluster, knows, shaped_cluster
 from tests.servers.s3 import S3Server
@@ -155,6 +156,23 @@ def test_it_goes_on_after_a_restart_of_the_node_where_it_was_requested(small: Sm
         assert held(node) >= homes(node)[node.name]
 
 
+def test_it_goes_on_after_a_restart_of_all_nodes(small: SmallCluster) -> None:
+    one, two, three = small.nodes
+    small.throttle.set_limits(LinkLimits(bandwidth=200_000))
+    later, begun = begin(one, at=time.time() + 3600), begin(two, paths=[b"class0", b"class1"])
+    until(lambda: any(each.blocks > 10 for each in warmups(three) if each.id == begun.id), "it is in progress")
+    time.sleep(2 * SAVE_SECONDS)
+    for node in small.nodes:
+        node.kill_daemon()
+    for node in small.nodes:
+        node.start_daemon(small.cluster.node_settings(node))
+    for node in small.nodes:
+        node.wait_ready()
+    small.throttle.set_limits(LinkLimits())
+    assert {(each.state, each.blocks) for each in (ended(node, begun.id) for node in small.nodes)} == {("done", 64)}
+    assert {one.state for node in small.nodes for one in warmups(node) if one.id == later.id} == {"waiting"}
+
+
 def test_a_scheduled_one_waits_on_all_nodes_and_begins_in_time(small: SmallCluster) -> None:
     one, two, _ = small.nodes
     before = small.origin()
@@ -257,14 +275,15 @@ def test_the_part_of_a_node_that_dies_falls_to_those_who_keep_its_blocks_then(tm
         assert small.origin() - before <= FILES + lost
 
 
+@pytest.mark.soak
 def test_a_node_that_joins_in_the_middle_brings_its_part(tmp_path: Path, rclone: S3Server) -> None:
     shape = Shape(2, spare=1, source="etcd", files=FILES, size=SIZE, mounted=[])
     with shaped_cluster(tmp_path, rclone, "node-joins", shape) as small:
         wait_until_complete(small.nodes[:2])
         one, _, three = small.nodes
-        small.throttle.set_limits(LinkLimits(bandwidth=100_000))
+        # Requests run into the read deadline, and are repeated.
+        small.throttle.set_limits(LinkLimits(bandwidth=5_000))
         begun = begin(one)
-        until(lambda: any(each.blocks > 10 for each in warmups(one)), "it is in progress")
         three.start(small.cluster.node_settings(three))
         until(lambda: any(node.name == "node3" for each in warmups(one) for node in each.nodes), "it has a part")
         small.throttle.set_limits(LinkLimits())

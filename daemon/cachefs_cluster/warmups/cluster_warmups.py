@@ -44,7 +44,6 @@ from cachefs_cluster.sharing.sections import (
     WARMUPS,
     WarmupFacts,
     WarmupPart,
-    WarmupTotals,
 )  # fmt: skip
 from cachefs_cluster.sharing.state import SharedState
 from cachefs_cluster.warmups.part import LocalPart, PartFetcher, PartTarget
@@ -82,6 +81,8 @@ STEP_SECONDS: Final = 0.25
 PUBLISH_SECONDS: Final = 0.5
 # Seconds between two reports to a watcher.
 REPORT_SECONDS: Final = 0.5
+# A warm-up of which no part has begun, or that has ended.
+NO_SCENE: Final = WarmupScene((), {}, ("", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +145,11 @@ class ClusterWarmups:
                 f"the paths have more than {MAX_WARMUP_PATHS:,} bytes together, and a warmup of the cluster names no "
                 "more; name directories, or use --list without --cluster on each node"
             )
+        snapshot = self._parts.catalog.snapshot(request.dataset)
+        forecast, missing = await self._forecast(request, snapshot)
         running = sum(not record.facts.ended for record in self._records.values())
         if running >= MAX_OPEN:
             raise Busy(f"{running} warmups of the cluster run or wait already; see `cachectl warmups`")
-        snapshot = self._parts.catalog.snapshot(request.dataset)
-        forecast, missing = await self._forecast(request, snapshot)
         whole = sum(one.bytes for one in forecast.nodes)
         number = FIRST_NUMBER + secrets.randbelow(9 * FIRST_NUMBER)
         while number in self._records:
@@ -217,7 +218,12 @@ class ClusterWarmups:
 
     def _progress(self, number: int, record: _Record) -> WarmupProgress:
         missing, first = record.part.missing
-        progress = summarise(number, record.facts, self._scene(number, record), time.time())
+        is_running = record.facts.started and not record.facts.ended
+        scene = self._scene(number, record) if is_running else NO_SCENE
+        progress = summarise(number, record.facts, scene, time.time())
+        if not record.facts.started:
+            size, blocks = record.part.selected
+            progress = msgspec.structs.replace(progress, bytes_total=size, blocks_total=blocks)
         return msgspec.structs.replace(progress, missing=missing, first_missing=first)
 
     def _scene(self, number: int, record: _Record) -> WarmupScene:
@@ -254,7 +260,8 @@ class ClusterWarmups:
                     try:
                         self._step(number, record)
                     except Exception:
-                        log.exception("warmup %d of the cluster failed unexpectedly", number)
+                        if not record.part.has_failed:
+                            log.exception("warmup %d of the cluster failed unexpectedly", number)
                         self._fail(record, "internal error; see the daemon's log")
                     self._publish(number, record)
                 self._forget_old()
@@ -457,7 +464,7 @@ class ClusterWarmups:
         now, part = time.monotonic(), record.part.published()
         before = self._shared.own_value(WARMUP_PARTS, name)
         is_due = now - record.published_at >= max(PUBLISH_SECONDS, len(self._ring.ids) / 50)
-        if before is None or _without_numbers(before) != _without_numbers(part) or is_due:
+        if before is None or _state_of(before) != _state_of(part) or is_due:
             record.published_at = now
             self._shared.publish(WARMUP_PARTS, name, part)
 
@@ -549,14 +556,12 @@ def _forecast(
 
 
 def _is_old(facts: WarmupFacts, now: float) -> bool:
-    """Return whether a warm-up is no longer remembered, or was forgotten by a node that was away."""
-    if facts.ended:
-        return now - max(facts.ended, facts.at) > KEPT_SECONDS
-    return not facts.started and now - max(facts.begun, facts.at) > KEPT_SECONDS
+    """Return whether a warm-up is no longer remembered: other nodes may have forgotten its end meanwhile."""
+    return now - max(facts.begun, facts.at, facts.started, facts.ended) > KEPT_SECONDS
 
 
-def _without_numbers(part: WarmupPart) -> WarmupPart:
-    return msgspec.structs.replace(part, totals=WarmupTotals())
+def _state_of(part: WarmupPart) -> tuple[str, str, str]:
+    return part.state, part.ring, part.snapshot
 
 
 def _publisher_rank(node: str, name: str) -> bytes:

@@ -142,9 +142,11 @@ class PartFetcher:
         if request.before:
             await self._wait(lambda: target.snapshot.id in self._parts.storage.planning.plan.spaces, PLANNED_SECONDS)
         loop, passes = asyncio.get_running_loop(), 0
+        # Blocks of runs without failures. Where others displace them, they are not fetched again.
+        fetched = np.zeros(0, np.int32)
         retry, came_at = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS), loop.time()
         while True:
-            space, plan = await self._plan(request, target, part)
+            space, plan = await self._plan(request, target, part, fetched)
             part.note_planned(plan)
             if not len(plan.ids):
                 break
@@ -153,7 +155,8 @@ class PartFetcher:
             if run.blocks:
                 came_at, retry = loop.time(), Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
             part.reason = run.message
-            passes += not run.failed
+            if not run.failed:
+                passes, fetched = passes + 1, np.concatenate((fetched, plan.ids))
             if run.skipped or passes >= MAX_PASSES or (run.failed and loop.time() - came_at > GIVE_UP_SECONDS):
                 break
             if run.failed:
@@ -173,8 +176,10 @@ class PartFetcher:
             run.task.cancel()
         return run
 
-    async def _plan(self, request: WarmupRequest, target: PartTarget, part: LocalPart) -> tuple[BlockSpace, PartPlan]:
-        """Plan the blocks of the part that are missing. Raises CachefsError."""
+    async def _plan(
+        self, request: WarmupRequest, target: PartTarget, part: LocalPart, fetched: Ids
+    ) -> tuple[BlockSpace, PartPlan]:
+        """Plan the blocks of the part that are missing, except for *fetched*. Raises CachefsError."""
         parts, snapshot = self._parts, target.snapshot
         planning, plan = parts.threads.planning, parts.storage.planning.plan
         shared = parts.shared_snapshot(snapshot.id)
@@ -188,6 +193,7 @@ class PartFetcher:
         marks = owned.get(snapshot.id) if shared is not None else None
         ids = await planning(_kept_blocks, space, chosen, marks, target.ring, parts.me, parts.replicas)
         is_here = await parts.threads.background(self._are_here, space, ids)
+        is_here |= np.isin(ids, fetched)
         next_use = await planning(plan.next_use_of, snapshot.id, ids) if snapshot.id in plan.spaces else None
         sizes = space.sizes[ids].astype(np.int64)
         taken = await planning(spans, sizes)
@@ -218,8 +224,8 @@ class PartFetcher:
     def slowness_reason(self, dataset: str) -> str:
         """Return why blocks of the dataset come slowly to this node; "" for no known reason."""
         found = self._parts.catalog.find(dataset)
-        if found is not None and (silent := found.origin.endpoint.status().silent) > 0:
-            return f"its origin has not answered it for {silent:.0f} s"
+        if found is not None and found.origin.endpoint.status().silent > 0:
+            return "its origin does not answer it"
         return "reads that programs wait for go first" if self._parts.fetcher.has_waiting_reader else ""
 
     @staticmethod

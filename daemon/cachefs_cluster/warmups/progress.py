@@ -49,7 +49,7 @@ class WarmupScene:
         part = self.parts.get(node)
         if part is None or part.ring != self.key[0]:
             return None
-        return part if part.snapshot == self.key[1] or has_no_snapshot(part) else None
+        return part if part.snapshot in (self.key[1], "") else None  # "": the node waits for the dataset, or gave up
 
     def totals(self) -> WarmupTotals:
         """Return the sum over all current parts."""
@@ -70,11 +70,6 @@ class WarmupScene:
     def silent(self) -> list[PartOwner]:
         """Return the nodes of whose parts nothing is known."""
         return [one for one in self.owners if self.current_part(one.id) is None]
-
-
-def has_no_snapshot(part: WarmupPart) -> bool:
-    """Return whether the node has given up, since it lacks the dataset."""
-    return part.state == "done" and not part.snapshot
 
 
 def merge(one: WarmupFacts, other: WarmupFacts) -> WarmupFacts:

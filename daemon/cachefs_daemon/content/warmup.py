@@ -222,7 +222,10 @@ class Warmups:
             log.exception("warmup %d of %s failed unexpectedly", run.id, run.blocks_to_fetch.dataset)
             run.state, run.message = WarmupState.FAILED, f"internal error ({error!r}); see the daemon's log"
         finally:
-            self._running.pop(run.id, None)
+            # A warmup of the cluster has one number for all runs of this node's part.
+            if self._running.get(run.id) is run:
+                del self._running[run.id]
+            self._ended = deque((one for one in self._ended if one.id != run.id), MAX_ENDED)
             self._ended.append(run)
             self._has_unsaved = self._has_unsaved or run.request is not None
             run.request = None
