@@ -124,6 +124,13 @@ class JobName(Message, frozen=True):
     job: str
 
 
+class JobPriorityRequest(Message, frozen=True):
+    """Sets the weight of a job where jobs share an origin."""
+
+    job: str
+    weight: float
+
+
 class ConsumerView(Message, frozen=True):
     """The progress of a consumer."""
 
@@ -159,6 +166,21 @@ class RefetchedBytes(Message, frozen=True):
     tiers: int  # bytes that the node's tiers have room for
 
 
+class OriginShare(Message, frozen=True):
+    """The demand of a job at one origin, and what it gets. Rates are bytes per second, as means of the last
+    seconds."""
+
+    origin: str  # name of its server
+    wants: float  # what its readers will read at their own pace, as far as it is not on the node
+    gets: float
+    weight: float
+    held_back: bool  # whether it gets less since the origin does not give what all jobs want
+    share: float  # of what the origin gives, while the job is held back
+    jobs: int  # jobs that use the origin
+    all_want: float
+    all_get: float
+
+
 class JobView(Message, frozen=True):
     """The progress of a job."""
 
@@ -182,6 +204,10 @@ class JobView(Message, frozen=True):
     # Number of its stalls that still last, and the seconds since the first of them began.
     waiting: int = 0
     longest: float = 0.0
+    # Its weight where jobs share an origin.
+    weight: float = 1.0
+    # What it wants of origins and gets.
+    origins: list[OriginShare] = msgspec.field(default_factory=list)
 
 
 class ReadaheadView(Message, frozen=True):

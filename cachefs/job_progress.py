@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.job_messages import ConsumerView, JobView
+from cachefs.job_messages import ConsumerView, JobView, OriginShare
 from cachefs.publishing.waiting import WaitTimes, explain_wait
+from cachefs.sizes import format_size
 
 # States of jobs and consumers in the daemon's messages.
 RUNNING: Final = "running"
@@ -186,3 +187,12 @@ def epoch_duration_of(view: ConsumerView) -> float | None:
     if epochs_before > 0 and seconds > 0:
         return seconds / epochs_before
     return loader.epoch_length / rate if rate and loader.epoch_length else None
+
+
+def share_text(share: OriginShare) -> str:
+    """Return what a job wants of an origin and gets, in words."""
+    own = f" (its share: {format_size(int(share.share))}/s)" if share.held_back else ""
+    weight = f", weight {share.weight:g}" if share.held_back or share.weight != 1 else ""
+    return (
+        f"wants {format_size(int(share.wants))}/s of {share.origin}, gets {format_size(int(share.gets))}/s{own}{weight}"
+    )

@@ -168,6 +168,8 @@ class FetchRequest(Message, frozen=True):
     may_take: bool = False
     # Whether the request waits for a snapshot that is being sent to this node.
     await_snapshot: bool = True
+    # The job that reads the blocks on the requesting node; empty for readers that have published nothing.
+    job: str = ""
 
 
 class FetchedBlock(Message, frozen=True, array_like=True):

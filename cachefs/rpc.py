@@ -21,6 +21,7 @@ from cachefs.job_messages import (
     JobEpoch,
     JobList,
     JobName,
+    JobPriorityRequest,
     JobProgress,
     JobProgressResponse,
     JobPublication,
@@ -161,6 +162,7 @@ JOB_PROGRESS: Final = Method(JobProgress, JobProgressResponse, AccessRight.JOB)
 JOB_LIST: Final = Method(Empty, JobList, AccessRight.LOOK)
 JOB_SHOW: Final = Method(JobName, JobView, AccessRight.JOB)
 JOB_CANCEL: Final = Method(JobName, Empty, AccessRight.JOB)
+JOB_PRIORITY: Final = Method(JobPriorityRequest, JobView, AccessRight.JOB)
 PUSH: Final = Method(PushSubscription, PushCommand, AccessRight.MOUNT, is_streaming=True)
 PUSH_REPORT: Final = Method(PushReport, PushAcknowledgement, AccessRight.MOUNT)
 TELL_READS: Final = Method(MountReadReport, Empty, AccessRight.MOUNT)

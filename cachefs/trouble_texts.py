@@ -35,12 +35,14 @@ class Cause(StrEnum):
     SLOW_PEER = "slow-peer"
     # A tier takes no new blocks, or fewer than it should.
     TIER = "tier"
+    # A job gets less than it wants of a server, since the server does not give what all jobs want.
+    SHARE = "share"
 
 
 # Order of display: first the causes for which reads wait or fail.
 DISPLAY_ORDER: Final = (
     Cause.ORIGIN, Cause.REFUSED, Cause.CHANGED, Cause.FAILED, Cause.SLOT, Cause.SLOW,
-    Cause.SLOW_PEER, Cause.TIER, Cause.PEER,
+    Cause.SLOW_PEER, Cause.SHARE, Cause.TIER, Cause.PEER,
 )  # fmt: skip
 # A short text for each, for a column of a table.
 SHORT_TEXTS: Final = {
@@ -53,6 +55,7 @@ SHORT_TEXTS: Final = {
     Cause.PEER: "peer away",
     Cause.SLOW_PEER: "slow peer",
     Cause.TIER: "tier full",
+    Cause.SHARE: "its share",
 }
 _FAILING_CAUSES: Final = (Cause.REFUSED, Cause.CHANGED, Cause.FAILED)
 _CAUSES: Final = {errno.EACCES: Cause.REFUSED, errno.EPERM: Cause.REFUSED, errno.ESTALE: Cause.CHANGED}
@@ -99,6 +102,8 @@ def describe_trouble(trouble: Trouble, now: float) -> str:
             return f"{waiting}; it is not away, and may be waiting for its origin{because}"
         case Cause.TIER:
             return f"the {trouble.subject} tier {trouble.reason}"
+        case Cause.SHARE:
+            return f"{trouble.subject} has been over-subscribed for {for_how_long}: {trouble.reason}"
         case _:  # of a newer daemon
             return f"{trouble.subject}: {trouble.reason or trouble.cause}"
 
@@ -144,6 +149,8 @@ def remedy(trouble: Trouble) -> str:
             return f"see `cachectl status` on node {trouble.subject}, which names what it waits for"
         case Cause.TIER:
             return "make room on the disk, or give the tier another one; see `cachectl status`"
+        case Cause.SHARE:
+            return "wait, or change the shares with `cachectl job priority`"
         case _:
             return SEE_ERRORS
 
@@ -167,6 +174,8 @@ def describe_consequence(trouble: Trouble) -> str:
             return "the tier takes no new blocks, so more blocks are fetched again"
         case Cause.PEER:
             return "blocks of that node are fetched from other nodes, or again from the origin"
+        case Cause.SHARE:
+            return "the job reads as fast as its share of the server's bytes comes"
         case Cause.ORIGIN if not trouble.waiting:
             return "blocks that are not on this node cannot be read until the server answers"
         case _ if trouble.waiting:
@@ -189,6 +198,8 @@ def describe_end(trouble: Trouble, now: float) -> str:
             return f"reads of {trouble.subject} continue, after {lasted}"
         case Cause.SLOW_PEER:
             return f"reads from node {trouble.subject} continue, after {lasted}"
+        case Cause.SHARE:
+            return f"{trouble.subject} gives what the job wants again, after {lasted}"
         case _:
             return ""  # reads that have failed stay so
 
@@ -209,13 +220,15 @@ def describe_past(trouble: Trouble, seconds: float) -> str:
             return f"reads waited for {lasted} for {subject}, which answered slowly"
         case Cause.SLOW_PEER:
             return f"reads waited for {lasted} for node {subject}, which answered slowly"
+        case Cause.SHARE:
+            return f"{subject} did not give what all jobs wanted for {lasted}"
         case _:
             return f"{describe_failures(trouble)}; {SEE_ERRORS}"
 
 
 def is_delaying(cause: str) -> bool:
     """Return whether reads wait because of the trouble, so that a job has waited for as long as it lasted."""
-    return cause in (Cause.ORIGIN, Cause.SLOT, Cause.SLOW, Cause.SLOW_PEER)
+    return cause in (Cause.ORIGIN, Cause.SLOT, Cause.SLOW, Cause.SLOW_PEER, Cause.SHARE)
 
 
 def is_failing(cause: str) -> bool:

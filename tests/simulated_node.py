@@ -187,7 +187,8 @@ class SimulatedNode:
         margins = {job.name: job.position.margin(now) for job in self.jobs if job.position is not None}
         window = fetches.update_window(margins, self.latency, now)
         self._start_evicting(fetches.choose_for_window(window), 0)
-        self._start_evicting(fetches.choose_for_backlog(window), SIZE)
+        for batch in fetches.choose_for_backlog(window):
+            self._start_evicting(batch, SIZE)
         fetches.note_idle()
 
     def _start_evicting(self, batch: FetchBatch | None, spared: int) -> None:

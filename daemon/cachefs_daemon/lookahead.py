@@ -9,6 +9,7 @@ from cachefs_daemon.config import Config
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.fetch.fetching import Fetching
+from cachefs_daemon.fetch.origin_shares import OriginShares
 from cachefs_daemon.fetch.prefetcher import Prefetcher, Promoter
 from cachefs_daemon.fetch.readahead import ReadaheadFetcher
 from cachefs_daemon.fetch.reader_callbacks import PageCacheCallbacks, ReaderCallbacks
@@ -49,10 +50,20 @@ class NodeLookahead:
         tiers = TierFacts(lambda: fetches.last_window, lambda: storage.capacity)
         self.pushers = Pushers(plan, presence, storage.planning.coverage, audiences, tiers)
         limits = FetchLimits(
-            config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, limiter.max_planned
+            config.prefetch.safety,
+            config.prefetch.stall_worth,
+            config.origin.max_bytes_in_flight,
+            limiter.max_planned,
+            limiter.weights,
         )
         fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.planning.standing, self.pushers)
         self._fetches = fetches
+        self.shares = OriginShares(
+            limiter,
+            fetcher.in_flight_fetches.take_job_bytes,
+            lambda: fetches.demands,
+            parts.catalog.endpoint_of,
+        )
         pages = PageCacheCallbacks(self.pushers.can_push, self.pushers.push_readahead)
         self.readahead = ReadaheadFetcher(fetcher, storage, threads, parts.snapshots.get, pages)
         pace = StepTimer(plan)
@@ -67,7 +78,7 @@ class NodeLookahead:
             parts.catalog.prepare_origins,
         )
         self.dispatcher = ReportDispatcher(parts.mounts, handlers, storage.tiering, threads)
-        self.background_work: list[BackgroundWork] = []
+        self.background_work: list[BackgroundWork] = [self.shares.run]
         if config.prefetch.enabled:
             readers = ReaderCallbacks(self._margins, jobs.registry.note_fetched_block, self.pushers.has_active_pusher)
             promotions = PromotionPlan(plan, presence, config.prefetch.memory_ahead)

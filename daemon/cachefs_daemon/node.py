@@ -56,7 +56,13 @@ class Node:
         state_dir = config.daemon.state_dir
         snapshots = OpenSnapshots(state_dir / "snapshots", config.daemon.block_size)
         self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads, cluster.directory)
-        sources = SourceLookups(snapshots.block_source, snapshots.renew_source, self.catalog.is_replaced)
+        plan = storage.planning.plan
+        sources = SourceLookups(
+            snapshots.block_source,
+            snapshots.renew_source,
+            self.catalog.is_replaced,
+            lambda source: plan.job_of_next_read(source.snapshot, source.key),
+        )
         self.fetching = Fetching(config, storage, sources, cluster.make_block_peers, threads, errors)
         self.fetcher = self.fetching.fetcher
         self.content = ContentParts(self.catalog, storage, self.fetcher, threads, cluster.directory, state_dir)
@@ -73,10 +79,11 @@ class Node:
             ),
         )
         self._examination = NodeExamination(self.catalog, self.fetcher, errors, cluster.away_nodes)
-        self.troubles = Troubles(self._examination.examine, jobs.attribution.attribute_failed_reads)
+        shares = self.lookahead.shares
+        self.troubles = Troubles(self._examination.examine, jobs.attribution.attribute_failed_reads, shares.troubles_of)
         waiting = CachedValue(lambda: jobs.attribution.waiting_rows(self._examination.waiting_stalls()))
-        self.jobs.report_troubles_of(self.troubles, waiting.get)
-        self.residency = Residency(storage.index, storage.tiering, storage.planning.presence, storage.planning.plan)
+        self.jobs.report_troubles_of(self.troubles, waiting.get, shares.shares_of)
+        self.residency = Residency(storage.index, storage.tiering, storage.planning.presence, plan)
         cluster.attach(
             NodeParts(
                 instance=self.instance,

@@ -287,8 +287,11 @@ class Troubles:
         self,
         examine: Callable[[], TroubleInputs],
         attribute: AttributeReads = lambda snapshot, keys: [_NO_JOB] * len(keys),
+        share_troubles: Callable[[str], Sequence[Trouble]] = lambda job: (),
     ) -> None:
-        """examine: examines the parts of the node; attribute: returns the jobs of failed reads."""
+        """examine: examines the parts of the node; attribute: returns the jobs of failed reads; share_troubles: returns
+        the troubles of a job with the origins that it shares."""
+        self._share_troubles = share_troubles
         self._examine = examine
         self._attribute = attribute
         self._cached = CachedValue(self._find_troubles)
@@ -325,7 +328,9 @@ class Troubles:
                 if failure.snapshot in snapshots:  # other jobs that have read these blocks may still be published
                     failure.attribute(self._attribute, time.time())
         found = [one for one in filter_by_snapshots(troubles, snapshots) if one.last >= began]
-        return [each for one in found if (each := self._as_job_trouble(one, job, began)) is not None]
+        own = [each for one in found if (each := self._as_job_trouble(one, job, began)) is not None]
+        shares = self._share_troubles(job)
+        return sort_by_severity([*own, *shares]) if shares else own
 
     def _as_job_trouble(self, one: Trouble, job: str, began: float) -> Trouble | None:
         """Return the trouble as the job has it; None where it is only that of other jobs."""

@@ -6,6 +6,10 @@ A later eviction could choose better, since each block that is read meanwhile is
 are fetched further ahead only where the origins' bandwidth would not suffice later (see
 cachefs.planning.prefetch.fetch_window). Therefore no step evicts a block that is needed sooner than the fetched block.
 
+Each job has places of its own for blocks in flight, so that no job waits for the places of another: which of them the
+origin gets first is decided later (cachefs.planning.requests.shares). A block is urgent if its job needs it now
+(cachefs.planning.prefetch.job_demand).
+
 Blocks in the page cache of their reader are not fetched at all, while their pages were seen there recently (see
 PageCacheModel.has in cachefs.planning.pagecache.model). Blocks that could not be fetched a moment ago wait
 (`BlockBackoff`).
@@ -23,8 +27,9 @@ much back to the SSD, and write the whole dataset to it in every epoch.
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, KeysView, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
@@ -33,10 +38,10 @@ import numpy.typing as npt
 from cachefs.planning.blocks.presence import ABSENT, IN_SSD, Presence
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.ownership import Ownership
-from cachefs.planning.prefetch import fetch_window
-from cachefs.planning.prefetch.fetch_window import Backlog, Bandwidth, FetchLatency, LearnedWindow
+from cachefs.planning.prefetch.fetch_window import Bandwidth, FetchLatency, LearnedWindow, find_missing_reads
+from cachefs.planning.prefetch.job_demand import JobDemand, find_demands
 from cachefs.planning.prefetch.lookahead import BlockName, Lookahead, UpcomingBlock
-from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.plan import Plan, job_of_consumer
 from cachefs.planning.sequences.timeline import Seconds
 
 # Seconds ahead of the readers that blocks are read into the page cache.
@@ -59,6 +64,12 @@ MAX_COPY_WINDOW_SECONDS: Final = 0.5
 SETTLE_SECONDS: Final = 3.0
 # Seconds after which evicted, refused and failed blocks are considered again.
 REFRESH_SECONDS: Final = 1.0
+# Jobs that have all their places in flight at once. Where more jobs fetch ahead, they have these places together.
+MAX_JOBS_AHEAD: Final = 8
+_MIN_PLACES: Final = 4
+# Seconds before a read, as a multiple of the window, within which its block is urgent; at least this many.
+_URGENT_WINDOWS: Final = 2.0
+_MIN_URGENT_SECONDS: Final = 1.0
 # Part of the limit of blocks in flight from which the origins count as fully used. Below 1, as a finished fetch leaves
 # its place free until the next step: with an origin that is too slow, 34 to 48 of 48 are in flight.
 BUSY_SHARE: Final = 0.75
@@ -140,10 +151,12 @@ class FetchLimits:
     safety: float
     # Bytes from the origins that a second of stall is worth.
     stall_worth: float
-    # Most bytes in flight.
+    # Most bytes in flight of one job.
     max_bytes: int
-    # Most blocks in flight, including those that wait for a free connection to an origin.
+    # Most blocks in flight of one job, including those that wait for a free connection to an origin.
     max_blocks: int
+    # Weights of jobs; 1 where missing. They change.
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 class PageCacheLookup(Protocol):
@@ -196,10 +209,12 @@ class FetchPlan:
         self._for_window = Lookahead(plan, ABSENT, None, spared)  # for the window
         self._for_own_window = Lookahead(plan, ABSENT, ownership, spared)  # for the window, where there are copies
         self._for_backlog = Lookahead(plan, ABSENT, ownership, spared)  # for the backlog
-        self._backlog: Backlog | None = None
+        self.demands: Mapping[str, JobDemand] = {}  # by job, as of the last `refresh`
         self._bandwidth = Bandwidth(now)
-        self._in_flight: dict[BlockName, int] = {}  # bytes of each block
+        self._in_flight: dict[BlockName, UpcomingBlock] = {}
         self._bytes_in_flight = 0  # their sum
+        self._job_blocks: Counter[str] = Counter()  # in flight, by job
+        self._job_bytes: Counter[str] = Counter()
         self._backoff = BlockBackoff()
         self._learned_window = LearnedWindow(limits.stall_worth)
         self._window = 0.0  # last result of `update_window`, in seconds
@@ -211,8 +226,8 @@ class FetchPlan:
     # --- what to fetch ------------------------------------------------------------------------------------------------
 
     def refresh(self, now: float, delivered: int) -> None:
-        """Consider blocks again that were returned before, and find the backlog, once a second. To be called before
-        each step.
+        """Consider blocks again that were returned before, and find the jobs' demands, once a second. To be called
+        before each step.
 
         delivered: bytes that origins have delivered since the start.
         """
@@ -225,9 +240,9 @@ class FetchPlan:
         self._for_free_room.rewind()
         self._backoff.forget_expired(now)
         self._bandwidth.measure(delivered, now)
-        self._backlog = fetch_window.find_backlog(
-            self._plan, self._presence.states, self._bandwidth.value, self._window, self._ownership, self._cached_filter
-        )
+        owned = self._ownership.owned if self._ownership is not None else {}
+        missing = find_missing_reads(self._plan, self._presence.states, owned, self._cached_filter)
+        self.demands = find_demands(missing, self._bandwidth.value, self._limits.weights, self._window)
         self._for_backlog.rewind()
 
     def _is_cached(self, consumer: str, snapshot: str, ids: Ids, seconds: Seconds) -> npt.NDArray[np.bool_]:
@@ -299,12 +314,26 @@ class FetchPlan:
         parts = (self._make_batch(part, part[-1].snapshot, part[-1].number) for part in (mine, copies) if part)
         return [part for part in parts if part is not None]
 
-    def choose_for_backlog(self, window: float) -> FetchBatch | None:
-        """Return blocks beyond the *window* that would come too late if their fetch began within it."""
-        if self._backlog is None or self._backlog.seconds <= window:
-            return None
-        chosen = self._choose(self._for_backlog, self._backlog.seconds, self._limits.max_bytes)
-        return self._make_batch(chosen, self._backlog.snapshot, self._backlog.last_block) if chosen else None
+    def choose_for_backlog(self, window: float) -> list[FetchBatch]:
+        """Return for each job blocks beyond the *window* that would come too late if their fetch began within it."""
+        batches: list[FetchBatch] = []
+        for job, demand in self.demands.items():
+            backlog = demand.backlog
+            if backlog is None or backlog.seconds <= window:
+                continue
+            chosen = self._choose(self._for_backlog, backlog.seconds, self._limits.max_bytes, job)
+            batch = self._make_batch(chosen, backlog.snapshot, backlog.last_block) if chosen else None
+            if batch is not None:
+                batches.append(batch)
+        return batches
+
+    def urgent_after(self, block: UpcomingBlock) -> float:
+        """Return the seconds until the block is urgent; 0 if it is now."""
+        demand = self.demands.get(job_of_consumer(block.consumer))
+        urgent = max(_MIN_URGENT_SECONDS, _URGENT_WINDOWS * self._window)
+        if demand is not None and demand.backlog is not None:
+            urgent = max(urgent, demand.backlog.seconds)
+        return max(0.0, block.seconds - urgent)
 
     def fit_into_room(self, blocks: Sequence[UpcomingBlock], room: int) -> list[UpcomingBlock]:
         """Return the first *blocks* that fit into *room* bytes. Bytes in flight are subtracted here."""
@@ -335,18 +364,46 @@ class FetchPlan:
         self._price = taken * taken / total if total else 0.0
         return self._price
 
-    def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[UpcomingBlock]:
-        """Return blocks that are read within *seconds*, soonest first, at most *room* bytes."""
-        max_blocks = self._limits.max_blocks - len(self._in_flight)
-        room = min(room, self._limits.max_bytes - self._bytes_in_flight)
-        if max_blocks <= 0 or room <= 0:
-            return []
+    def _choose(self, lookahead: Lookahead, seconds: float, room: int, job: str = "") -> list[UpcomingBlock]:
+        """Return blocks that are read within *seconds*, soonest first, at most *room* bytes. job: only its blocks; "":
+        those of all jobs."""
+        readers: dict[str, list[str]] = {}
+        for consumer in self._plan.consumers():
+            readers.setdefault(job_of_consumer(consumer), []).append(consumer)
+        places = max(
+            _MIN_PLACES, min(self._limits.max_blocks, MAX_JOBS_AHEAD * self._limits.max_blocks // (len(readers) or 1))
+        )
         known = self._in_flight.keys() | self._backoff.paused
-        found = lookahead.take_blocks(self._presence.states, seconds, max_blocks, room, known)
-        if found and found[0].size > room:
-            lookahead.rewind()  # the block must be found again later
-            return []
-        return found
+        chosen: list[list[UpcomingBlock]] = []
+        for one in [job] if job else readers:
+            max_blocks = places - self._job_blocks[one]
+            max_bytes = min(room, self._limits.max_bytes - self._job_bytes[one])
+            if max_blocks <= 0 or max_bytes <= 0:
+                continue
+            found = lookahead.take_blocks(
+                self._presence.states, seconds, max_blocks, max_bytes, known, readers.get(one, ())
+            )
+            if found and found[0].size > max_bytes:
+                lookahead.rewind()  # the block must be found again later
+            elif found:
+                chosen.append(found)
+        if len(chosen) < 2:
+            return chosen[0] if chosen else []
+        return self._merge_soonest(lookahead, chosen, room)
+
+    @staticmethod
+    def _merge_soonest(lookahead: Lookahead, chosen: list[list[UpcomingBlock]], room: int) -> list[UpcomingBlock]:
+        """Return the blocks of several jobs as one list, soonest first, at most *room* bytes."""
+        merged: dict[BlockName, UpcomingBlock] = {}
+        for block in sorted(itertools.chain.from_iterable(chosen), key=lambda one: one.seconds):
+            if block.name in merged:
+                continue
+            room -= block.size
+            if room < 0:
+                lookahead.rewind()  # the others must be found again later
+                break
+            merged[block.name] = block
+        return list(merged.values())
 
     def _make_batch(self, chosen: list[UpcomingBlock], snapshot: str, last: int) -> FetchBatch | None:
         space = self._plan.spaces.get(snapshot)
@@ -357,8 +414,8 @@ class FetchPlan:
     def note_started(self, blocks: Iterable[UpcomingBlock]) -> None:
         """Record that fetches of the blocks begin."""
         for block in blocks:
-            self._in_flight[block.name] = block.size
-            self._bytes_in_flight += block.size
+            self._in_flight[block.name] = block
+            self._count_in_flight(block, 1)
 
     def note_landed(self, one: UpcomingBlock) -> None:
         """Record that the block is in a tier."""
@@ -377,11 +434,21 @@ class FetchPlan:
 
     def note_dropped(self, one: UpcomingBlock) -> None:
         """Record that the block's fetch has ended without any result."""
-        self._bytes_in_flight -= self._in_flight.pop(one.name, 0)
+        started = self._in_flight.pop(one.name, None)
+        if started is not None:
+            self._count_in_flight(started, -1)
+
+    def _count_in_flight(self, block: UpcomingBlock, sign: int) -> None:
+        job = job_of_consumer(block.consumer)
+        self._bytes_in_flight += sign * block.size
+        self._job_blocks[job] += sign
+        self._job_bytes[job] += sign * block.size
+        if not self._job_blocks[job]:
+            del self._job_blocks[job], self._job_bytes[job]
 
     def bytes_in_flight(self, snapshot: str) -> int:
         """Return the bytes in flight of one snapshot."""
-        return sum(size for name, size in self._in_flight.items() if name[0] == snapshot)
+        return sum(block.size for name, block in self._in_flight.items() if name[0] == snapshot)
 
     # --- names of blocks ----------------------------------------------------------------------------------------------
 

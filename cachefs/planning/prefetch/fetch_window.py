@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT, TierStates
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.ownership import OwnedMarks, Ownership
+from cachefs.planning.cluster.ownership import OwnedMarks
 from cachefs.planning.prefetch.lookahead import CachedReadFilter
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import Seconds
@@ -90,7 +90,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Blocks that must be fetched without a pause from now on: all missing blocks due within *seconds*."""
+    """Blocks of a job that must be fetched without a pause from now on: all missing blocks due within *seconds*."""
 
     # Seconds from now until the last block is due.
     seconds: float
@@ -101,19 +101,12 @@ class Backlog:
     last_block: int
 
 
-def find_backlog(
-    plan: Plan, states: TierStates, bandwidth: float, lead: float = 0.0, ownership: Ownership | None = None,
-    is_cached: CachedReadFilter | None = None,
-) -> Backlog | None:  # fmt: skip
-    """Return the blocks to fetch from now on, or None where waiting does no harm yet.
+def find_backlog(parts: "Sequence[MissingReads]", bandwidth: float, lead: float = 0.0) -> Backlog | None:
+    """Return which of the missing blocks to fetch from now on, or None where waiting does no harm yet.
 
-    Takes 15 ms with 8 consumers, however much they read. states: by snapshot, the state of each of its blocks (uint8,
-    see Presence.states); bandwidth: bytes per second; lead: seconds by which blocks must arrive before they are due;
-    ownership: which blocks are this node's to keep (others come from other nodes, whatever the origin delivers);
-    is_cached: tells which reads need no block.
+    bandwidth: bytes per second; lead: seconds by which blocks must arrive before they are due.
     """
-    missing = _missing(plan, states, {} if ownership is None else ownership.owned, is_cached)
-    parts = [part for part in missing if len(part.seconds)]
+    parts = [part for part in parts if len(part.seconds)]
     if not parts or bandwidth <= 0:
         return None
     due = np.concatenate([part.seconds for part in parts])
@@ -129,9 +122,10 @@ def find_backlog(
 
 
 @dataclass(frozen=True, slots=True)
-class _MissingBlocks:
-    """Missing blocks of one snapshot, as three arrays with one element per block."""
+class MissingReads:
+    """Missing blocks that one consumer reads, as three arrays with one element per block."""
 
+    consumer: str
     snapshot: str
     # Numbers in the snapshot's block space.
     blocks: Ids
@@ -141,9 +135,15 @@ class _MissingBlocks:
     sizes: npt.NDArray[np.float64]
 
 
-def _missing(
-    plan: Plan, states: TierStates, owned: Mapping[str, OwnedMarks], is_cached: CachedReadFilter | None
-) -> Iterator[_MissingBlocks]:
+def find_missing_reads(
+    plan: Plan, states: TierStates, owned: Mapping[str, OwnedMarks], is_cached: CachedReadFilter | None = None
+) -> Iterator[MissingReads]:
+    """Yield the blocks that consumers read and that are not on the node, each for the consumer that reads it first.
+
+    Takes 15 ms with 8 consumers, however much they read. states: by snapshot, the state of each of its blocks (uint8,
+    see Presence.states); owned: which blocks are this node's to keep (others come from other nodes, whatever the origin
+    delivers); is_cached: tells which reads need no block.
+    """
     for consumer in plan.consumers():
         snapshot, _ = plan.generation(consumer)
         state = states.get(snapshot)
@@ -165,7 +165,7 @@ def _missing(
             # Later reads of a block, also by other consumers, find it here after its first read.
             first = due <= plan.next_use_of(snapshot, blocks) + 1e-6
             sizes = np.multiply(plan.spaces[snapshot].sizes[blocks[first]], stride, dtype=np.float64)
-            yield _MissingBlocks(snapshot, blocks[first], due[first], sizes)
+            yield MissingReads(consumer, snapshot, blocks[first], due[first], sizes)
             start = window.start + len(window.blocks)
 
 

@@ -5,7 +5,7 @@ A lookahead remembers its position in each consumer's sequence, so that the cost
 more than 3 ms, since one call examines a limited number of reads.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -86,19 +86,27 @@ class Lookahead:
         self._examined: dict[str, tuple[tuple[str, int], int]] = {}
 
     def take_blocks(
-        self, states: TierStates, seconds: float, blocks: int, size: int, excluded: Set[BlockName] = frozenset()
+        self,
+        states: TierStates,
+        seconds: float,
+        blocks: int,
+        size: int,
+        excluded: Set[BlockName] = frozenset(),
+        readers: Collection[str] | None = None,
     ) -> list[UpcomingBlock]:
         """Return the next wanted blocks that are read within *seconds*, soonest first: at most *blocks* blocks of at
         most *size* bytes together. Only the first may be larger than *size*.
 
-        states: by snapshot, the state of each of its blocks (uint8, see Presence.states); excluded: blocks to skip. No
-        block is returned twice until `rewind`, or until its consumer jumps.
+        states: by snapshot, the state of each of its blocks (uint8, see Presence.states); excluded: blocks to skip;
+        readers: the consumers that read them (None: all). No block is returned twice until `rewind`, or until its
+        consumer jumps.
         """
         if blocks <= 0 or size <= 0:
             return []
         names = self._plan.consumers()
         self._examined = {name: looked for name, looked in self._examined.items() if name in names}
-        found = [self._examine(name, states, seconds, blocks + len(excluded)) for name in names]
+        readers = names if readers is None else readers
+        found = [self._examine(name, states, seconds, blocks + len(excluded)) for name in readers]
         return self._choose_soonest([one for one in found if one is not None], blocks, size, excluded)
 
     def rewind(self) -> None:

@@ -1,4 +1,5 @@
-"""Requests to one server: how many at once, how many per second, when one is sent twice, and how large they are.
+"""Requests to one server: how many at once, how many per second, when one is sent twice, how large they are, and how
+jobs share them.
 
-`request_limits`, `request_times` and `receive_window` are independent of each other.
+`request_limits`, `request_times`, `receive_window` and `shares` are independent of each other.
 """

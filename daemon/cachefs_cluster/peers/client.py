@@ -7,7 +7,7 @@ connections that stay open. Peers that fail get no requests until a probe succee
 import asyncio
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from cachefs.planning.requests.receive_window import ReceiveWindow
@@ -258,8 +258,16 @@ class PeerClient:
             exchange.tail_bytes = protocol.max_response_bytes(()) + self._window.size // 2
         batch = PeerBatch(peer, lane, how.is_ahead, connection, exchange, blocks, set(range(len(blocks))), sum(lengths))
         seconds = max(pending.options.deadline for pending in blocks) - now
+        jobs = list(dict.fromkeys(pending.request.job for pending in blocks if pending.request.job))[
+            : protocol.MAX_JOBS
+        ]
+        numbers = {job: number for number, job in enumerate(jobs, 1)}
         message = BlocksRequest(
-            [_requested_block(pending) for pending in blocks], how.may_fetch, how.is_ahead, how.may_delegate
+            [_requested_block(pending, numbers) for pending in blocks],
+            how.may_fetch,
+            how.is_ahead,
+            how.may_delegate,
+            jobs,
         )
         for pending in blocks:
             pending.batch = batch
@@ -373,7 +381,8 @@ class PeerClient:
         batch.abort_if_unwanted()
 
 
-def _requested_block(pending: PendingBlock) -> RequestedBlock:
+def _requested_block(pending: PendingBlock, jobs: Mapping[str, int]) -> RequestedBlock:
+    """jobs: number of each job of the request."""
     request = pending.request
     return RequestedBlock(
         request.ref.snapshot,
@@ -383,4 +392,5 @@ def _requested_block(pending: PendingBlock) -> RequestedBlock:
         request.length,
         pending.is_check_needed,
         pending.options.await_snapshot,
+        jobs.get(request.job, 0),
     )

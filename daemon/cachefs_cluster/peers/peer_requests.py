@@ -14,6 +14,8 @@ class BlockRequest:
     key: bytes
     # Length of the block in bytes.
     length: int
+    # The job that reads the block; empty for readers that have published nothing.
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,18 @@ import msgspec
 from msgspec import Meta
 
 from cachefs.block import KEY_SIZE, SSD, piece_count
+from cachefs.job_messages import MAX_JOB_NAME
 from cachefs_cluster.membership.handshake import Greeting
 from cachefs_cluster.membership.secret import ClusterSecret, is_nonce, proofs_match
 from cachefs_cluster.membership.view import PROTOCOL, is_id
+from cachefs_daemon.consumer_checks import MAX_OWNER
 from cachefs_daemon.origin.http.head import HEAD_END, MAX_HEAD_BYTES, MalformedHead, parse_head, parse_header_lines
 
 # Limits of one request: blocks and their bytes; bytes of its body and of its head; seconds of its deadline.
 MAX_BLOCKS: Final = 256
 MAX_DATA: Final = 64 << 20
+# Most jobs that one request names. Blocks of further jobs are requested without one.
+MAX_JOBS: Final = 64
 MAX_BODY: Final = 64 << 10
 MAX_HEAD: Final = 4 << 10
 MAX_SECONDS: Final = 3600.0
@@ -100,6 +104,8 @@ class RequestedBlock(msgspec.Struct, frozen=True, array_like=True):
     check: bool = False
     # Wait a while for a snapshot that is on its way. Nodes of earlier releases always wait.
     await_snapshot: bool = True
+    # The job that reads the block: its number among `BlocksRequest.jobs`, counted from 1; 0: none.
+    job: Annotated[int, Meta(ge=0, le=MAX_JOBS)] = 0
 
 
 class BlocksRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -112,6 +118,12 @@ class BlocksRequest(msgspec.Struct, frozen=True, array_like=True):
     is_ahead: bool = False
     # The requester is ready to fetch the blocks from the origin itself.
     may_delegate: bool = False
+    # Names of the jobs that read the blocks, with their owners. The node that fetches a block charges its job.
+    jobs: Annotated[list[Annotated[str, Meta(max_length=MAX_JOB_NAME + MAX_OWNER)]], Meta(max_length=MAX_JOBS)] = []
+
+    def job_of(self, block: RequestedBlock) -> str:
+        """Return the job that reads a block of this request; empty for none."""
+        return self.jobs[block.job - 1] if 0 < block.job <= len(self.jobs) else ""
 
 
 _encode = msgspec.msgpack.Encoder().encode

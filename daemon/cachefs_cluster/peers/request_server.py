@@ -335,6 +335,7 @@ class _FetchedBlocks:
                     unhurried=request.is_ahead,
                     may_take=request.may_delegate,
                     await_snapshot=block.await_snapshot,
+                    job=request.job_of(block),
                 )
                 self._requested[at] = block, host.fetch_client.request_block(at, fetch, self._outcomes)
 

@@ -55,7 +55,9 @@ class PeerSource:
         self._origin_limiter = origin_limiter
         # Reads from peers have lanes of their own: peers respond while an origin hangs, and their receive windows limit
         # the bytes in flight.
-        self.limiter = ConcurrencyLimiter(PEER_READS_PER_ORIGIN_READ * origin_limiter.count, origin_limiter.capacity)
+        self.limiter = ConcurrencyLimiter(
+            PEER_READS_PER_ORIGIN_READ * origin_limiter.count, origin_limiter.capacity, origin_limiter.weights
+        )
         self._search_state = PeerSearchState(peers, missing_snapshots)
         self._membership = membership
         self._can_delegate = steal
@@ -130,11 +132,13 @@ class PeerSource:
             return None
         lane = self._servers.setdefault(first.id, _PeerServer())
         return PeerSearch(
-            request=BlockRequest(BlockRef(source.snapshot, source.entry, source.number), source.key, source.length),
+            request=BlockRequest(
+                BlockRef(source.snapshot, source.entry, source.number), source.key, source.length, fetch.permit.job
+            ),
             steps=steps,
             recompute_steps=partial(self._recompute_steps, source),
             permit=self.limiter.new_permit(
-                source.key, source.length, lane, ahead=not fetch.has_reader, needed_at=fetch.needed_at
+                source.key, source.length, lane, ahead=not fetch.has_reader, purpose=fetch.permit.purpose
             ),
             has_reader=fetch.has_reader,
             deadline=fetch.deadline.until,

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
@@ -24,6 +25,7 @@ from cachefs.job_messages import (
     JobEpoch,
     JobList,
     JobName,
+    JobPriorityRequest,
     JobProgress,
     JobProgressResponse,
     JobPublication,
@@ -74,8 +76,10 @@ from cachefs_daemon.content import forecast, inventory, verify
 from cachefs_daemon.content.cached_share import cached_share
 from cachefs_daemon.content.warmup import Warmups, WarmupState
 from cachefs_daemon.datasets import browsing, selection, trial
+from cachefs_daemon.datasets.stamps import ChangeStamp
 from cachefs_daemon.fetch.readahead import readahead_counts, readahead_views
-from cachefs_daemon.jobs.owners import check_owner, find_job_name, own_job_name
+from cachefs_daemon.jobs.job_files import JobPriority
+from cachefs_daemon.jobs.owners import check_owner, check_weight, find_job_name, own_job_name
 from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.mounts.lagging import with_lag
 from cachefs_daemon.node import Node
@@ -177,6 +181,15 @@ class Service:
         check_owner(caller, name)
         self._node.jobs.cancel(name)
         return Empty()
+
+    async def job_priority(self, request: JobPriorityRequest, caller: Caller) -> JobView:
+        name = self._full_job_name(JobName(job=request.job), caller)
+        check_owner(caller, name)
+        check_weight(caller, name, request.weight)
+        known = self._node.jobs.get(name).priority.change
+        change = ChangeStamp(known.clock + 1, nonce=secrets.randbits(32))
+        self._node.jobs.set_priority(name, JobPriority(request.weight, change))
+        return self._node.jobs.job_view(self._node.jobs.get(name))
 
     async def stall_list(self, request: JobName, caller: Caller) -> StallRows:
         name = self._full_job_name(request, caller) if request.job else ""

@@ -38,7 +38,7 @@ from cachefs_daemon.datasets.origin_upkeep import OriginUpkeep
 from cachefs_daemon.datasets.records import DatasetRecord, Registry, RemovedRecord, SnapshotRecord
 from cachefs_daemon.datasets.stamps import NO_STAMP, UNSHARED, ChangeStamp, Removals, SharedChanges, is_floor
 from cachefs_daemon.origin.base import Origin, OriginSettings
-from cachefs_daemon.origin.endpoint import with_distinct_names
+from cachefs_daemon.origin.endpoint import Endpoint, with_distinct_names
 from cachefs_daemon.origin.kinds import open_origin
 from cachefs_daemon.origin.unusable import UnusableOrigin
 from cachefs_daemon.runtime import boot_clock
@@ -481,6 +481,11 @@ class Catalog:
                 self._names.clear()
             self._names[snapshot] = next(found, "")
         return self._names[snapshot]
+
+    def endpoint_of(self, snapshot: str) -> Endpoint | None:
+        """Return the server of the dataset that has the snapshot with that id; None where no present dataset has it."""
+        known = self._datasets.get(self.dataset_of(snapshot))
+        return known.origin.endpoint if known is not None else None
 
     def endpoints(self) -> list[EndpointStatus]:
         """Return the status of the servers of all present datasets."""

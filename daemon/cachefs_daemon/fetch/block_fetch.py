@@ -138,8 +138,6 @@ class BlockFetch:
     has_reader: bool
     # Ends a read deadline after the last reader began to wait, or, without readers, after the permit was admitted.
     deadline: Deadline
-    # Loop time at which a block that is fetched ahead will be needed; inf: unknown.
-    needed_at: float
     permit: Permit
     # Loop time at which the first waiting read began to wait; inf: no read waits.
     waited_since: float = math.inf
@@ -176,6 +174,11 @@ class BlockFetch:
     # Called when the fetch ends; and as soon as the bytes have arrived.
     _done_callbacks: "list[Callable[[BlockFetch], None]]" = field(default_factory=list)
     _bytes_callbacks: "list[Callable[[BlockFetch], None]]" = field(default_factory=list)
+
+    @property
+    def needed_at(self) -> float:
+        """Loop time at which a block that is fetched ahead will be needed; inf: unknown."""
+        return self.permit.purpose.needed_at
 
     def is_stuck(self, now: float) -> bool:
         """Return whether the bytes have waited long for a disk."""

@@ -1,8 +1,14 @@
 """Limits concurrent origin reads, and decides which read is admitted next.
 
-Reads on demand (a reader waits) come first, in turns between askers, so that no asker waits behind thousands of reads
-of another. Reads ahead follow in the order of the time at which they are needed. A read asks for a permit, waits until
-it is admitted, holds the permit while it runs, and gives it back.
+The jobs that read from one server share it by the bytes of their reads (cachefs.planning.requests.shares). Within a
+job, reads on demand (a reader waits) come first, in turns between askers, so that no asker waits behind thousands of
+reads of another. Reads ahead follow in the order of the time at which they are needed.
+
+A read ahead that is not urgent, since its job has enough time left, gives way to the urgent reads of all jobs. Such
+reads share nothing: the one that becomes urgent first goes first. So jobs share what they need now, and what is left
+goes to whatever is needed soonest.
+
+A read asks for a permit, waits until it is admitted, holds the permit while it runs, and gives it back.
 """
 
 import asyncio
@@ -10,12 +16,14 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol
 
 from cachefs.planning.requests.request_limits import MIN_BYTES
+from cachefs.planning.requests.shares import FairOrder
 
 # Stale queue entries, turns and idle servers that are kept before they are cleaned up.
 _MAX_STALE: Final = 256
@@ -25,6 +33,8 @@ _BESIDE_DEMAND_DIVISOR: Final = 2
 # Seconds after a read on demand during which its server still counts as waited for: a worker reads its next block while
 # its first one is decoded.
 _RECENT_DEMAND_SECONDS: Final = 0.25
+# Seconds without the end of any read after which a server hangs, so that no read on demand waits for reads ahead.
+_HANGING_SECONDS: Final = 0.5
 
 # Id of the asker on whose behalf the current code requests permits. Tasks inherit it, so no call has to pass it on.
 REQUESTER: Final = ContextVar("ASKER", default=0)
@@ -72,34 +82,163 @@ class _PermitQueue:
             heapq.heappop(self.heap)
 
 
+class _JobQueue:
+    """The waiting reads of one job from one server."""
+
+    __slots__ = ("ahead", "demand")
+
+    def __init__(self) -> None:
+        self.demand = _PermitQueue()  # ordered by turns
+        self.ahead = _PermitQueue()  # ordered by the time at which the block is needed
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.demand.by_key or self.ahead.by_key)
+
+    def first(self) -> "Permit":
+        """Return the read that is admitted next. The queue must not be empty."""
+        return self.demand.first() if self.demand.by_key else self.ahead.first()
+
+    def queue_of(self, request: "Permit") -> _PermitQueue:
+        return self.ahead if request.is_ahead else self.demand
+
+
 class _ServerQueue:
     """Queues and counts of the reads from one server."""
 
     __slots__ = (
-        "ahead",
         "ahead_bytes_in_use",
         "ahead_permits_in_use",
         "bytes_in_use",
-        "demand",
+        "jobs",
         "last_demand_at",
+        "order",
         "permits_in_use",
+        "queued_ahead",
+        "queued_demand",
+        "released_at",
         "server",
+        "weights",
     )
 
-    def __init__(self, server: LimitedServer, waited: float) -> None:
+    def __init__(self, server: LimitedServer, waited: float, weights: Mapping[str, float]) -> None:
         self.server = server
+        self.weights = weights
         self.last_demand_at = waited  # monotonic time at which the last read on demand ended
-        self.demand = _PermitQueue()  # ordered by turns
-        self.ahead = _PermitQueue()  # ordered by the time at which the block is needed
+        self.released_at = -math.inf  # monotonic time at which the last read ended
+        self.jobs: dict[str, _JobQueue] = {}  # jobs with waiting reads
+        self.order = FairOrder()
+        self.queued_demand = self.queued_ahead = 0  # waiting reads
         self.permits_in_use = self.ahead_permits_in_use = 0  # permits taken, in all and by reads ahead
         self.bytes_in_use = self.ahead_bytes_in_use = 0  # bytes of reads with permits, in all and of reads ahead
 
     @property
     def is_idle(self) -> bool:
-        return not (self.permits_in_use or self.bytes_in_use or self.demand.by_key or self.ahead.by_key)
+        return not (self.permits_in_use or self.bytes_in_use or self.jobs)
 
-    def queue_of(self, request: "Permit") -> _PermitQueue:
-        return self.ahead if request.is_ahead else self.demand
+    # --- waiting reads ------------------------------------------------------------------------------------------------
+
+    def add(self, request: "Permit") -> bool:
+        """Add a waiting read. Returns False if it takes the place of a cancelled one with the same key."""
+        queue = self.jobs.setdefault(request.job, _JobQueue()).queue_of(request)
+        # A cancelled read of the same key may still be queued: it waits for its end, and not for a permit.
+        is_new = request.key not in queue.by_key
+        queue.add(request)
+        self._count_queued(request, is_new)
+        return is_new
+
+    def remove(self, request: "Permit") -> None:
+        """Remove a waiting read."""
+        job = self.jobs[request.job]
+        del job.queue_of(request).by_key[request.key]
+        self._count_queued(request, -1)
+        if job.is_empty:
+            del self.jobs[request.job]
+            self.order.withdraw(request.job)
+
+    def _count_queued(self, request: "Permit", count: int) -> None:
+        if request.is_ahead:
+            self.queued_ahead += count
+        else:
+            self.queued_demand += count
+
+    def find(self, key: bytes) -> "Permit | None":
+        """Return the waiting read *key*: a read ahead, if there is one."""
+        found = None
+        for job in self.jobs.values():
+            if (request := job.ahead.by_key.get(key)) is not None:
+                return request
+            found = found or job.demand.by_key.get(key)
+        return found
+
+    def is_waiting(self, request: "Permit") -> bool:
+        """Return whether this very read waits."""
+        job = self.jobs.get(request.job)
+        return job is not None and job.queue_of(request).by_key.get(request.key) is request
+
+    def charge(self, request: "Permit") -> None:
+        """Charge the job of a read that is admitted."""
+        self.order.charge(request.job, request.size, self._weight_of(request.job))
+
+    def _claim(self, job: str) -> float:
+        return self.order.claim(job, self._weight_of(job))
+
+    def _weight_of(self, job: str) -> float:
+        return self.weights.get(job, 1.0)
+
+    def next_request(self, *, may_read_ahead: bool) -> "Permit | None":
+        """Return the waiting read that is admitted next; None if the server has no room for it. may_read_ahead: whether
+        reads ahead are admitted."""
+        request = self._first_in_order()
+        if request is None or not self.has_room:
+            return None
+        if not request.is_ahead or (may_read_ahead and self.has_room_ahead(request.size)):
+            return request
+        demand = self.first_demand()
+        if demand is None or not self._is_ahead_of_share(demand, request):
+            return demand
+        return None
+
+    def _is_ahead_of_share(self, demand: "Permit", ahead: "Permit") -> bool:
+        """Return whether the job of a read on demand has had so much more than the job of a read ahead, which is urgent
+        and waits until fewer bytes are in flight, that it must wait too. Bytes limit reads ahead only where the link is
+        busy with them, so that nothing is lost. A lack of permits for reads ahead is no reason to wait: more requests
+        at once may bring more. Neither is a server from which nothing comes."""
+        now = time.monotonic()
+        if demand.job == ahead.job or ahead.purpose.urgent_at > now or not self._has_permit_ahead:
+            return False
+        if now - self.released_at > _HANGING_SECONDS:
+            return False
+        lead = self._claim(demand.job) - self._claim(ahead.job)
+        return lead > MIN_BYTES / self._weight_of(demand.job)
+
+    def _first_in_order(self) -> "Permit | None":
+        if len(self.jobs) < 2:
+            return next((job.first() for job in self.jobs.values()), None)
+        now = time.monotonic()
+        best: Permit | None = None
+        best_rank: tuple[bool, float, int] = (True, math.inf, 0)
+        for name, job in self.jobs.items():
+            request = job.first()
+            if request.is_ahead and request.purpose.urgent_at > now:
+                self.order.withdraw(name)
+                rank = True, request.purpose.urgent_at, request.number
+            else:
+                rank = False, self._claim(name), request.number
+            if best is None or rank < best_rank:
+                best, best_rank = request, rank
+        return best
+
+    def first_demand(self) -> "Permit | None":
+        """Return the read on demand that is admitted next, whether there is room or not."""
+        if not self.queued_demand:
+            return None
+        waiting = [(name, job.demand.first()) for name, job in self.jobs.items() if job.demand.by_key]
+        if len(waiting) > 1:
+            waiting.sort(key=lambda one: (self._claim(one[0]), one[1].number))
+        return waiting[0][1]
+
+    # --- room ---------------------------------------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
@@ -113,13 +252,16 @@ class _ServerQueue:
         While a read on demand waits or runs, reads ahead get fewer bytes, as they would take the link from it. They
         always get MIN_BYTES bytes, the start value for an unknown link, since the read on demand may hang.
         """
-        width = self.server.width
-        if self.permits_in_use >= width or self.ahead_permits_in_use >= _ahead_share(width):
+        if not (self.has_room and self._has_permit_ahead):
             return False
         most = self.server.readahead_bytes
         if most > MIN_BYTES and self.has_waiting_reader:
             most = max(MIN_BYTES, most / _BESIDE_DEMAND_DIVISOR)
         return self.ahead_bytes_in_use == 0 or self.ahead_bytes_in_use + size <= most
+
+    @property
+    def _has_permit_ahead(self) -> bool:
+        return self.ahead_permits_in_use < _ahead_share(self.server.width)
 
     @property
     def has_waiting_reader(self) -> bool:
@@ -128,7 +270,7 @@ class _ServerQueue:
         if (
             self.permits_in_use > self.ahead_permits_in_use
             or self.bytes_in_use > self.ahead_bytes_in_use
-            or self.demand.by_key
+            or self.queued_demand
         ):
             return True
         return time.monotonic() < self.last_demand_at + _RECENT_DEMAND_SECONDS
@@ -143,8 +285,9 @@ class ConcurrencyLimiter:
     """Admits a limited number of reads at once, with a limited number of bytes between them.
 
     A quarter of the permits (at least one, where there are several) is reserved for reads on demand, so that reads
-    ahead never take all permits. Reads ahead are admitted in the order in which they are needed; reads on demand in
-    turns, one read of each asker per round. A read larger than the whole capacity is admitted when no other read runs.
+    ahead never take all permits. The jobs that wait for one server share it by bytes. Of one job, reads on demand are
+    admitted first, in turns, one read of each asker per round; then reads ahead, in the order in which they are needed.
+    A read larger than the whole capacity is admitted when no other read runs.
 
     A server whose width is below the number of permits gets no more reads than its width, in the same order and with
     the same reserved quarter. Reads that wait for one server do not block reads from others. Reads ahead have no more
@@ -156,8 +299,9 @@ class ConcurrencyLimiter:
     admitted on top of the limits when no permit is free.
     """
 
-    def __init__(self, permits: int, capacity: int) -> None:
-        """permits: reads at once; capacity: their total bytes."""
+    def __init__(self, permits: int, capacity: int, weights: dict[str, float] | None = None) -> None:
+        """permits: reads at once; capacity: their total bytes. weights: of jobs, 1 where missing; they may change."""
+        self.weights = {} if weights is None else weights
         self._permits = permits
         self.ahead_permits = _ahead_share(permits)  # permits that reads ahead may take
         self.capacity = capacity
@@ -174,7 +318,7 @@ class ConcurrencyLimiter:
         self._bytes_on_demand = 0  # bytes of the reads that were admitted as reads on demand
         # By server without a lane: monotonic time at which its last read on demand ended.
         self._last_demand_at: dict[LimitedServer, float] = {}
-        self._timer: asyncio.TimerHandle | None = None  # admits reads ahead again after _RECENT_DEMAND_SECONDS
+        self._timer: asyncio.TimerHandle | None = None  # admits reads that wait for time to pass
 
     @property
     def max_planned(self) -> int:
@@ -183,14 +327,20 @@ class ConcurrencyLimiter:
         return self.ahead_permits + self.ahead_permits // 2
 
     def new_permit(
-        self, key: bytes, size: int, server: LimitedServer, *, ahead: bool, needed_at: float = math.inf
+        self,
+        key: bytes,
+        size: int,
+        server: LimitedServer,
+        *,
+        ahead: bool,
+        purpose: "ReadPurpose | None" = None,
     ) -> "Permit":
         """Return a permit: an async context manager that waits for admission and holds the permit.
 
         key: identifies the read to `promote`; unique among waiting reads. size: bytes of the read. server: the server
-        it reads from. ahead: no reader waits for it yet. needed_at: loop time at which a reader will.
+        it reads from. ahead: no reader waits for it yet. purpose: None: for no job, and never urgent.
         """
-        return Permit(self, key, size, server, ahead, needed_at)
+        return Permit(self, key, size, server, ahead, purpose or UNPLANNED)
 
     @property
     def count(self) -> int:
@@ -207,12 +357,20 @@ class ConcurrencyLimiter:
         """
         return self._queued_demand > 0 or self._bytes_on_demand > 0
 
+    def urgent_jobs(self) -> list[tuple[LimitedServer, str]]:
+        """Return the jobs whose urgent reads wait for a permit, each with the server."""
+        now = time.monotonic()
+        return [
+            (queue.server, name)
+            for queue in self._queues.values()
+            for name, job in queue.jobs.items()
+            if not (first := job.first()).is_ahead or first.purpose.urgent_at <= now
+        ]
+
     def waiting_and_running(self, server: LimitedServer) -> tuple[int, int]:
         """Return how many reads from the *server* wait for a permit, and how many hold one."""
         queue = self._queues.get(server)
-        return (
-            (len(queue.demand.by_key) + len(queue.ahead.by_key), queue.permits_in_use) if queue is not None else (0, 0)
-        )
+        return (queue.queued_demand + queue.queued_ahead, queue.permits_in_use) if queue is not None else (0, 0)
 
     def is_idle(self, server: LimitedServer) -> bool:
         """Return whether no read waits for the *server*, and more permits are free for its reads than they hold."""
@@ -230,15 +388,15 @@ class ConcurrencyLimiter:
         """Raise the priority of the waiting read *key*: the current asker now waits for it. It was queued ahead, or by
         another asker."""
         for queue in self._queues.values():
-            request = queue.ahead.by_key.get(key)
-            if request is None and (request := queue.demand.by_key.get(key)) and not self._is_sooner(request):
-                return
-            if request is not None:
+            request = queue.find(key)
+            if request is None:
+                continue
+            if request.is_ahead or self._is_sooner(request):
                 self._dequeue(request, queue)
                 request.is_ahead, request.requester = False, REQUESTER.get()
                 self._enqueue(request, queue)
                 self._admit()
-                return
+            return
 
     def count_as_demand(self, request: "Permit") -> None:
         """For `Permit`: count a running read ahead as a read on demand."""
@@ -252,7 +410,7 @@ class ConcurrencyLimiter:
         """Admit the waiting read *key* without a permit of its own: another read of the *server* brings its bytes too.
         Returns False if it does not wait, or if its bytes exceed the capacity."""
         queue = self._queues.get(server)
-        request = (queue.ahead.by_key.get(key) or queue.demand.by_key.get(key)) if queue is not None else None
+        request = queue.find(key) if queue is not None else None
         if queue is None or request is None or self.bytes_in_use + request.size > self.capacity:
             return False
         self._dequeue(request, queue)
@@ -264,9 +422,8 @@ class ConcurrencyLimiter:
         """For `Permit`: return True if admitted at once; otherwise *admitted* is called upon admission."""
         queue = self._queues.get(request.server)
         if queue is None:
-            queue = self._queues[request.server] = _ServerQueue(
-                request.server, self._last_demand_at.pop(request.server, -math.inf)
-            )
+            waited = self._last_demand_at.pop(request.server, -math.inf)
+            queue = self._queues[request.server] = _ServerQueue(request.server, waited, self.weights)
         request.count = 1
         if self._is_next(request, queue):
             self._grant(request, queue)
@@ -279,7 +436,7 @@ class ConcurrencyLimiter:
     def leave_queue(self, request: "Permit") -> None:
         """For `Permit`: remove the read from its queue."""
         queue = self._queues.get(request.server)
-        if queue is not None and queue.queue_of(request).by_key.get(request.key) is request:
+        if queue is not None and queue.is_waiting(request):
             self._dequeue(request, queue)
             self._remove_if_idle(queue)
 
@@ -290,21 +447,26 @@ class ConcurrencyLimiter:
         if request.is_on_demand:
             self._bytes_on_demand -= request.size
             request.is_on_demand = False
+        queue.released_at = time.monotonic()
         if not request.is_ahead:
-            queue.last_demand_at = time.monotonic()
+            queue.last_demand_at = queue.released_at
         if self._queued_demand or self.queued_ahead:
             self._admit()
-        if not request.is_ahead and queue.ahead.by_key and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_RECENT_DEMAND_SECONDS, self._admit_after_demand)
+        if not request.is_ahead and queue.queued_ahead:
+            self._admit_later(_RECENT_DEMAND_SECONDS)
         self._remove_if_idle(queue)
 
-    def _admit_after_demand(self) -> None:
+    def _admit_later(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._admit_at_timer)
+
+    def _admit_at_timer(self) -> None:
         self._timer = None
         self._admit()
 
     def _is_next(self, request: "Permit", queue: _ServerQueue) -> bool:
         """Return whether the request fits and no waiting read goes before it."""
-        if self._queued_demand or not queue.has_room:
+        if self._queued_demand or not queue.has_room or not queue.jobs.keys() <= {request.job}:
             return False
         if request.is_ahead and (
             self.queued_ahead or self._ahead_in_use >= self.ahead_permits or not queue.has_room_ahead(request.size)
@@ -312,24 +474,21 @@ class ConcurrencyLimiter:
             return False
         return self._fits(request.size)
 
-    def _enqueue(self, request: "Permit", lane: _ServerQueue) -> None:
-        queue = lane.queue_of(request)
-        # A cancelled read of the same key may still be queued: it waits for its end, and not for a permit.
-        is_new = request.key not in queue.by_key
+    def _enqueue(self, request: "Permit", queue: _ServerQueue) -> None:
         request.number = next(self._numbers)
+        request.rank = request.purpose.needed_at if request.is_ahead else self._next_rank(request.requester)
+        is_new = queue.add(request)
         if request.is_ahead:
             self.queued_ahead += is_new
-            request.rank = request.needed_at
         else:
-            request.rank = self._next_rank(request.requester)
             self._queued_demand += is_new
-        queue.add(request)
 
     def _next_rank(self, asker: int) -> float:
         if not self._queued_demand:
             self._next_ranks.clear()
         elif len(self._next_ranks) > self._max_ranks:
-            waiting = {one.requester for queue in self._queues.values() for one in queue.demand.by_key.values()}
+            jobs = itertools.chain.from_iterable(queue.jobs.values() for queue in self._queues.values())
+            waiting = {one.requester for job in jobs for one in job.demand.by_key.values()}
             self._next_ranks = {one: turn for one, turn in self._next_ranks.items() if one in waiting}
             self._max_ranks = 2 * len(self._next_ranks) + _MAX_STALE
         turn = max(self._last_rank, self._next_ranks.get(asker, 0.0))
@@ -341,7 +500,7 @@ class ConcurrencyLimiter:
         return max(self._last_rank, self._next_ranks.get(REQUESTER.get(), 0.0)) < request.rank
 
     def _dequeue(self, request: "Permit", queue: _ServerQueue) -> None:
-        del queue.queue_of(request).by_key[request.key]
+        queue.remove(request)
         if request.is_ahead:
             self.queued_ahead -= 1
         else:
@@ -365,33 +524,28 @@ class ConcurrencyLimiter:
             queue.ahead_bytes_in_use += size
 
     def _admit(self) -> None:
-        while self._queued_demand and (queue := self._next_demand()):
-            request = queue.demand.first()
+        while (self._queued_demand or self.queued_ahead) and (request := self._next_request()):
+            queue = self._queues[request.server]
             if not self._fits(request.size):
-                # Demand that does not fit yet also stops reads ahead: small ones would otherwise starve it.
+                # A read that does not fit yet also stops those after it: small ones would otherwise starve it.
                 self._admit_reserved()
                 return
-            self._last_rank = max(self._last_rank, request.rank)
-            self._dequeue(request, queue)
-            self._grant(request, queue)
-        while self.queued_ahead and self._ahead_in_use < self.ahead_permits and (queue := self._next_ahead()):
-            request = queue.ahead.first()
-            if not self._fits(request.size):
-                return
+            if not request.is_ahead:
+                self._last_rank = max(self._last_rank, request.rank)
             self._dequeue(request, queue)
             self._grant(request, queue)
 
-    def _next_demand(self) -> _ServerQueue | None:
-        queues = [queue for queue in self._queues.values() if queue.demand.by_key and queue.has_room]
-        return min(queues, key=_first_demand_rank) if len(queues) > 1 else queues[0] if queues else None
-
-    def _next_ahead(self) -> _ServerQueue | None:
-        queues = [
-            queue
-            for queue in self._queues.values()
-            if queue.ahead.by_key and queue.has_room_ahead(queue.ahead.first().size)
-        ]
-        return min(queues, key=_first_ahead_rank) if len(queues) > 1 else queues[0] if queues else None
+    def _next_request(self) -> "Permit | None":
+        """Return the read that is admitted next: of all servers' next reads, one on demand before those ahead."""
+        may_read_ahead = self._ahead_in_use < self.ahead_permits
+        requests = []
+        for queue in self._queues.values():
+            request = queue.next_request(may_read_ahead=may_read_ahead) if queue.jobs else None
+            if request is not None:
+                requests.append(request)
+            elif queue.queued_demand and queue.has_room:
+                self._admit_later(_HANGING_SECONDS)
+        return min(requests, key=_rank) if len(requests) > 1 else requests[0] if requests else None
 
     def _admit_reserved(self) -> None:
         """Admit reads on demand of servers whose reserve is not used up."""
@@ -401,8 +555,7 @@ class ConcurrencyLimiter:
                 self._grant(request, queue)
 
     def _within_reserve(self, queue: _ServerQueue) -> "Iterator[Permit]":
-        while queue.demand.by_key and queue.has_room:
-            request = queue.demand.first()
+        while queue.has_room and (request := queue.first_demand()) is not None:
             size = queue.bytes_in_use + request.size
             if queue.permits_in_use and not (
                 queue.permits_in_use < max(1, self._permits // 8) and size <= self.capacity // 8
@@ -411,6 +564,7 @@ class ConcurrencyLimiter:
             yield request
 
     def _grant(self, request: "Permit", queue: _ServerQueue) -> None:
+        queue.charge(request)
         self._count_in_use(request, queue, 1)
         request.is_held, request.is_on_demand = True, not request.is_ahead
         if request.is_on_demand:
@@ -423,14 +577,23 @@ class ConcurrencyLimiter:
         return self.in_use == 0 or (self.in_use < self._permits and self.bytes_in_use + size <= self.capacity)
 
 
-def _first_demand_rank(queue: _ServerQueue) -> tuple[float, int]:
-    first = queue.demand.first()
-    return first.rank, first.number
+def _rank(request: "Permit") -> tuple[bool, float, int]:
+    return request.is_ahead, request.rank, request.number
 
 
-def _first_ahead_rank(queue: _ServerQueue) -> tuple[float, int]:
-    first = queue.ahead.first()
-    return first.rank, first.number
+@dataclass(frozen=True, slots=True)
+class ReadPurpose:
+    """For whom a block is read, and when its read is urgent."""
+
+    # The job that is charged with the bytes; empty for readers that have published nothing.
+    job: str = ""
+    # Loop time at which a reader will wait for the block; inf: unknown.
+    needed_at: float = math.inf
+    # Loop time from which a read ahead is urgent: until then it gives way to the urgent reads of other jobs.
+    urgent_at: float = math.inf
+
+
+UNPLANNED: Final = ReadPurpose()
 
 
 class Permit:
@@ -443,9 +606,9 @@ class Permit:
         "is_held",
         "is_on_demand",
         "key",
-        "needed_at",
         "number",
         "on_admission",
+        "purpose",
         "rank",
         "requester",
         "server",
@@ -453,13 +616,19 @@ class Permit:
     )  # fmt: skip
 
     def __init__(
-        self, limiter: ConcurrencyLimiter, key: bytes, size: int, server: LimitedServer, ahead: bool, needed_at: float
+        self,
+        limiter: ConcurrencyLimiter,
+        key: bytes,
+        size: int,
+        server: LimitedServer,
+        ahead: bool,
+        purpose: ReadPurpose,
     ) -> None:
+        self.purpose = purpose
         self.key = key
         self.size = size
         self.server = server
         self.is_ahead = ahead  # waits, or was admitted, as a read ahead, and no reader has come to wait for it since
-        self.needed_at = needed_at
         self.is_held = False
         self.is_on_demand = False  # held, and admitted as a read on demand
         self.requester = REQUESTER.get()
@@ -469,13 +638,18 @@ class Permit:
         self.on_admission: Callable[[], None] | None = None  # called upon admission, set while waiting
         self._limiter = limiter
 
+    @property
+    def job(self) -> str:
+        """The job that is charged with the bytes."""
+        return self.purpose.job
+
     def request(self, admitted: Callable[[], None]) -> bool:
         """Return True if the permit is held from now on; otherwise *admitted* is called upon admission."""
         return self._limiter.request(self, admitted)
 
-    async def acquire(self, *, ahead: bool, needed_at: float = math.inf) -> None:
+    async def acquire(self, *, ahead: bool) -> None:
         """Wait for the permit. See ConcurrencyLimiter.new_permit."""
-        self.is_ahead, self.needed_at = ahead, needed_at
+        self.is_ahead = ahead
         await self._acquire()
 
     async def _acquire(self) -> None:
@@ -510,7 +684,7 @@ class Permit:
     def split_off(self) -> "Permit":
         """Return a second Permit that takes over the permit, while this one keeps its bytes. Both must be given
         back."""
-        other = Permit(self._limiter, self.key, 0, self.server, self.is_ahead, self.needed_at)
+        other = Permit(self._limiter, self.key, 0, self.server, self.is_ahead, self.purpose)
         other.is_held, other.requester, other.count, self.count = self.is_held, self.requester, self.count, 0
         return other
 

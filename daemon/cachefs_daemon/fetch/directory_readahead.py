@@ -29,6 +29,7 @@ from cachefs.planning.prefetch.readahead_budget import BackgroundLimit, Readahea
 from cachefs.planning.prefetch.streams import FileBlockName
 from cachefs.snapshot import ROOT, Entry, Snapshot
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome
+from cachefs_daemon.fetch.concurrency_limiter import UNPLANNED
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
@@ -240,7 +241,7 @@ class DirectoryReadaheadFetcher:
             return
         try:
             begun = await self._fetcher.start_fetches(
-                [BlockRef(*swept.name) for swept in chosen], [math.inf] * len(chosen), oldest
+                [BlockRef(*swept.name) for swept in chosen], [UNPLANNED] * len(chosen), oldest
             )
         except BaseException:
             for swept in chosen:

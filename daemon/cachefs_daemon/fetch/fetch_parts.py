@@ -58,6 +58,10 @@ def _is_never_replaced(_: str) -> bool:
     return False
 
 
+def _no_reader(_: BlockSource) -> str:
+    return ""
+
+
 def _no_fetch_process(_: BlockSource, __: ProcessResultCallback, ___: Callable[[], None]) -> bool:
     return False
 
@@ -72,6 +76,8 @@ class SourceLookups:
     renew: Callable[[BlockSource], BlockSource] = _same_source
     # Returns whether a refresh has replaced the snapshot with this id. Another refresh then does not help its readers.
     is_replaced: Callable[[str], bool] = _is_never_replaced
+    # Returns the job that reads a block next, as far as it is known; empty otherwise.
+    next_reader: Callable[[BlockSource], str] = _no_reader
 
 
 @dataclass(frozen=True, slots=True)

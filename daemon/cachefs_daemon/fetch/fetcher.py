@@ -26,6 +26,7 @@ from cachefs_daemon.fetch.block_fetch import (
     BypassBlocks,
     FetchWaiter,
 )
+from cachefs_daemon.fetch.concurrency_limiter import ReadPurpose
 from cachefs_daemon.fetch.fetch_parts import FetchParts
 from cachefs_daemon.fetch.in_flight import InFlightFetches
 from cachefs_daemon.fetch.random_reads import RandomReads
@@ -207,6 +208,11 @@ class Fetcher:
         return self._limiter.ahead_permits
 
     @property
+    def weights(self) -> dict[str, float]:
+        """Weights of jobs where they share an origin; 1 where missing. May be changed."""
+        return self._limiter.weights
+
+    @property
     def has_waiting_reader(self) -> bool:
         """Whether a reader waits for an origin."""
         return self._limiter.has_waiting_reader
@@ -290,9 +296,10 @@ class Fetcher:
         if fetch.may_take and self.in_flight_fetches.delegate_fetch(source, fetch.peer, ahead=fetch.unhurried):
             on_result([FETCH_YOURSELF])
             return
-        needed = asyncio.get_running_loop().time() + PEER_NEEDS_BLOCK_IN if fetch.unhurried else math.inf
+        now = asyncio.get_running_loop().time()
+        purpose = ReadPurpose(fetch.job, now + PEER_NEEDS_BLOCK_IN if fetch.unhurried else math.inf, now)
         peer_fetch = self.in_flight_fetches.join_or_start_fetch(
-            source, ahead=fetch.unhurried, needed_at=needed, may_be_transient=True, for_peer=True
+            source, ahead=fetch.unhurried, purpose=purpose, may_be_transient=True, for_peer=True
         )
         pass_on = partial(self._return_result, refs, until, pass_outcomes, for_peer=True)
         FetchWaiter(peer_fetch, until, pass_on, early=source.length <= MAX_EARLY_BYTES)
@@ -374,13 +381,13 @@ class Fetcher:
     async def start_fetches(
         self,
         refs: Sequence[BlockRef],
-        needed_at: Sequence[float],
+        purposes: Sequence[ReadPurpose],
         looked_up_at: float,
         *,
         may_be_transient: bool = False,
     ) -> list[BlockFetch | BlockFetchOutcome]:
-        """Start fetches of blocks that were in no tier at *looked_up_at*, and will be needed at *needed_at* (loop
-        times, soonest first). may_be_transient: blocks that no policy admits become transient blocks.
+        """Start fetches of blocks that were in no tier at *looked_up_at* (loop time). purposes: of each block, those
+        that are needed soonest first. may_be_transient: blocks that no policy admits become transient blocks.
 
         Returns for each block its fetch, or its outcome if known already. The index is not read again: that releases
         the interpreter lock once per block, and the store checks the index before it writes.
@@ -389,7 +396,7 @@ class Fetcher:
         if remaining := refs[len(sources) :]:
             sources += await self._threads.background(self._lookups.find_sources, remaining)
         begun: list[BlockFetch | BlockFetchOutcome] = []
-        for found, when in zip(sources, needed_at, strict=True):
+        for found, purpose in zip(sources, purposes, strict=True):
             one = (
                 self.in_flight_fetches.recent_outcome_or_source(found, looked_up_at, ahead=True)
                 if isinstance(found, BlockSource)
@@ -398,7 +405,7 @@ class Fetcher:
             if isinstance(one, BlockSource):
                 begun.append(
                     self.in_flight_fetches.join_or_start_fetch(
-                        one, ahead=True, needed_at=when, may_be_transient=may_be_transient
+                        one, ahead=True, purpose=purpose, may_be_transient=may_be_transient
                     )
                 )
             else:

@@ -7,9 +7,9 @@ are fetched before reads ahead.
 """
 
 import asyncio
-import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -18,12 +18,14 @@ from cachefs.errors import CachefsError, ObjectChanged, OriginUnavailable
 from cachefs.planning.prefetch.fetch_window import FetchLatency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome, BypassBlock, BypassBlocks, RecentOutcomes
+from cachefs_daemon.fetch.concurrency_limiter import UNPLANNED, ReadPurpose
 from cachefs_daemon.fetch.fetch_parts import ORIGIN, PEER, FetchParts
 from cachefs_daemon.fetch.origin_source import FIRST_LATENCY, OriginSource
 from cachefs_daemon.fetch.partial_blocks import PartialBlocks
 from cachefs_daemon.fetch.tier_writes import BlockWriter
 from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
 from cachefs_daemon.origin.deadline import Deadline
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.ports import BlockSearch, FoundBlock
 
 # Seconds that a reader must have left for other nodes to be asked after the origin failed.
@@ -41,6 +43,7 @@ class InFlightFetches:
         self._limiter = parts.limiter
         self._read_deadline = parts.read_deadline
         self._is_replaced = parts.sources.is_replaced
+        self._next_reader = parts.sources.next_reader
         self._peers = parts.peers
         self._fetches: dict[bytes, BlockFetch] = {}  # by block key
         self._recent_outcomes = RecentOutcomes()
@@ -52,6 +55,7 @@ class InFlightFetches:
         )
         self._block_listeners: list[BlockListener] = []
         self.fetched_blocks = self.fetched_bytes = 0  # from origins, since the daemon started
+        self._job_bytes: Counter[tuple[str, Endpoint]] = Counter()  # from origins, by job and server
         self.peer_blocks = self.peer_bytes = 0  # from peers, since the daemon started
         self.latency = FetchLatency(FIRST_LATENCY)  # of a fetch, from its permit until its block is in a tier
 
@@ -64,6 +68,11 @@ class InFlightFetches:
     def partial_blocks(self) -> PartialBlocks:
         """Parts of blocks that are here before the whole block."""
         return self._origin_source.partial_blocks
+
+    def take_job_bytes(self) -> Mapping[tuple[str, Endpoint], int]:
+        """Return the bytes that were fetched from origins since the last call, by job and server."""
+        taken, self._job_bytes = self._job_bytes, Counter()
+        return taken
 
     def add_block_listener(self, listener: BlockListener) -> None:
         """Call *listener* for each fetched block from now on."""
@@ -137,22 +146,25 @@ class InFlightFetches:
         source: BlockSource,
         *,
         ahead: bool,
-        needed_at: float = math.inf,
+        purpose: ReadPurpose | None = None,
         may_be_transient: bool = False,
         for_peer: bool = False,
     ) -> BlockFetch:
         """Return the fetch of a block, started if there is none.
 
-        for_peer: another node asks. No other node is then asked to fetch the block, so nodes never wait for each other,
-        whatever their views of the routes. Nodes that may have the block are only asked whether they do, which they
-        answer at once.
+        purpose: None: a read on demand is for the job that reads the block next, and a read ahead for none. for_peer:
+        another node asks. No other node is then asked to fetch the block, so nodes never wait for each other, whatever
+        their views of the routes. Nodes that may have the block are only asked whether they do, which they answer at
+        once.
         """
         until = asyncio.get_running_loop().time() + self._read_deadline
         fetch = self._fetches.get(source.key)
         if fetch is not None and not ahead and not fetch.deadline.extend(until):
             fetch = None  # it has just been given up
         if fetch is None:
-            fetch = self._add_fetch(source, ahead, Deadline(until), needed_at)
+            if purpose is None and not ahead:
+                purpose = ReadPurpose(self._next_reader(source))
+            fetch = self._add_fetch(source, ahead, Deadline(until), purpose or UNPLANNED)
             fetch.may_be_transient, fetch.is_for_peer = may_be_transient, for_peer
             if not ahead:
                 fetch.waited_since = until - self._read_deadline
@@ -189,7 +201,7 @@ class InFlightFetches:
             return False
         if fetch is None:
             until = asyncio.get_running_loop().time() + self._read_deadline
-            fetch = self._add_fetch(source, True, Deadline(until), math.inf)
+            fetch = self._add_fetch(source, True, Deadline(until), UNPLANNED)
         fetch.is_delegated = True
         search = self._peers.search_delegated(fetch, node_id, partial(self._handle_search_result, fetch))
         if search is None:
@@ -199,11 +211,11 @@ class InFlightFetches:
         self._start_peer_search(fetch, search)
         return True
 
-    def _add_fetch(self, source: BlockSource, ahead: bool, deadline: Deadline, needed_at: float) -> BlockFetch:
+    def _add_fetch(self, source: BlockSource, ahead: bool, deadline: Deadline, purpose: ReadPurpose) -> BlockFetch:
         permit = self._limiter.new_permit(
-            source.key, source.length, source.origin.endpoint, ahead=ahead, needed_at=needed_at
+            source.key, source.length, source.origin.endpoint, ahead=ahead, purpose=purpose
         )
-        fetch = self._fetches[source.key] = BlockFetch(source, not ahead, deadline, needed_at, permit)
+        fetch = self._fetches[source.key] = BlockFetch(source, not ahead, deadline, permit)
         return fetch
 
     def origin_refusal(self, source: BlockSource) -> CachefsError | None:
@@ -341,6 +353,7 @@ class InFlightFetches:
         else:
             self.fetched_blocks += 1
             self.fetched_bytes += fetch.source.length
+            self._job_bytes[fetch.permit.job, fetch.source.origin.endpoint] += fetch.source.length
         for listener in self._block_listeners:
             listener(fetch.source.snapshot, PEER if fetch.source_peer else ORIGIN, fetch.source.length)
 

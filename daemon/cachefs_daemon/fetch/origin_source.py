@@ -277,7 +277,7 @@ class OriginSource:
         """Read the block, and put its bytes into the fetch. Returns False, and reads nothing, if no tier is likely to
         take the block. Raises CachefsError."""
         if not fetch.permit.is_held:  # the bytes arrived in another way, and are still in no tier
-            await fetch.permit.acquire(ahead=not fetch.has_reader, needed_at=fetch.needed_at)
+            await fetch.permit.acquire(ahead=not fetch.has_reader)
         source, deadline, clock = fetch.source, fetch.deadline, asyncio.get_running_loop().time
         if not fetch.has_reader and self._is_likely_refused(fetch):
             return False
@@ -321,8 +321,9 @@ class OriginSource:
         source, permits = fetch.source, list[Permit]()
         for number in range(len(parts)):
             permit = self._limiter.new_permit(
-                source.key + bytes([number]), 0, source.origin.endpoint, ahead=not fetch.has_reader
-            )
+                source.key + bytes([number]), 0, source.origin.endpoint, ahead=not fetch.has_reader,
+                purpose=fetch.permit.purpose,
+            )  # fmt: skip
             if not permit.request(_do_nothing):
                 permit.cancel_or_release()
                 break
@@ -339,7 +340,7 @@ class OriginSource:
         """Pause between two attempts, and let other fetches have the permit meanwhile."""
         fetch.permit.release()
         await asyncio.sleep(seconds)
-        await fetch.permit.acquire(ahead=not fetch.has_reader, needed_at=fetch.needed_at)
+        await fetch.permit.acquire(ahead=not fetch.has_reader)
         fetch.started_at = asyncio.get_running_loop().time()
         last_error = fetch.deadline.last_error
         if last_error is not None and self._sources.renew(fetch.source).origin is not fetch.source.origin:

@@ -12,7 +12,9 @@ from cachefs.messages import BlockRef
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.prefetch.fetch_plan import REFRESH_SECONDS, FetchBatch, FetchPlan, PromotionPlan, fit_into_quotas
 from cachefs.planning.prefetch.lookahead import UpcomingBlock
+from cachefs.planning.sequences.plan import job_of_consumer
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome
+from cachefs_daemon.fetch.concurrency_limiter import ReadPurpose
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.reader_callbacks import ReaderCallbacks
 from cachefs_daemon.fetch.step_timer import StepTimer
@@ -94,8 +96,7 @@ class Prefetcher:
         for part in self._plan.split_copies(batch) if batch is not None else ():
             await self._fetch_evicting(part, looked, spared=0)
         looked = _now()
-        batch = self._plan.choose_for_backlog(self._window)
-        if batch is not None:
+        for batch in self._plan.choose_for_backlog(self._window):
             # Room is made in steps. A step must not evict blocks that are read before these.
             await self._fetch_evicting(batch, looked, spared=self._tiering.unlocked.max_extra_bytes)
         self._plan.note_idle()
@@ -154,9 +155,7 @@ class Prefetcher:
         ]
         self._plan.note_started(blocks)
         try:
-            begun = await self._fetcher.start_fetches(
-                refs, [now + min(block.seconds, OVERTAKE_SECONDS) for block in blocks], looked
-            )
+            begun = await self._fetcher.start_fetches(refs, [self._purpose(block, now) for block in blocks], looked)
         except BaseException:
             for one in blocks:
                 self._plan.note_dropped(one)
@@ -166,6 +165,10 @@ class Prefetcher:
                 begin.add_done_callback(functools.partial(self._on_fetch_done, one))
             else:
                 self._report_outcome(one, begin)
+
+    def _purpose(self, block: UpcomingBlock, now: float) -> ReadPurpose:
+        needed_at = now + min(block.seconds, OVERTAKE_SECONDS)
+        return ReadPurpose(job_of_consumer(block.consumer), needed_at, now + self._plan.urgent_after(block))
 
     def _on_fetch_done(self, one: UpcomingBlock, fetch: BlockFetch) -> None:
         if isinstance(fetch.outcome, BlockLocation):

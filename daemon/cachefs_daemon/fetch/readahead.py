@@ -33,6 +33,7 @@ from cachefs.planning.prefetch.streams import StreamBlock, StreamOrder
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Dataset
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockFetchOutcome
+from cachefs_daemon.fetch.concurrency_limiter import UNPLANNED
 from cachefs_daemon.fetch.directory_readahead import DirectoryReadaheadFetcher
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.reader_callbacks import PageCacheCallbacks
@@ -246,7 +247,7 @@ class ReadaheadFetcher:
         refs = [BlockRef(*guess.name) for guess in guesses]
         self._in_flight += len(guesses)
         try:
-            begun = await self._fetcher.start_fetches(refs, [math.inf] * len(refs), looked, may_be_transient=transient)
+            begun = await self._fetcher.start_fetches(refs, [UNPLANNED] * len(refs), looked, may_be_transient=transient)
         except BaseException:
             for guess in guesses:
                 self._note_result(guess, None)

@@ -16,6 +16,7 @@ import xxhash
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublication, SampleMap
+from cachefs_daemon.datasets.stamps import NO_STAMP, ChangeStamp
 from cachefs_daemon.runtime.boot_clock import BootMoment
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,17 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     refused: list[int] = []  # epochs for whose orders there was no memory
 
 
+class JobPriority(msgspec.Struct, frozen=True, array_like=True):
+    """The weight of a job where jobs share an origin."""
+
+    weight: float = 1.0
+    # The change that has set it, so that all nodes of a cluster choose the same one; NO_STAMP: none has.
+    change: ChangeStamp = NO_STAMP
+
+
+NO_PRIORITY: Final = JobPriority()
+
+
 class JobRecord(msgspec.Struct, frozen=True):
     """The publication of a job."""
 
@@ -52,6 +64,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     consumers: list[ConsumerRecord]
     maps: list[SampleMap]  # without duplicates
     latest: dict[str, int]  # by snapshot: index of the map published for it last
+    priority: JobPriority = NO_PRIORITY
 
 
 Content = TypeVar("Content")

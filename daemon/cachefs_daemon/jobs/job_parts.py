@@ -31,5 +31,6 @@ class JobParts:
             LoaderParts(plan, storage.presence_watch, storage.blocks, fetcher, threads, memory, placement)
         )
         self.registry = JobRegistry(catalog, plan, presence, self.loader, lambda: storage.capacity, placement)
+        self.registry.weights = fetcher.weights
         self.attribution = Attribution(plan, self.registry)
         self.persistence = JobPersistence(self.registry, config.daemon.state_dir, threads)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
 from cachefs.identity import OWNER_MARK, UNKNOWN_OWNER
+from cachefs.planning.requests.shares import MAX_WEIGHT, MIN_WEIGHT
 from cachefs_daemon.caller import Caller
 
 
@@ -41,6 +42,20 @@ def check_owner(caller: Caller, job: str) -> None:
     """Raise AccessDenied where the job of that full name belongs to another user and *caller* is no administrator."""
     if not caller.is_administrator and job != own_job_name(caller, name_without_owner(job)):
         raise AccessDenied(f"job {job} is another user's; only that user and administrators of the daemon may do that")
+
+
+def check_weight(caller: Caller, job: str, weight: float) -> None:
+    """Raise ConfigError for a weight that no job may have, AccessDenied for one above 1 where *caller* is no
+    administrator: it would take from the jobs of others."""
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise ConfigError(
+            f"job {name_without_owner(job)}: weight {weight:g}: expected {MIN_WEIGHT:g} to {MAX_WEIGHT:g}; 1 is usual"
+        )
+    if weight > 1 and not caller.is_administrator:
+        raise AccessDenied(
+            f"job {name_without_owner(job)}: only administrators of the daemon may set a weight above 1, which takes "
+            "from the jobs of others"
+        )
 
 
 def name_without_owner(job: str) -> str:

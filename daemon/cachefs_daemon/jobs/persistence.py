@@ -110,4 +110,4 @@ def record_of(job: Job) -> JobRecord:
         for consumer in job.consumers.values()
     ]
     latest = {snapshot: number_of(sample_map) for snapshot, sample_map in job.maps.items()}
-    return JobRecord(job.name, job.source, job.started, consumers, maps, latest)
+    return JobRecord(job.name, job.source, job.started, consumers, maps, latest, job.priority)

@@ -19,6 +19,7 @@ from cachefs.job_messages import (
     JobProgress,
     JobPublication,
     JobView,
+    OriginShare,
     SampleMap,
     StallRow,
 )
@@ -36,7 +37,7 @@ from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.consumer_reads import check_size, decode_order
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.job_files import ConsumerPositions, JobRecord
+from cachefs_daemon.jobs.job_files import NO_PRIORITY, ConsumerPositions, JobPriority, JobRecord
 from cachefs_daemon.jobs.owners import name_without_owner, no_such_job_error, owner_of, owner_text
 from cachefs_daemon.jobs.publish_checks import check_publication, is_loader_valid
 from cachefs_daemon.jobs.refetch_log import RefetchLog
@@ -96,6 +97,8 @@ class Job:
     reads_since: float = 0.0
     # The causes of its failed reads, when it ended.
     troubles: list[Trouble] = field(default_factory=list)
+    # Its weight where jobs share an origin.
+    priority: JobPriority = NO_PRIORITY
 
 
 class JobTroubles(Protocol):
@@ -125,10 +128,13 @@ class JobRegistry:
     ) -> None:
         """capacity: returns the bytes that the node's tiers keep."""
         self.stalls = Stalls()
+        # Weights of jobs where they share an origin, also of jobs of other nodes; 1 where missing.
+        self.weights: dict[str, float] = {}
         self._capacity = capacity
         self._refetched = RefetchLog(plan, presence, capacity)
         self._troubles: JobTroubles = _NoTroubles()
         self._waiting_stalls: Callable[[], list[StallRow]] = list
+        self._origin_shares: Callable[[str], list[OriginShare]] = lambda job: []
         self._placement = placement
         self.unsaved_jobs: set[str] = set()  # names of jobs whose files are out of date; the saver empties it
         self._catalog = datasets
@@ -160,10 +166,16 @@ class JobRegistry:
             views = [msgspec.structs.replace(one, stalled=stalled.get(one.consumer, {})) for one in views]
         return self._make_job_view(job, views)
 
-    def report_troubles_of(self, troubles: JobTroubles, waiting_stalls: Callable[[], list[StallRow]]) -> None:
-        """Report with each job its troubles, and its reads that wait. waiting_stalls: returns the stalls that have not
-        ended, of all jobs and of readers that have published nothing."""
-        self._troubles, self._waiting_stalls = troubles, waiting_stalls
+    def report_troubles_of(
+        self,
+        troubles: JobTroubles,
+        waiting_stalls: Callable[[], list[StallRow]],
+        origin_shares: Callable[[str], list[OriginShare]],
+    ) -> None:
+        """Report with each job its troubles, its reads that wait, and what it wants of origins. waiting_stalls: returns
+        the stalls that have not ended, of all jobs and of readers that have published nothing. origin_shares: returns
+        the shares of a job."""
+        self._troubles, self._waiting_stalls, self._origin_shares = troubles, waiting_stalls, origin_shares
 
     def stall_rows(self, job: str = "") -> list[StallRow]:
         """Return the stalls of one job, or of all, including those that have not ended."""
@@ -205,6 +217,8 @@ class JobRegistry:
             troubles=self.troubles_of(job),
             waiting=sum(row.waiting for row in waiting),
             longest=max((row.longest for row in waiting), default=0.0),
+            weight=job.priority.weight,
+            origins=self._origin_shares(job.name) if job.state == JobState.RUNNING else [],
         )
 
     def _consumer_view(self, consumer: Consumer, pushed: PushedBytes) -> ConsumerView:
@@ -376,13 +390,22 @@ class JobRegistry:
         """Stop fetching ahead for the job. Raises NotFound."""
         self._end_job(self.get(name), JobState.CANCELLED)
 
+    def set_priority(self, name: str, priority: JobPriority) -> None:
+        """Set the weight of a job of this node. Raises NotFound, and ConfigError for a job that has ended."""
+        job = self.get(name)
+        if job.state != JobState.RUNNING:
+            raise ConfigError(f"job {name_without_owner(name)} has {job.state}; only a running job has a weight")
+        job.priority = priority
+        self.weights[name] = priority.weight
+        self.unsaved_jobs.add(name)
+
     # --- restart ----------------------------------------------------------------------------------------------------
 
     def restore(self, record: JobRecord, positions: ConsumerPositions) -> None:
         """Restore a job of the previous daemon. Raises CachefsError where none of its processes lives or there is no
         memory for its maps, and IndexError or ValueError for a record that makes no sense; nothing has begun then."""
         now = time.monotonic()
-        job = Job(record.job, record.source, record.started)
+        job = Job(record.job, record.source, record.started, priority=record.priority)
         maps = {snapshot: record.maps[number] for snapshot, number in record.latest.items()}
         living, lost = [], []
         for known in record.consumers:
@@ -414,6 +437,7 @@ class JobRegistry:
             for snapshot_id, sample_map in maps.items():
                 self._set_map(job, snapshot_id, sample_map)
         self._jobs[job.name] = job
+        self.weights[job.name] = job.priority.weight
 
     # --- queries ----------------------------------------------------------------------------------------------------
 
@@ -537,6 +561,7 @@ class JobRegistry:
         for snapshot in list(job.maps):
             self._set_map(job, snapshot, None)
         job.state, job.reason = state, reason
+        self.weights.pop(job.name, None)
         end = "ended" if state == JobState.ENDED else "been cancelled"
         log.info("job %s has %s%s", job.name, end, _reason_suffix(reason))
         for old in [one for one in self if one.state != JobState.RUNNING][:-MAX_ENDED_JOBS]:

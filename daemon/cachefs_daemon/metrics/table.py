@@ -331,6 +331,13 @@ DATASET_BYTES: Final = _experimental(_counter(
     "dataset_fetched_bytes", "bytes", "Bytes received for a dataset.", DATASET, SOURCE,
 ))  # fmt: skip
 JOBS: Final = _gauge("jobs", "jobs", "Jobs that have published what they read; of ended jobs, the last 64.", JOB_STATE)
+JOBS_HELD_BACK: Final = _gauge(
+    "jobs_held_back", "jobs", "Running jobs that get less than they want of an over-subscribed origin; `cachectl job "
+    "show` says what each wants and gets."
+)  # fmt: skip
+ORIGIN_WANTED: Final = _gauge(
+    "origin_wanted_bytes_per_second", "bytes/s", "Bytes a second that the jobs want of origins through this node."
+)
 CONSUMERS: Final = _gauge("consumers", "consumers", "Consumers of running jobs.")
 MOUNTS: Final = _gauge(
     "mounts", "mounts", "Mounts of the node. Dead ones are mount points whose process is gone.", MOUNT_STATE
@@ -351,6 +358,9 @@ def _content_samples(node: Node) -> Iterator[MetricSample]:
     for state in JobState:
         yield MetricSample(JOBS, (state,), states[state])
     yield MetricSample(CONSUMERS, (), len(node.jobs.consumers))
+    yield MetricSample(JOBS_HELD_BACK, (), node.lookahead.shares.held_back)
+    uses = node.lookahead.shares.local_uses.values()
+    yield MetricSample(ORIGIN_WANTED, (), sum(use.wants for jobs in uses for use in jobs.values()))
     yield MetricSample(WARMUPS, (), len(node.content.warmups))
     wanted, fetched = Counter[str](), Counter[str]()
     for run in node.content.warmups:

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.job_progress import group_by_loader, wait_explanation, waited_share
+from cachefs.job_progress import group_by_loader, share_text, wait_explanation, waited_share
 from cachefs.trouble_texts import describe_trouble
 from cachefs_daemon.jobs.owners import name_without_owner, owner_of
 from cachefs_daemon.jobs.registry import Job
@@ -45,6 +45,8 @@ class JobRow:
     # Bytes that came for it: from origins, and from other nodes.
     fetched: int
     from_peers: int
+    # What it wants of origins and gets, as text.
+    shares: list[str]
     # Troubles of its reads, as text, the worst first.
     troubles: list[str]
     # The share of its time in which its loop has waited; None: no DataLoader has reported. And the cause, with advice.
@@ -85,6 +87,7 @@ def job_row(node: Node, job: Job) -> JobRow:
         waited=node.jobs.waited_reads(job.name)[1],
         fetched=job.fetched_bytes,
         from_peers=job.peer_bytes,
+        shares=[share_text(one) for one in node.lookahead.shares.shares_of(job.name)],
         troubles=[describe_trouble(one, time.time()) for one in node.jobs.troubles_of(job)],
         loop_waited=waited_share(loaders),
         advice=wait_explanation(loaders, os.cpu_count() or 0),

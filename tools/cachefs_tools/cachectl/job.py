@@ -10,10 +10,10 @@ import click
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
 from cachefs.formatting import format_count
-from cachefs.job_messages import JobEpoch, JobName, JobPublication, SampleMap, StallRow
+from cachefs.job_messages import JobEpoch, JobName, JobPriorityRequest, JobPublication, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
 from cachefs.planning.sequences.sampler_spec import KINDS, SamplerSpec
-from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
+from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PRIORITY, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs_daemon.runtime.process_users import users_of
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
@@ -263,6 +263,22 @@ def cancel(session: CommandSession, name: str) -> None:
     The job itself goes on, but nothing is read ahead for it any more.
     """
     session.print_result(session.call(JOB_CANCEL, JobName(job=name)), f"{name} is cancelled")
+
+
+@job.command()
+@click.argument("name", metavar="JOB", shell_complete=completion.jobs)
+@click.argument("weight", type=float)
+@with_session
+def priority(session: CommandSession, name: str, weight: float) -> None:
+    """Set the weight with which JOB shares its origin.
+
+    Where an origin cannot give what all jobs want, each job gets bytes in proportion to its WEIGHT, from 0.01 to 100,
+    and never more than it wants. The usual weight is 1: 2 gives a job twice the bytes of another, 0.5 half of them. A
+    weight holds on all nodes of the cluster, at once, and until the job ends. Where an origin gives enough, weights
+    change nothing. Only administrators of the daemon may set a weight above 1.
+    """
+    view = session.call(JOB_PRIORITY, JobPriorityRequest(job=name, weight=weight))
+    session.print_result(job_document(view), f"{escape_name(name)} has weight {view.weight:g}")
 
 
 @click.command()

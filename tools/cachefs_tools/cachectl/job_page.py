@@ -19,6 +19,7 @@ from cachefs.job_progress import (
     group_by_loader,
     job_seconds_left,
     ranks_of_job,
+    share_text,
     wait_explanation,
     waited_share,
 )
@@ -81,6 +82,7 @@ def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text |
     yield waiting_text(loaders, has_full_tier=any(trouble.cause == Cause.TIER for trouble in view.troubles))
     if view.fetched_bytes or view.peer_bytes or view.stalls:
         yield fetched_text(view)
+    yield from share_lines(view)
     if view.fetched_again:
         yield fetched_again_text(view.fetched_again)
     yield ""
@@ -120,6 +122,13 @@ def fetched_text(view: JobView) -> str:
         else ""
     )
     return f"fetched for it: {size(view.fetched_bytes)}{peers}; {waited}{still}"
+
+
+def share_lines(view: JobView) -> Iterator[str]:
+    """Yield a line for each origin that the job uses. A trouble says what holds the job back."""
+    yield from (escape_name(share_text(share)) for share in view.origins)
+    if not view.origins and view.weight != 1:
+        yield f"weight {view.weight:g} where it shares an origin"
 
 
 def fetched_again_text(epochs: Sequence[RefetchedBytes]) -> str:

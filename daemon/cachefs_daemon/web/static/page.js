@@ -281,7 +281,7 @@ function showJob(detail) {
   say($("job-title"), owner(job) ? `${job.name} of ${owner(job)}` : job.name);
   const ended = job.state === "running" ? "" : `, ${job.state}${job.reason ? `: ${job.reason}` : ""}`;
   say($("job-about"), `${job.dataset}; began ${at(job.started)}${ended}. Fetched ${size(job.fetched)} from origins`
-    + `, ${size(job.from_peers)} from other nodes; its reads waited ${span(job.waited)} at the mount.`);
+    + `, ${size(job.from_peers)} from other nodes; its reads waited ${span(job.waited)} at the mount.${job.shares.map((one) => ` It ${one}.`).join("")}`);
   const loop = job.loop_waited === null ? "How long the loop waited is not known." : `The loop waited ${percent(job.loop_waited)} of the time`;
   say($("job-loop"), job.loop_waited === null ? loop : `${loop}${job.advice ? `; ${job.advice}` : ""}.`);
   list($("job-troubles"), job.troubles, (_, place) => place, () => make("li"), say);

@@ -32,7 +32,7 @@ from cachefs_cluster.search.missing_snapshots import MissingSnapshots
 from cachefs_cluster.search.peer_source import PeerSource
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult, BypassBlock
-from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
+from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter, ReadPurpose
 from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher, PeerOutcome
 from cachefs_daemon.origin.base import ObjectRange
@@ -189,7 +189,9 @@ class Bench:
 
     async def ahead(self, entry: int, needed: float = math.inf) -> BlockFetch:
         """As a plan does, or with no time as a hint does."""
-        [flight] = await self.fetcher.start_fetches([ref(entry)], [needed], asyncio.get_running_loop().time())
+        [flight] = await self.fetcher.start_fetches(
+            [ref(entry)], [ReadPurpose(needed_at=needed)], asyncio.get_running_loop().time()
+        )
         assert isinstance(flight, BlockFetch)
         return flight
 

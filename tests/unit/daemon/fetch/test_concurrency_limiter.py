@@ -1,7 +1,10 @@
 """How many origin reads run at once, and which comes next."""
 
 import asyncio
+import functools
+import itertools
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
@@ -10,7 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from cachefs.planning.requests.request_limits import MIN_BYTES
-from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter, Permit
+from cachefs.planning.requests.shares import max_min_shares
+from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter, Permit, ReadPurpose
 from tests import virtual_time
 from tests.waiting import until_async
 
@@ -37,7 +41,7 @@ class Crowd:
     ) -> None:
         self._leave[name] = asyncio.Event()
         server = self.servers.setdefault(origin, Server())
-        slot = self.slots.new_permit(name.encode(), size, server, ahead=ahead, needed_at=needed)
+        slot = self.slots.new_permit(name.encode(), size, server, ahead=ahead, purpose=ReadPurpose(needed_at=needed))
         self.tasks[name] = asyncio.create_task(self._visit(name, slot))
         await virtual_time.settle()
 
@@ -280,13 +284,13 @@ def test_a_slot_that_is_given_back_is_for_others_until_it_is_taken_again() -> No
 def test_reads_ahead_that_no_longer_wait_are_forgotten_behind_one_that_does() -> None:
     slots, server = ConcurrencyLimiter(1, 100), Server()
     slots.new_permit(b"running", 1, server, ahead=True).request(lambda: None)
-    slots.new_permit(b"first", 1, server, ahead=True, needed_at=1).request(lambda: None)
+    slots.new_permit(b"first", 1, server, ahead=True, purpose=ReadPurpose(needed_at=1)).request(lambda: None)
     for number in range(2000):
         one = slots.new_permit(b"%d" % number, 1, server, ahead=True)
         one.request(lambda: None)
         one.cancel_or_release()
     (lane,) = slots._queues.values()
-    assert (len(lane.ahead.heap) < 300, slots.queued_ahead) == (True, 1)
+    assert (len(lane.jobs[""].ahead.heap) < 300, slots.queued_ahead) == (True, 1)
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -420,3 +424,168 @@ def test_a_read_ahead_that_is_larger_than_its_server_is_to_have_goes_alone() -> 
         assert crowd.admitted == ["small"]
 
     with_slots(20, 1000, scene)
+
+
+# --- jobs that share a server ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class SharingJob:
+    """A job that always has as many reads at a server as it may: on demand by some readers, or ahead."""
+
+    name: str
+    size: int
+    readers: int = 0  # of reads on demand; 0: reads ahead
+    urgent_after: float = 0.0  # seconds after the request
+    until: float = math.inf  # seconds until its last request
+    rate: float = math.inf  # bytes a second that it wants
+    served: int = 0  # bytes
+
+
+class Link:
+    """A server behind a link that all reads share, chunk by chunk in turns."""
+
+    def __init__(self, bandwidth: float, *, readahead_bytes: float = 8 << 20, weights: dict[str, float] | None = None):
+        self.slots = ConcurrencyLimiter(64, 256 << 20)
+        self.slots.weights.update(weights or {})
+        self.server = Server(64, readahead_bytes)
+        self._bandwidth = bandwidth
+        self._sending: deque[tuple[Permit, int, SharingJob]] = deque()
+        self._wake = asyncio.Event()
+        self._number = itertools.count()
+        self.sent = 0
+
+    async def send(self) -> None:
+        while True:
+            while not self._sending:
+                self._wake.clear()
+                await self._wake.wait()
+            permit, left, job = self._sending.popleft()
+            chunk = min(left, 64 << 10)
+            await asyncio.sleep(chunk / self._bandwidth)
+            self.sent += chunk
+            job.served += chunk
+            if left > chunk:
+                self._sending.append((permit, left - chunk, job))
+                continue
+            permit.release()
+
+    async def read(self, job: SharingJob, *, ahead: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        permit = self.slots.new_permit(
+            next(self._number).to_bytes(8, "big"), job.size, self.server, ahead=ahead,
+            purpose=ReadPurpose(job.name, now + 0.1, now + job.urgent_after),
+        )  # fmt: skip
+        await permit.acquire(ahead=ahead)
+        done = asyncio.Event()
+        release = permit.release
+
+        def released() -> None:
+            release()
+            done.set()
+
+        self._sending.append((_Released(released), job.size, job))  # type: ignore[arg-type]
+        self._wake.set()
+        await done.wait()
+
+
+@dataclass
+class _Released:
+    release: Callable[[], None]
+
+
+def share(link: Callable[[], Link], jobs: list[SharingJob], seconds: float = 20.0) -> Link:
+    """Let *jobs* read for some seconds of virtual time."""
+
+    async def reader(link: Link, job: SharingJob, width: int) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        end = due + job.until
+        while loop.time() < end:
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            due += width * job.size / job.rate if job.rate < math.inf else 0.0
+            await link.read(job, ahead=not job.readers)
+
+    async def play() -> Link:
+        made = link()
+        tasks = [asyncio.create_task(made.send())]
+        for job in jobs:
+            width = job.readers or 72
+            tasks += [asyncio.create_task(reader(made, job, width)) for _ in range(width)]
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return made
+
+    return virtual_time.run(play())
+
+
+MB = 1_000_000
+
+
+@pytest.mark.parametrize("weights", [{}, {"large": 2.0}, {"small": 3.0, "waiting": 2.0}])
+def test_jobs_share_a_server_by_bytes_whatever_the_sizes_of_their_reads(weights: dict[str, float]) -> None:
+    jobs = [
+        SharingJob("large", 4 << 20),
+        SharingJob("small", 30_000),
+        SharingJob("waiting", 110_000, readers=32),
+    ]
+    made = share(lambda: Link(40 * MB, weights=weights), jobs)
+    assert made.sent > 0.99 * 40 * MB * 20
+    expected = max_min_shares({job.name: math.inf for job in jobs}, weights, made.sent)
+    assert {job.name: job.served for job in jobs} == pytest.approx(expected, rel=0.08)
+
+
+def test_readers_with_many_large_reads_get_no_more_than_their_share_beside_reads_ahead() -> None:
+    jobs = [SharingJob("ahead", 110_000), SharingJob("", 4 << 20, readers=60)]
+    share(lambda: Link(40 * MB), jobs)
+    assert jobs[0].served == pytest.approx(jobs[1].served, rel=0.1)
+
+
+def test_what_one_job_does_not_want_goes_to_the_others_at_once() -> None:
+    jobs = [
+        SharingJob("3x", 110_000),
+        SharingJob("ends", 110_000, until=10.0),
+        SharingJob("slow", 110_000, readers=8, rate=4 * MB),
+    ]
+    made = share(lambda: Link(40 * MB), jobs)
+    assert made.sent > 0.99 * 40 * MB * 20
+    assert jobs[2].served == pytest.approx(4 * MB * 20, rel=0.05)
+    assert jobs[1].served == pytest.approx(18 * MB * 10, rel=0.05)
+    assert jobs[0].served == pytest.approx(18 * MB * 10 + 36 * MB * 10, rel=0.05)
+
+
+def test_a_job_that_has_time_gives_way_to_all_that_need_their_reads_now() -> None:
+    jobs = [
+        SharingJob("has time", 110_000, urgent_after=1e6),
+        SharingJob("late", 110_000, until=10.0),
+        SharingJob("waits", 110_000, readers=40, until=10.0),
+    ]
+    made = share(lambda: Link(40 * MB), jobs)
+    assert jobs[0].served == pytest.approx(40 * MB * 10, rel=0.05)
+    assert jobs[1].served == pytest.approx(20 * MB * 10, rel=0.05)
+    assert made.sent > 0.99 * 40 * MB * 20
+
+
+def test_reads_on_demand_do_not_wait_for_the_share_of_reads_ahead_that_hang() -> None:
+    async def scene() -> None:
+        slots, server = ConcurrencyLimiter(64, 1 << 30), Server(64, MIN_BYTES)
+        hanging = [
+            slots.new_permit(b"a%d" % number, 4 << 20, server, ahead=True, purpose=ReadPurpose("ahead", 0.0, 0.0))
+            for number in range(8)
+        ]
+        held = [one.request(lambda: None) for one in hanging]
+        assert held == [True] * 2 + [False] * 6
+        admitted: list[int] = []
+        for number in range(8):
+            one = slots.new_permit(b"d%d" % number, 4 << 20, server, ahead=False, purpose=ReadPurpose("reader"))
+            if one.request(functools.partial(admitted.append, number)):
+                admitted.append(number)
+            if number == 0:
+                one.release()  # the server answers, so the next ones wait for the share of the others
+        assert len(admitted) < 8
+        await asyncio.sleep(1.0)
+        assert len(admitted) == 8
+
+    virtual_time.run(scene())

@@ -19,7 +19,7 @@ from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import block_fetch, fetcher, origin_source, tier_writes
 from cachefs_daemon.fetch.block_fetch import BlockFetch, BlockResult, BypassBlock
-from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, ConcurrencyLimiter
+from cachefs_daemon.fetch.concurrency_limiter import REQUESTER, UNPLANNED, ConcurrencyLimiter
 from cachefs_daemon.fetch.fetch_parts import FetchParts, SourceLookups
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.process import ProcessResultCallback
@@ -423,7 +423,7 @@ def test_what_has_come_since_it_was_seen_to_be_missing_is_not_fetched_again(stor
     async def scene(bench: Bench) -> None:
         looked = asyncio.get_running_loop().time()
         (there,) = await bench.demand([ref(1)], 20)
-        begun = await bench.fetcher.start_fetches([ref(1), ref(2)], [math.inf] * 2, looked)
+        begun = await bench.fetcher.start_fetches([ref(1), ref(2)], [UNPLANNED] * 2, looked)
         assert begun[0] == there
         assert isinstance(begun[1], BlockFetch)
         await begun[1].done_future()

@@ -11,7 +11,6 @@ import pytest
 from cachefs.planning.blocks.presence import IN_MEMORY, Presence
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.ownership import Ownership
-from cachefs.planning.prefetch import fetch_window
 from cachefs.planning.prefetch.fetch_plan import (
     MAX_WINDOW_SECONDS,
     REFRESH_SECONDS,
@@ -21,7 +20,8 @@ from cachefs.planning.prefetch.fetch_plan import (
     FetchPlan,
     fit_into_quotas,
 )
-from cachefs.planning.prefetch.fetch_window import COST_PERIOD_SECONDS, FetchLatency
+from cachefs.planning.prefetch.fetch_window import COST_PERIOD_SECONDS, FetchLatency, find_missing_reads
+from cachefs.planning.prefetch.job_demand import find_demands
 from cachefs.planning.prefetch.lookahead import UpcomingBlock
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
@@ -114,10 +114,11 @@ def test_what_page_caches_have_is_no_backlog() -> None:
     scene, caches = Scene(job=list(range(100))), PageCaches(set(range(90)))
     bandwidth = 0.5 * RATE * SIZE
     spared = partial(_in, caches)
-    assert fetch_window.find_backlog(scene.plan, scene.presence.states, bandwidth) is not None
-    assert fetch_window.find_backlog(scene.plan, scene.presence.states, bandwidth, is_cached=spared) is None
+    states = scene.presence.states
+    assert find_demands(find_missing_reads(scene.plan, states, {}), bandwidth, {})["job"].backlog is not None
+    assert find_demands(find_missing_reads(scene.plan, states, {}, spared), bandwidth, {})["job"].backlog is None
     caches.there.clear()
-    assert fetch_window.find_backlog(scene.plan, scene.presence.states, bandwidth, is_cached=spared) is not None
+    assert find_demands(find_missing_reads(scene.plan, states, {}, spared), bandwidth, {})["job"].backlog is not None
 
 
 def _in(
@@ -306,16 +307,16 @@ def test_for_a_slow_origin_a_gap_is_begun_before_its_readers_come_to_it() -> Non
     scene = Scene(job=list(range(100)))
     scene.presence.states["job"][:50] = IN_MEMORY
     scene.look_again(2.0)
-    assert scene.fetches.choose_for_backlog(1.0) is None, "nothing has come yet"
+    assert scene.fetches.choose_for_backlog(1.0) == [], "nothing has come yet"
     for _ in range(100):
         scene.delivered += 5 * SIZE
         scene.look_again(1.01)
-    batch = scene.fetches.choose_for_backlog(1.0)
+    [batch] = scene.fetches.choose_for_backlog(1.0)
     assert batch is not None
     assert numbers(batch) == list(range(50, 100))
     assert batch.last_key == scene.plan.spaces["job"].key(99)
-    assert scene.fetches.choose_for_backlog(1.0) is None, "no block is given twice"
-    assert scene.fetches.choose_for_backlog(math.inf) is None, "the window reaches as far"
+    assert scene.fetches.choose_for_backlog(1.0) == [], "no block is given twice"
+    assert scene.fetches.choose_for_backlog(math.inf) == [], "the window reaches as far"
 
 
 @pytest.mark.parametrize("idle", [True, False])
@@ -330,7 +331,7 @@ def test_a_low_rate_says_nothing_while_more_could_have_been_asked_for(idle: bool
             scene.look_again(1.01)
     for one in busy:
         scene.fetches.note_dropped(one)
-    assert (scene.fetches.choose_for_backlog(1.0) is None) == idle
+    assert (scene.fetches.choose_for_backlog(1.0) == []) == idle
 
 
 def test_of_a_snapshot_that_is_gone_nothing_is_asked_for() -> None:
@@ -407,9 +408,9 @@ def test_the_backlog_counts_only_what_comes_from_the_origin() -> None:
     scene, standing = clustered(range(100, 1000, 4))
     states = scene.presence.states
     bandwidth = 0.5 * RATE * SIZE
-    assert fetch_window.find_backlog(scene.plan, states, bandwidth) is not None
-    assert fetch_window.find_backlog(scene.plan, states, bandwidth, ownership=standing) is None
+    assert find_demands(find_missing_reads(scene.plan, states, {}), bandwidth, {})["job"].backlog is not None
+    assert find_demands(find_missing_reads(scene.plan, states, standing.owned), bandwidth, {})["job"].backlog is None
     standing.set_owned("job", np.arange(1000) >= 500)
-    found = fetch_window.find_backlog(scene.plan, states, bandwidth, ownership=standing)
+    found = find_demands(find_missing_reads(scene.plan, states, standing.owned), bandwidth, {})["job"].backlog
     assert found is not None
     assert (found.last_block, found.seconds) == (999, pytest.approx(99.9))
