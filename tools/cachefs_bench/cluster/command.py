@@ -14,13 +14,22 @@ from cachefs_bench.cluster.faults import FAULTS, m5
 from cachefs_bench.cluster.membership_change import m4
 from cachefs_bench.cluster.node_loss import m3
 from cachefs_bench.cluster.run import ClusterLoad, JobShape
+from cachefs_bench.cluster.shares import shares
 from cachefs_bench.cluster.steady import m1, m2
 from cachefs_bench.cluster.warm_up import warm_up
 from cachefs_bench.lab.reader import ScriptKind
 from cachefs_bench.lab.scratch import scratch_directory
 
 Scenario = Callable[..., dict[str, Any]]
-SCENARIOS: Final[Mapping[str, Scenario]] = {"m1": m1, "m2": m2, "m3": m3, "m4": m4, "m5": m5, "warmup": warm_up}
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "m1": m1,
+    "m2": m2,
+    "m3": m3,
+    "m4": m4,
+    "m5": m5,
+    "warmup": warm_up,
+    "shares": shares,
+}
 # Most ranks of a job: this machine runs a process for each.
 MAX_RANKS: Final = 64
 # Scenarios that run several jobs.

@@ -34,6 +34,8 @@ class JobSettings:
     threads: int = 4
     publish: bool = True
     torch: ScriptKind | None = None  # trains with torch under `cachefs run`, which publishes the sequence
+    begin: int = 0  # number of its first file in the dataset
+    paths: tuple[bytes, ...] = ()  # of its files; empty: all of the dataset
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class ReaderProgress:
     ready: bool = False
     epoch: int = 0
     position: int = 0  # reads of the epoch
+    when: float = 0.0  # monotonic time of that report
     results: list[EpochResult] = field(default_factory=list)
     troubles: list[ReadProblem] = field(default_factory=list)
 
@@ -68,7 +71,7 @@ class LabRank:
             *KILL_WITH_PARENT, *node.host.enter_command, *reader,
             str(node.mountpoint), "--files", str(job.files), "--epochs", str(job.epochs), "--rank", str(rank),
             "--replicas", str(ranks), "--seed", str(job.seed), "--threads", str(job.threads), "--rate", str(job.rate),
-            "--first", str(first),
+            "--first", str(first), "--begin", str(job.begin),
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -84,7 +87,7 @@ class LabRank:
         if not job.publish or job.torch is not None:
             return
         publication = JobPublication(
-            job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self.spec, map=SampleMap(kind="tree"),
+            job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self.spec, map=self._sample_map(),
             rank=self.rank, world_size=self.spec.replicas, workers=job.threads, batch_size=1, prefetch=1,
             pid=self._process.pid, source="lab",
         )  # fmt: skip
@@ -92,6 +95,9 @@ class LabRank:
         if self._first:
             progress = JobProgress(job=job.name, consumer=str(self.rank), epoch=self._first, position=0)
             self.node.client.call(JOB_PROGRESS, progress)
+
+    def _sample_map(self) -> SampleMap:
+        return SampleMap(kind="files", paths=list(self._job.paths)) if self._job.paths else SampleMap(kind="tree")
 
     def wait_ready(self) -> None:
         """Wait until the reader has found its files."""
@@ -138,7 +144,7 @@ class LabRank:
             if "ready" in message:
                 self.progress.ready = True
             elif "at" in message:
-                self.progress.epoch, self.progress.position = message["at"]
+                self.progress.epoch, self.progress.position, self.progress.when = message["at"]
             elif "trouble" in message:
                 self.progress.troubles.append(ReadProblem(**message["trouble"]))
             else:

@@ -80,8 +80,9 @@ class EpochResult:
 class RankReader:
     """Reads with several threads, which take samples in the order of the epoch."""
 
-    def __init__(self, root: str, spec: SamplerSpec, rate: float, threads: int) -> None:
-        self._root, self._spec, self._rate, self._threads = root, spec, rate, threads
+    def __init__(self, root: str, spec: SamplerSpec, rate: float, threads: int, begin: int = 0) -> None:
+        """begin: number of the file that is sample 0."""
+        self._root, self._spec, self._rate, self._threads, self._begin = root, spec, rate, threads, begin
         self._lock = threading.Lock()
         self._due = 0.0
         self._reported_at = 0.0
@@ -105,13 +106,13 @@ class RankReader:
             with self._lock:
                 if not order:
                     return
-                sample = order.popleft()
+                sample = self._begin + order.popleft()
                 now = time.monotonic()
                 self._due = max(self._due + 1 / self._rate, now - _MAX_DELAY)
                 due = self._due
                 if now - self._reported_at > _REPORT_SECONDS:
                     self._reported_at = now
-                    self.report_line({"at": [result.epoch, result.reads]})
+                    self.report_line({"at": [result.epoch, result.reads, now]})
             time.sleep(max(0.0, due - now))
             self._read_one(sample, result)
 
@@ -186,6 +187,7 @@ def argument_parser() -> argparse.ArgumentParser:
     for name in ("files", "epochs", "rank", "replicas", "seed", "threads", "first"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--begin", type=int, default=0)
     return parser
 
 
@@ -195,7 +197,7 @@ def main() -> None:
         kind="torch-distributed", size=args.files, seed=args.seed, epochs=args.epochs, replicas=args.replicas,
         rank=args.rank,
     )  # fmt: skip
-    reader = RankReader(args.root, spec, args.rate, args.threads)
+    reader = RankReader(args.root, spec, args.rate, args.threads, args.begin)
     os.listdir(args.root)
     reader.report_line({"ready": True})
     for epoch in requested_epochs(args.first, args.epochs):

@@ -63,7 +63,7 @@ def read_loader(loader: DataLoader[Any], result: EpochResult, rate: float) -> No
         due = max(due + len(batch) / rate, now - _BEHIND)
         if now - reported_at > 1.0:
             reported_at = now
-            write_line({"at": [result.epoch, result.reads]})
+            write_line({"at": [result.epoch, result.reads, time.monotonic()]})
         time.sleep(max(0.0, due - now))
 
 
