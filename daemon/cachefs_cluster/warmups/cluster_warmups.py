@@ -167,7 +167,10 @@ class ClusterWarmups:
             holds=forecast.holds if forecast.holds < whole else -1,
             started=0.0 if is_scheduled else now,
         )
-        WARMUPS.check(str(number), facts)
+        try:
+            WARMUPS.check(str(number), facts)
+        except ValueError as error:
+            raise ConfigError(f"the request has {error}") from None
         record = self._records[number] = _Record(facts)
         record.part.missing = missing
         record.part.selected = forecast.wanted.bytes, forecast.wanted.blocks

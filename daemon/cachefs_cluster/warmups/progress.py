@@ -64,12 +64,16 @@ class WarmupScene:
         )
 
     def unfinished(self) -> list[PartOwner]:
-        """Return the nodes whose parts are not done, or not known."""
-        return [one for one in self.owners if (part := self.current_part(one.id)) is None or part.state != "done"]
+        """Return the nodes whose parts are not done, or not known. A node that is away may have lost its part."""
+        return [one for one in self.owners if one.away_reason or not self._is_done(one)]
 
     def silent(self) -> list[PartOwner]:
-        """Return the nodes of whose parts nothing is known."""
-        return [one for one in self.owners if self.current_part(one.id) is None]
+        """Return the nodes that can be asked, and of whose parts nothing is known."""
+        return [one for one in self.owners if not one.away_reason and self.current_part(one.id) is None]
+
+    def _is_done(self, owner: PartOwner) -> bool:
+        part = self.current_part(owner.id)
+        return part is not None and part.state == "done"
 
 
 def merge(one: WarmupFacts, other: WarmupFacts) -> WarmupFacts:
