@@ -14,6 +14,10 @@ upper one decides, since a drop costs more than an idle moment.
 With a single peer there is no incast: its bytes come through its own link first, and TCP controls the rest. A single
 peer may have several windows on the way, so that neither side waits for the other's processors.
 
+Incast happens at the switch port of one link. A node with several network cards has a window for each of them, which
+learns from the bytes of that card alone. A single peer that sends through several of its own links into one card counts
+as several peers.
+
 Limiting requests instead of sends is the idea of receiver-driven transports. The rate is estimated as in BBR (Cardwell
 et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016): the maximum of the last seconds.
 """
@@ -59,7 +63,7 @@ _MAX_HOLD: Final = 60.0
 _SMOOTHING: Final = 1 / 32
 
 
-class _RecentBest:
+class RecentBest:
     """The best measurement of the last seconds, by buckets of a tenth of that time."""
 
     def __init__(self, first: float, *, largest: bool) -> None:
@@ -77,16 +81,20 @@ class _RecentBest:
                 self._buckets.popleft()
         self.value = max(best for _, best in self._buckets) * self._sign
 
+    def is_recent(self, now: float) -> bool:
+        """Return whether anything was measured in the last seconds."""
+        return bool(self._buckets) and now - self._buckets[-1][0] <= _REMEMBERED
+
 
 class ReceiveWindow:
-    """The window of one node. *now* is seconds of one monotonic clock."""
+    """The window of one network card of a node. *now* is seconds of one monotonic clock."""
 
     def __init__(self, fixed: int = 0) -> None:
         """fixed: bytes set by configuration; 0 to learn them."""
         self._fixed = fixed
-        self._rate = _RecentBest(_FIRST_RATE, largest=True)  # bytes a second
+        self._rate = RecentBest(_FIRST_RATE, largest=True)  # bytes a second
         self._latency = _FIRST_LATENCY  # seconds from a question to the first byte of its answer, smoothed
-        self._round_trip = _RecentBest(_FIRST_LATENCY / 2, largest=False)
+        self._round_trip = RecentBest(_FIRST_LATENCY / 2, largest=False)
         self._queue = float(INITIAL_QUEUE_BYTES)
         self._depth = _INITIAL_DEPTH_SECONDS
         self._kept_queue = self._queue  # the value before the trial
