@@ -230,6 +230,7 @@ class LabCluster:
         self.hub = hub  # host of shared services
         self.etcd = etcd
         self.settings = settings
+        self.listen: Sequence[object] = ()  # [cluster] listen by number of the node; empty: at the host's address
         self._ports = {node.name: _port(node.host) for node in nodes}
 
     def start_nodes(self, numbers: Iterable[int] | None = None) -> None:
@@ -256,7 +257,9 @@ class LabCluster:
         """Return the settings of a node."""
         if self.settings.source == "none":
             return self.settings.node
-        address = f"{node.host.address}:{self._ports[node.name]}"
+        address: object = f"{node.host.address}:{self._ports[node.name]}"
+        if self.listen:
+            address = self.listen[self.nodes.index(node)]
         section: dict[str, object] = {"membership": self.settings.source, "name": node.name, "listen": address}
         if self.etcd is not None:
             section["etcd"] = [self.etcd.endpoint]
