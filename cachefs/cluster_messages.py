@@ -9,6 +9,18 @@ from cachefs.messages import Message, WarmupProgress
 MAX_RECEIVED_NODES: Final = 64
 
 
+class RailTraffic(Message, frozen=True):
+    """Blocks received over one rail of another node: one of its addresses."""
+
+    # HOST:PORT.
+    address: str
+    # The network card of this node that the blocks arrive through; "" before the first connection.
+    card: str = ""
+    bytes_in: int = 0
+    # Reason why the rail is not used now; "" where it is.
+    problem: str = ""
+
+
 class PeerTraffic(Message, frozen=True):
     """Blocks exchanged between this node and one other since this daemon started."""
 
@@ -26,6 +38,8 @@ class PeerTraffic(Message, frozen=True):
     seconds: float = 0.0
     # Whether requests to it are suspended for a while, since it did not answer.
     cooling: bool = False
+    # By rail; empty for a node with one address, and before the first request to it.
+    rails: list[RailTraffic] = msgspec.field(default_factory=list)
 
 
 class TierUse(Message, frozen=True, array_like=True):
@@ -80,6 +94,8 @@ class MemberStatus(Message, frozen=True):
     ssd: int
     protocol: int = 0
     traffic: PeerTraffic = PeerTraffic()
+    # Further hosts with the same port for blocks, mostly one for each further network card.
+    rails: list[str] = msgspec.field(default_factory=list)
     # The node's own report; None where it was not asked.
     counters: NodeCounters | None = None
 

@@ -408,6 +408,10 @@ class PeerCounts(Message, frozen=True):
     given: int = 0
     # Blocks fetched to bring this node up to its share, without a present reader.
     filled: int = 0
+    # Bytes received from other nodes by network card of this node.
+    cards: dict[str, int] = msgspec.field(default_factory=dict)
+    # Addresses that do not answer, of nodes that answer at another address.
+    rails_down: int = 0
 
 
 class Status(Message, frozen=True):

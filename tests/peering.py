@@ -35,9 +35,8 @@ def node_id(number: int) -> str:
 
 def record(number: int, port: int, **fields: Any) -> NodeRecord:
     values = {"id": node_id(number), "incarnation": f"{number + 100:016x}", "name": f"node-{number}", **fields}
-    return NodeRecord(
-        host="127.0.0.1", data_port=port, control_port=max(1, port - 1), state="active", **cast(Any, values)
-    )
+    values.setdefault("host", "127.0.0.1")
+    return NodeRecord(data_port=port, control_port=max(1, port - 1), state="active", **cast(Any, values))
 
 
 class KnownMembership:
@@ -92,8 +91,11 @@ class ServingNode:
         tls: TlsFiles | None = None,
         name: str = "",
         secret: ClusterSecret | None = None,
+        hosts: Sequence[str] = ("127.0.0.1",),
+        port: int = 0,
     ) -> None:
         root.mkdir(exist_ok=True)
+        self._listen = [(host, port) for host in hosts]
         self.number = number
         self.name = name or f"node-{number}"
         self.store = OpenStore(store_config(root, memory=8 << 20, ssd=16 << 20))
@@ -110,10 +112,11 @@ class ServingNode:
         admission = CallerRights(0)
         self.channel = FetchChannelServer(self._root / "s.ch", admission, cast(Any, None), self.errors)
         tiers = {TIER_NAMES[number]: self._root / TIER_NAMES[number] for number in (0, 1)}
-        places = ServerSettings(("127.0.0.1", 0), self.store.index_path, tiers, self._tls, 1, self._secret)
+        places = ServerSettings(self._listen, self.store.index_path, tiers, self._tls, 1, self._secret)
         self.membership = KnownMembership(ClusterView())
         self.servers = PeerServers(CLUSTER, self.membership, places, self._adopt, self.errors)
-        self.record = record(self.number, self.servers.port, name=self.name)
+        first, *others = (host for host, _ in self._listen)
+        self.record = record(self.number, self.servers.port, name=self.name, host=first, rails=tuple(others))
         asker = record(int(ME, 16), 1, name="asker")
         self.membership.set(view_of(self.record.id, [self.record, asker]))
         await self.servers.start()

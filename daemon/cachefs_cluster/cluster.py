@@ -20,6 +20,7 @@ from cachefs_cluster.config import cluster_section
 from cachefs_cluster.directory.used_snapshots import LocalDatasets
 from cachefs_cluster.membership.open_membership import open_membership
 from cachefs_cluster.membership.secret import load_secret
+from cachefs_cluster.membership.static import StaticMembership
 from cachefs_cluster.membership.status import cluster_brief, cluster_status, scaled_nodes
 from cachefs_cluster.node_sharing import NodeSharing, SharingContext, counters_of
 from cachefs_cluster.peers.plane import DataPlane
@@ -65,6 +66,8 @@ class JoinedCluster:
         self._secret = load_secret(section)
         self._membership = open_membership(section, state_dir, memory, ssd)
         self._plane = DataPlane(section, self._membership, errors, self._secret)
+        if isinstance(self._membership, StaticMembership):
+            self._membership.probe = self._plane.client.probe_silent
         self._missing_snapshots = MissingSnapshots()
         self._home_routes = HomeRoutes(self._membership, self._missing_snapshots, section.replicas)
         self.directory = ClusterDirectory()
@@ -322,6 +325,8 @@ class JoinedCluster:
             served_bytes=sum(one.bytes for one in served),
             served_fetched=sum(one.fetched for one in served),
             filled=self._rebalance.fetched_blocks,
+            cards=self._plane.client.received_by_card(),
+            rails_down=self._plane.client.rails_down,
             **asdict(self._source.counts),
         )
 

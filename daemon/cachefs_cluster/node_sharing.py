@@ -77,7 +77,7 @@ class NodeSharing:
 
     async def start(self) -> None:
         """Raises CachefsError."""
-        host, port = self._context.section.listen_address
+        host, port = self._context.section.listen_addresses[0]
         await self.datasets.start()
         self.used.start()
         await self.shared.start(host, port + 1)

@@ -5,7 +5,7 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from cachefs.planning.requests.rails import MAX_RAILS
 from cachefs_daemon.section import ClusterTable, DefaultText, OptionalPath, Seconds, Size
 
 DEFAULT_PORT: Final = 7380
@@ -120,6 +121,11 @@ def _normalize_endpoint(value: str) -> str:
     return f"{url.scheme}://{host}:{port}"
 
 
+def _as_list(value: object) -> object:
+    """Make a list of a single value."""
+    return (value,) if isinstance(value, str) else value
+
+
 def _check_prefix(value: str) -> str:
     if value and (not _PREFIX.fullmatch(value) or len(value) > 255):
         raise ValueError('expected a prefix of keys such as "/cachefs/training"')
@@ -129,6 +135,9 @@ def _check_prefix(value: str) -> str:
 Name = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_check_name)]
 Host = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_check_host)]
 Address = Annotated[str, AfterValidator(_check_address)]
+# One value, or a list of them.
+Addresses = Annotated[tuple[Address, ...], Field(min_length=1, max_length=MAX_RAILS), BeforeValidator(_as_list)]
+Hosts = Annotated[tuple[Host, ...], Field(max_length=MAX_RAILS), BeforeValidator(_as_list)]
 ListedNode = Annotated[str, AfterValidator(_check_static_node)]
 Endpoint = Annotated[str, AfterValidator(_normalize_endpoint)]
 Observer = Annotated[str, Field(min_length=1), AfterValidator(_check_host)]
@@ -155,14 +164,17 @@ class ClusterSection(ClusterTable):
         default="",
         description="a rack or an availability zone. Second copies (`replicas`) go to another one",
     )
-    listen: Address = Field(
-        default=f"127.0.0.1:{DEFAULT_PORT}",
-        description="HOST:PORT where other nodes get blocks; the next port is for all other messages between nodes",
+    listen: Annotated[Addresses, DefaultText("`127.0.0.1:7380`", f'"127.0.0.1:{DEFAULT_PORT}"')] = Field(
+        default=(f"127.0.0.1:{DEFAULT_PORT}",),
+        description="HOST:PORT where other nodes get blocks; the next port, on the first host, is for all other "
+        "messages between nodes. A node with several network cards has a list, such as "
+        f'`["10.0.0.5:{DEFAULT_PORT}", "10.0.1.5:{DEFAULT_PORT}"]`, all with one port\n\n'
+        "[What several cards take](operations.md#several-network-cards)",
     )
-    advertise: Annotated[Host, DefaultText("host of `listen`")] = Field(
-        default="",
+    advertise: Annotated[Hosts, DefaultText("hosts of `listen`", '""')] = Field(
+        default=(),
         description="the host under which other nodes reach this node, if it differs from that of `listen`, or "
-        "`listen` is `0.0.0.0`",
+        "`listen` is `0.0.0.0`; a list, one host for each network card, where there are several",
     )
     nodes: Annotated[tuple[ListedNode, ...], Field(max_length=MAX_NODES)] = Field(
         default=(),
@@ -234,8 +246,8 @@ class ClusterSection(ClusterTable):
     )
     window: Size = Field(
         default=0,
-        description="bytes that this node may request from all peers together at once; 0: as many as suit the link, "
-        "which is measured",
+        description="bytes that this node may request from all peers together at once, through each of its network "
+        "cards; 0: as many as suit the link, which is measured",
     )
     bandwidth: Size = Field(
         default=100 << 20,
@@ -269,14 +281,15 @@ class ClusterSection(ClusterTable):
         return tuple(map(parse_static_node, self.nodes))
 
     @property
-    def listen_address(self) -> tuple[str, int]:
-        """Host and port of the data plane. The control endpoint has the next port."""
-        return split_address(self.listen)
+    def listen_addresses(self) -> tuple[tuple[str, int], ...]:
+        """Hosts and port of the data plane. The control endpoint has the next port of the first."""
+        return tuple(map(split_address, self.listen))
 
     @property
-    def advertised_host(self) -> str:
-        """The host under which others reach this node."""
-        return self.advertise or self.listen_address[0]
+    def advertised_hosts(self) -> tuple[str, ...]:
+        """The hosts under which others reach this node: the first for all messages, the others for blocks only."""
+        named = [host for host in self.advertise if host]
+        return tuple(dict.fromkeys(named or [host for host, _ in self.listen_addresses]))
 
     @property
     def key_prefix(self) -> str:
@@ -315,7 +328,8 @@ def _summary(section: ClusterSection) -> str:
     """Return the section's part of the summary line."""
     if not section.enabled:
         return ""
-    return f", node {section.own_name} of cluster {section.cluster} ({section.membership}) on {section.listen}"
+    shown = ", ".join(section.listen)
+    return f", node {section.own_name} of cluster {section.cluster} ({section.membership}) on {shown}"
 
 
 def _remarks(section: ClusterSection) -> Iterator[str]:
@@ -331,10 +345,10 @@ def _remarks(section: ClusterSection) -> Iterator[str]:
             yield f"cluster.{unused[0]}: has no effect, since cluster.membership is none"
         return
     elsewhere = any(not is_loopback(urlsplit(url).hostname or "") for url in section.etcd)
-    if is_loopback(section.advertised_host) and (elsewhere or section.membership == "kubernetes"):
+    if is_loopback(section.advertised_hosts[0]) and (elsewhere or section.membership == "kubernetes"):
         yield (
-            f"cluster.listen = {section.listen!r}: no other machine reaches this node there; set it to this machine's "
-            "address, with a port"
+            f"cluster.listen = {section.listen[0]!r}: no other machine reaches this node there; set it to this "
+            "machine's address, with a port"
         )
     if section.insecure_peers and not section.has_certificates:
         yield (
@@ -343,7 +357,7 @@ def _remarks(section: ClusterSection) -> Iterator[str]:
         )
     if section.secret_file is not None and not section.needs_secret:
         yield "cluster.secret_file: has no effect with tls_ca, tls_cert and tls_key, or with insecure_peers"
-    named = [section.listen_address[0], *(node.host for node in section.static_nodes)]
+    named = [section.listen_addresses[0][0], *(node.host for node in section.static_nodes)]
     if section.needs_secret and "localhost" in named:
         yield (
             'cluster: "localhost" may be two addresses, and another user may listen on one of them; write 127.0.0.1 or '
@@ -366,19 +380,24 @@ def _problems(section: ClusterSection) -> Iterator[str]:
 
 
 def _address_problems(section: ClusterSection) -> Iterator[str]:
-    host, _ = section.listen_address
-    if host in ("0.0.0.0", "::") and not section.advertise and section.membership != "static":
+    hosts = [host for host, _ in section.listen_addresses]
+    wild = next((host for host in hosts if host in ("0.0.0.0", "::")), "")
+    if wild and not any(section.advertise) and section.membership != "static":
         yield (
-            f"cluster.listen = {section.listen!r}: does not tell other nodes how to reach this node; set "
+            f"cluster.listen = {section.listen[0]!r}: does not tell other nodes how to reach this node; set "
             'cluster.advertise to its address, or to "$VARIABLE" of the environment'
         )
+    yield from _rail_problems(section, hosts, wild)
     if section.has_certificates or section.insecure_peers:
         return
     remedy = (
         "set cluster.tls_ca, tls_cert and tls_key, or insecure_peers = true in a network where you trust every host"
     )
-    if not is_loopback(host):
-        yield f"cluster.listen = {section.listen!r}: without certificates only loopback is safe; {remedy}"
+    if beyond := [text for text, host in zip(section.listen, hosts, strict=True) if not is_loopback(host)]:
+        yield f"cluster.listen = {beyond[0]!r}: without certificates only loopback is safe; {remedy}"
+    elif len(section.advertised_hosts) > 1:
+        # All of them are one machine, and another user may listen on an address of loopback that this node names.
+        yield f"cluster.listen: without certificates a node has one address; {remedy}"
     elif section.membership == "static":
         for node in section.static_nodes:
             if not is_loopback(node.host):
@@ -386,6 +405,18 @@ def _address_problems(section: ClusterSection) -> Iterator[str]:
                     f"cluster.nodes: {node.name} at {node.host} is another machine, which needs certificates; {remedy}"
                 )
                 return
+
+
+def _rail_problems(section: ClusterSection, hosts: Sequence[str], wild: str) -> Iterator[str]:
+    """Yield an error for each contradiction between the addresses of this node."""
+    if len(ports := {port for _, port in section.listen_addresses}) > 1:
+        shown = " and ".join(map(str, sorted(ports)))
+        yield f"cluster.listen: has the ports {shown}; a node has one port, the same on all its addresses"
+    if wild and len(hosts) > 1:
+        yield f"cluster.listen: {wild} stands for all addresses of this machine; list it alone, or leave it out"
+    for key, values in (("listen", section.listen), ("advertise", section.advertise)):
+        if twice := [value for value, count in Counter(values).items() if count > 1]:
+            yield f"cluster.{key}: lists {twice[0]} more than once"
 
 
 def _certificate_problems(section: ClusterSection) -> Iterator[str]:
@@ -428,9 +459,9 @@ def _list_problems(section: ClusterSection) -> Iterator[str]:
     mine = [node for node in listed if node.name == own]
     if not mine:
         yield f"cluster.nodes: this node, {own}, is not in the list; add it, or set cluster.name to its name there"
-    elif mine[0].port != section.listen_address[1]:
+    elif mine[0].port != section.listen_addresses[0][1]:
         yield (
-            f"cluster.listen = {section.listen!r}: other nodes expect this node ({own}) at port {mine[0].port}, "
+            f"cluster.listen = {section.listen[0]!r}: other nodes expect this node ({own}) at port {mine[0].port}, "
             "according to cluster.nodes"
         )
 

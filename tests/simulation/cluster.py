@@ -143,12 +143,20 @@ class Cluster:
         )
 
     def _is_each_usable(self) -> bool:
-        """Does each node ask each other one?"""
+        """Does each node ask each other one? A node that was silent is passed over until its probe ends, a second later
+        where the first packet was lost."""
         return all(
-            one.daemon is None or one is other or one.daemon.plane.client.is_usable(other.id)
+            one.daemon is None
+            or one is other
+            or (one.daemon.plane.client.is_usable(other.id) and other.id not in self._probed_by(one))
             for one in self.up
             for other in self.up
         )
+
+    @staticmethod
+    def _probed_by(node: SimulatedNode) -> set[str]:
+        assert node.daemon is not None
+        return {each for each, peer in node.daemon.plane.client._peers.items() if peer.is_being_probed}
 
     def _views(self) -> str:
         views = [(node, node.daemon.membership.view) for node in self.up if node.daemon is not None]

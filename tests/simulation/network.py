@@ -123,33 +123,6 @@ class Network:
         listener.take(theirs)
         self.loop.call_later(back, done, ours, context=OUTSIDE)
 
-    def connect(self, address: Address, seconds: float | None = None) -> "End":
-        """Connect, in a thread. Raises OSError."""
-        process = PROCESS.get()
-        assert process is not None
-        outcome: list[End | OSError] = []
-        is_late = False
-
-        def dial(wake: Wake) -> None:
-            def done(found: "End | OSError") -> None:
-                if is_late:
-                    if isinstance(found, End):
-                        found.close()
-                    return
-                outcome.append(found)
-                wake(True)
-
-            self.dial(process, address, done)
-
-        if not self.loop.pause(dial, seconds):
-            is_late = True
-            raise TimeoutError("timed out")
-        found = outcome[0]
-        if isinstance(found, OSError):
-            raise found
-        found.timeout = seconds
-        return found
-
     async def connected(self, address: Address) -> "End":
         """Connect, in a task. Raises OSError."""
         process = PROCESS.get()

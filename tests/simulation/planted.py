@@ -13,7 +13,7 @@ from unittest import mock
 from cachefs.errors import CachefsError
 from cachefs_cluster.peers import connection
 from cachefs_cluster.peers.in_flight import BytesInFlight
-from cachefs_cluster.peers.peer import PeerHealth
+from cachefs_cluster.peers.rail import RailHealth
 from cachefs_cluster.search.home_routes import HomeRoutes
 from cachefs_cluster.search.peer_search import PeerSearch
 from cachefs_cluster.search.search_state import PeerSearchState
@@ -223,7 +223,7 @@ PLANTED: Final = (
         "a peer that was away is never asked again",
         ("nodes converge",),
         ("restart", "power"),
-        _replace(PeerHealth, "note_probe", _never_alive),
+        _replace(RailHealth, "note_probe", _never_alive),
     ),
     Planted(
         "bytes that were asked of peers stay counted",

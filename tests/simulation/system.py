@@ -143,7 +143,7 @@ class _Child:
         if not self._process.is_alive:
             return
         with contextlib.suppress(greenlet.GreenletExit):
-            server.open_server(listening, pipe, link, (Path("index"), {}), lambda: None).serve()
+            server.open_server([listening], pipe, link, (Path("index"), {}), lambda: None).serve()
         self._process.kill()
 
     def _ended(self, code: int) -> None:
@@ -171,8 +171,8 @@ def _network() -> Network:
     return loop.network
 
 
-def _connect(address: tuple[str, int], timeout: float | None = None) -> End:
-    return _network().connect(address, timeout)
+async def _open_socket(host: str, port: int) -> End:
+    return await _network().connected((host, port))
 
 
 def _socketpair() -> tuple[End, End]:
@@ -180,7 +180,7 @@ def _socketpair() -> tuple[End, End]:
     return _network().pair(process, process)
 
 
-def _bind_socket(address: tuple[str, int]) -> Listener:
+def _bind_socket(address: tuple[str, int], **_: Any) -> Listener:
     process = PROCESS.get()
     assert process is not None
     return Listener(_network(), process, address)
@@ -259,7 +259,7 @@ def in_place(loop: Machine, seed: int, outlet: Callable[..., Any]) -> Iterator[N
         (connection, "threading", threads),
         (connection, "select", polls),
         (connection, "os", _Like(os, eventfd=_eventfd, eventfd_write=_eventfd_write, close=lambda _: None)),
-        (connecting, "socket", _Like(socket, create_connection=_connect)),
+        (connecting, "_open_socket", _open_socket),
         (server_process, "socket", _Like(socket, socketpair=_socketpair)),
         (server_process, "subprocess", _Like(subprocess, Popen=_Child)),
         (server_process, "_bind_socket", _bind_socket),

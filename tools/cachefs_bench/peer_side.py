@@ -65,10 +65,10 @@ class _ConstantMembership:
     async def stop(self) -> None: ...
 
 
-def side_record(number: int, host: str, port: int) -> NodeRecord:
-    """Return the record of a side; 0 is the requesting one."""
+def side_record(number: int, host: str, port: int, *rails: str) -> NodeRecord:
+    """Return the record of a side; 0 is the requesting one. rails: its further addresses."""
     node_id = f"{number:016x}" if number else REQUESTER
-    return NodeRecord(node_id, node_id, f"node-{number}", host, port, port + 1, state="active")
+    return NodeRecord(node_id, node_id, f"node-{number}", host, port, port + 1, state="active", rails=rails)
 
 
 def _view(me: NodeRecord, *others: NodeRecord) -> ClusterView:
@@ -104,7 +104,11 @@ async def _serve_blocks(parameters: dict[str, Any]) -> None:
     me = side_record(parameters["number"], parameters["host"], 1)
     members = _ConstantMembership(_view(me, side_record(0, parameters["asker"], 1)))
     settings = ServerSettings(
-        (parameters["host"], 0), storage.index.path, {"memory": root / "memory"}, _tls(parameters), 0
+        [(host, 0) for host in parameters["hosts"]],
+        storage.index.path,
+        {"memory": root / "memory"},
+        _tls(parameters),
+        0,
     )
     servers = PeerServers(CLUSTER, members, settings, adopt, ErrorLog())
     await servers.start()
@@ -117,7 +121,7 @@ async def _serve_blocks(parameters: dict[str, Any]) -> None:
 class _BlockRequester:
     def __init__(self, parameters: dict[str, Any]) -> None:
         self._loop, self._size = asyncio.get_running_loop(), parameters["size"]
-        self._givers = [side_record(number, host, port) for number, host, port in parameters["givers"]]
+        self._givers = [side_record(*giver) for giver in parameters["givers"]]
         files = _tls(parameters)
         members = _ConstantMembership(_view(side_record(0, parameters["asker"], 1), *self._givers))
         certificates = Certificates(files) if files else None

@@ -33,9 +33,13 @@ _PAIRS: Final[Mapping[str, tuple[int, bool]]] = {
     "4 MiB, TLS": (LARGE, True),
 }
 THREE_TO_ONE: Final = "three to one"
-PARTS: Final = (*_PAIRS, THREE_TO_ONE)
+TWO_RAILS: Final = "two rails"
+PARTS: Final = (*_PAIRS, THREE_TO_ONE, TWO_RAILS)
 # Seconds before the first turn, in which the window adapts.
 _WARM_UP_SECONDS: Final = 2.0
+# Two rails: bytes of a switch's queue in which no packet is lost, and blocks in flight.
+_DEEP_QUEUE: Final = 4 << 20
+_RAIL_BLOCKS: Final = 48
 _SIDE: Final = "cachefs_bench.peer_side"
 _SECONDS: Final = 120.0
 _DROPPED: Final = re.compile(r"dropped (\d+)")
@@ -68,7 +72,7 @@ def measure(load: PeerLoad, parts: Sequence[str] = PARTS) -> dict[str, Any]:
             hosts: Sequence[LabHost] = (LOOPBACK, LOOPBACK)
             network = None
         else:
-            network = stack.enter_context(bridge_network(4))
+            network = stack.enter_context(bridge_network(4, rails=2))
             hosts = network.hosts
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cachefs-bench-")))
         certificates = _certificates(work) if any(part.endswith("TLS") for part in parts) else None
@@ -81,6 +85,8 @@ def measure(load: PeerLoad, parts: Sequence[str] = PARTS) -> dict[str, Any]:
                 document["pairs"][part] = _measure_pair(load, hosts, part, certificates if is_tls else None)
         if network is not None and load.megabits and THREE_TO_ONE in parts:
             document["three_to_one"] = _measure_incast(load, network)
+        if network is not None and load.megabits and TWO_RAILS in parts:
+            document["two_rails"] = _measure_rails(load, network)
     return document
 
 
@@ -126,7 +132,13 @@ def _measure_incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
             addresses = []
             for number, giver in enumerate(givers, 1):
                 root = stack.enter_context(memory_directory("cachefs-bench-"))
-                role = {**parameters, "root": str(root), "number": number, "host": giver.address}
+                role = {
+                    **parameters,
+                    "root": str(root),
+                    "number": number,
+                    "host": giver.address,
+                    "hosts": [giver.address],
+                }
                 ready = stack.enter_context(_run_side(giver, "give", role)).read_line()
                 addresses.append([number, giver.address, ready["port"]])
             side = stack.enter_context(_run_side(asker, "ask", {**parameters, "givers": addresses}))
@@ -155,6 +167,45 @@ def _measure_incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
     return {**found, "turns": _rounded(turns)}
 
 
+def _measure_rails(load: PeerLoad, network: Bridge) -> dict[str, Any]:
+    """Measure a pair of hosts over two slow links, in turns with the same pair over one of them."""
+    giver, asker = network.hosts[1], network.hosts[0]
+    hosts = [network.address(1, rail) for rail in range(2)]
+    for rail in range(2):
+        network.limit_bandwidth(0, load.megabits, _DEEP_QUEUE, rail)
+    network.set_offload(on=False)
+    turns: list[TurnFigures] = []
+    try:
+        with ExitStack() as stack:
+            parameters = {**_side_parameters(load, SMALL, giver, asker, None), "outstanding": _RAIL_BLOCKS}
+            root = stack.enter_context(memory_directory("cachefs-bench-"))
+            role = {**parameters, "root": str(root), "hosts": hosts}
+            ready = stack.enter_context(_run_side(giver, "give", role)).read_line()
+            one, two = (
+                stack.enter_context(
+                    _run_side(asker, "ask", {**parameters, "givers": [[1, *hosts[:1], ready["port"], *more]]})
+                )
+                for more in ([], hosts[1:])
+            )
+            for side in (one, two):
+                side.send_request("many", _WARM_UP_SECONDS)
+            for number in range(load.turns):
+                click.echo(f"  two rails of {load.megabits} Mbit/s, turn {number + 1} of {load.turns}", err=True)
+                before = [network.received_bytes(0, rail) for rail in range(2)]
+                turn = two.send_request("many", load.seconds)
+                came = [network.received_bytes(0, rail) - before[rail] for rail in range(2)]
+                turn["share_of_lesser_rail"] = min(came) / sum(came)
+                turn["one_rail_bytes_per_s"] = one.send_request("many", load.seconds)["bytes_per_s"]
+                turn["ratio"] = turn["bytes_per_s"] / turn["one_rail_bytes_per_s"]
+                turns.append(turn)
+    finally:
+        network.set_offload(on=True)
+        for rail in range(2):
+            network.remove_limit(0, rail)
+    names = ("ratio", "share_of_lesser_rail")
+    return {**{name: round(median(turn[name] for turn in turns), 2) for name in names}, "turns": _rounded(turns)}
+
+
 def _link_share(turn: TurnFigures, load: PeerLoad) -> float:
     return turn["bytes_per_s"] * 8 / 1e6 / load.megabits
 
@@ -166,6 +217,7 @@ def _side_parameters(
         "size": size,
         "number": 1,
         "host": giver.address,
+        "hosts": [giver.address],
         "asker": asker.address,
         "tls": tls,
         "outstanding": max(3, load.outstanding // size),
@@ -299,7 +351,7 @@ def peers_command(only: tuple[str, ...], **options: Any) -> None:
     """Measure blocks from node to node: of 110 KB and of 4 MiB, one pair, without and with TLS.
 
     In the same run, iperf3 (Debian package iperf3) shows what the network does, and a plain copy over TLS with as many
-    connections what encryption leaves of it. Then three nodes give to one over a slow link.
+    connections what encryption leaves of it. Then three nodes give to one over a slow link, and one to one over two.
     """
     load = PeerLoad(**options)
     click.echo(json.dumps(measure(load, only or PARTS), indent=2))

@@ -75,12 +75,12 @@ def _make_id(path: Path) -> str:
 
 def make_own_record(section: ClusterSection, identity: NodeIdentity, memory: int, ssd: int) -> NodeRecord:
     """Return this node's record. memory, ssd: bytes that its tiers may take."""
-    port = section.listen_address[1]
+    port = section.listen_addresses[0][1]
     return NodeRecord(
         identity.id,
         identity.incarnation,
         section.own_name,
-        section.advertised_host,
+        section.advertised_hosts[0],
         port,
         port + 1,
         zone=section.zone,
@@ -88,4 +88,5 @@ def make_own_record(section: ClusterSection, identity: NodeIdentity, memory: int
         memory=memory,
         ssd=ssd,
         cluster=section.cluster,
+        rails=section.advertised_hosts[1:],
     )

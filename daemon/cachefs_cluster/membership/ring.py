@@ -50,8 +50,9 @@ def decode_ring(text: bytes, epoch: int) -> Ring:
 
 
 def ring_nodes(records: Iterable[NodeRecord]) -> tuple[NodeRecord, ...]:
-    """Return the records in the form of a ring. They do not name the cluster: nodes of the last release write none."""
-    nodes = (dataclasses.replace(record, incarnation="", state="active", cluster="") for record in records)
+    """Return the records in the form of a ring. They have no cluster and no rails, which matter for no placement: nodes
+    of the last release write none, and would be overruled endlessly."""
+    nodes = (dataclasses.replace(record, incarnation="", state="active", cluster="", rails=()) for record in records)
     return tuple(sorted(nodes, key=lambda node: node.id))
 
 

@@ -1,13 +1,15 @@
 """Membership by a list of nodes in the configuration, the same on all of them.
 
 There is no source of liveness: nodes learn it from each other's responses. Ids and ring epoch follow from the list
-alone, so that all nodes place blocks alike from their first moment, and two nodes with different lists notice.
+alone, so that all nodes place blocks alike from their first moment, and two nodes with different lists notice. The list
+has one address of each node; a node tells its others itself (`NodeRecord.rails`).
 """
 
 import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 import xxhash
@@ -43,12 +45,20 @@ class StaticMembership:
     def __init__(self, section: ClusterSection, record: NodeRecord) -> None:
         """record: of this node; id, name, zone and weight are those of the list."""
         self._grace = section.grace
+        # Called once a second with the id of a node of several addresses that is silent: the messages of which it was
+        # noticed go to the first address alone, and a node is alive that answers at any. Set by the node's cluster.
+        self.probe: Callable[[str], None] = lambda node_id: None
         self._listeners: list[Listener] = []
         self._records = {each.id: each for each in (_listed_record(section, node) for node in section.static_nodes)}
         self._me = listed_id(section.cluster, section.own_name)
         mine = self._records[self._me]
         self._records[self._me] = dataclasses.replace(
-            mine, incarnation=record.incarnation, memory=record.memory, ssd=record.ssd, state="joining"
+            mine,
+            incarnation=record.incarnation,
+            memory=record.memory,
+            ssd=record.ssd,
+            state="joining",
+            rails=record.rails,
         )
         # By id: monotonic time since when the node is unreachable.
         self._silent_since: dict[str, float] = {}
@@ -104,6 +114,7 @@ class StaticMembership:
                 ssd=record.ssd,
                 protocol=record.protocol,
                 state=record.state,
+                rails=record.rails,
             )
         )
 
@@ -125,6 +136,8 @@ class StaticMembership:
         """Mark nodes as away that are unreachable for a while, and exclude them from placement after their grace."""
         for node_id, since in list(self._silent_since.items()):
             record, seconds = self._records[node_id], now - since
+            if record.rails and record.state != "away":
+                self.probe(node_id)
             is_over = seconds >= self._grace
             if is_over and node_id not in self._expired:
                 self._expired.add(node_id)

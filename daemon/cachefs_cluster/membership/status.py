@@ -44,6 +44,7 @@ def cluster_status(
                 incarnation=record.incarnation,
                 name=record.name,
                 host=record.host,
+                rails=list(record.hosts[1:]),
                 data_port=record.data_port,
                 control_port=record.control_port,
                 zone=record.zone,

@@ -3,13 +3,15 @@
 import math
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
 import msgspec
+
+from cachefs.planning.requests.rails import MAX_RAILS
 
 # Raised if nodes of two releases would misunderstand each other.
 PROTOCOL: Final = 1
@@ -48,11 +50,23 @@ class NodeRecord:
     state: State = "joining"
     # Name of its cluster; "": the node's release does not name it, or the record is one of a ring.
     cluster: str = ""
+    # Further hosts of its data plane, with the same port: one for each further network card. Nodes of the last release
+    # ignore them, and messages other than blocks go to `host` alone.
+    rails: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
         """HOST:PORT of its data plane."""
         return format_address(self.host, self.data_port)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts of its data plane, `host` first."""
+        return tuple(dict.fromkeys((self.host, *self.rails)))
+
+    def at(self, host: str) -> "NodeRecord":
+        """Return the record of the node as if *host* were its only address."""
+        return replace(self, host=host, rails=())
 
 
 def format_address(host: str, port: int) -> str:
@@ -83,12 +97,15 @@ def check_record(record: NodeRecord) -> None:
         raise ValueError("its id is not 16 hex digits")
     if record.incarnation and not is_id(record.incarnation):
         raise ValueError("its incarnation is not 16 hex digits")
+    if len(record.rails) >= MAX_RAILS:
+        raise ValueError(f"it has more than {MAX_RAILS} addresses")
     for what, text in (
         ("name", record.name), ("host", record.host), ("zone", record.zone), ("cluster", record.cluster),
+        *(("host", rail) for rail in record.rails),
     ):  # fmt: skip
         if len(text) > _MAX_TEXT or not _TEXT.fullmatch(text):
             raise ValueError(f"its {what} has invalid characters or an invalid length")
-    if not record.name or not record.host:
+    if not record.name or not all(record.hosts):
         raise ValueError("it has no name or no host")
     if not (0 < record.data_port < 1 << 16 and 0 < record.control_port < 1 << 16):
         raise ValueError("its ports are not from 1 to 65535")
@@ -169,9 +186,13 @@ class ClusterView:
             if count > 1:
                 ids = ", ".join(record.id for record in self.members if record.name == name)
                 yield f"{count} nodes are called {name} (ids {ids}); give each its own [cluster] name"
-        for address, count in sorted(Counter(record.address for record in self.reachable).items()):
-            if count > 1:
-                names = ", ".join(record.name for record in self.reachable if record.address == address)
+        published = defaultdict(list)
+        for record in self.reachable:
+            for host in record.hosts:
+                published[format_address(host, record.data_port)].append(record.name)
+        for address, nodes in sorted(published.items()):
+            if (count := len(nodes)) > 1:
+                names = ", ".join(nodes)
                 yield f"{count} nodes publish the address {address} ({names}); a stale record expires within seconds"
         for protocol, count in sorted(Counter(record.protocol for record in self.members).items()):
             if protocol != PROTOCOL:

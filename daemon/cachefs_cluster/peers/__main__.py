@@ -17,7 +17,9 @@ from cachefs_daemon.runtime import child_process, garbage_collector, logs
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m cachefs_cluster.peers", description=__doc__)
-    parser.add_argument("--listening", type=int, required=True, help="Descriptor of the socket that peers connect to.")
+    parser.add_argument(
+        "--listening", type=int, action="append", required=True, help="Descriptor of a socket that peers connect to."
+    )
     parser.add_argument("--pipe", type=int, required=True, help="Descriptor of the pipe to the daemon.")
     parser.add_argument("--fetch", type=int, required=True, help="Descriptor of a connection of the fetch channel.")
     parser.add_argument("--parent", type=int, required=True, help="Process id of the daemon.")
@@ -32,7 +34,7 @@ def main() -> None:
     files = TlsFiles(*arguments.tls) if arguments.tls else None
     try:
         server = open_server(
-            socket.socket(fileno=arguments.listening),
+            [socket.socket(fileno=each) for each in arguments.listening],
             socket.socket(fileno=arguments.pipe),
             socket.socket(fileno=arguments.fetch),
             (arguments.index, {TIER_NAMES.index(name): Path(path) for name, path in tiers.items()}),

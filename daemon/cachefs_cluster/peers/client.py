@@ -1,16 +1,19 @@
 """Requests blocks from other nodes.
 
-One receive window limits the bytes in flight from all peers together. Requests to one peer are sent in batches, on
-connections that stay open. Peers that fail get no requests until a probe succeeds.
+A receive window for each network card of this node limits the bytes in flight from all peers together. Requests to one
+peer are sent in batches, on connections that stay open, over the rail (an address of the peer) that is loaded least.
+Rails that fail get no requests until a probe succeeds.
 """
 
 import asyncio
 import itertools
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from cachefs.planning.requests.receive_window import ReceiveWindow
+from cachefs.planning.requests.rails import RailLoad, choose_rail
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.secret import ClusterSecret
 from cachefs_cluster.membership.view import ClusterView, NodeRecord
@@ -18,8 +21,8 @@ from cachefs_cluster.peers import protocol
 from cachefs_cluster.peers.circuit_breaker import CircuitBreaker
 from cachefs_cluster.peers.connecting import CannotConnect
 from cachefs_cluster.peers.connection import PeerConnection, PeerExchange, PeerReceiver, ReceiverReport
-from cachefs_cluster.peers.in_flight import BytesInFlight
-from cachefs_cluster.peers.peer import FETCH_LANE, HELD_LANE, LANES, Peer, PeerBatch, PendingBlock
+from cachefs_cluster.peers.in_flight import BytesInFlight, CardTraffic
+from cachefs_cluster.peers.peer import FETCH_LANE, HELD_LANE, LANES, MAX_CONNECTIONS, Peer, PeerBatch, PendingBlock
 from cachefs_cluster.peers.peer_connector import PeerConnector
 from cachefs_cluster.peers.peer_requests import (
     PEER_OVERLOADED,
@@ -31,6 +34,7 @@ from cachefs_cluster.peers.peer_requests import (
     RequestOptions,
 )  # fmt: skip
 from cachefs_cluster.peers.protocol import BlocksRequest, RequestedBlock, encode_blocks_request
+from cachefs_cluster.peers.rail import Rail
 from cachefs_cluster.peers.response_handler import ResponseHandler
 from cachefs_cluster.peers.tls import Certificates
 from cachefs_daemon.runtime.error_log import ErrorLog
@@ -55,11 +59,10 @@ class PeerClient:
         secret: ClusterSecret | None = None,
     ) -> None:
         """cluster: name of the cluster. certificates, secret: None without TLS, or without a secret. window: bytes that
-        may be in flight from all peers together; 0 to measure it."""
+        may be in flight from all peers together, through each network card; 0 to measure it."""
         self.counters: dict[str, PeerCounters] = {}  # by id of each peer that was asked
         self._connector = PeerConnector(cluster, membership, certificates, secret)
-        self._window = ReceiveWindow(window)
-        self._in_flight = BytesInFlight(self._window)
+        self._in_flight = BytesInFlight(window)
         self._circuit_breaker = CircuitBreaker(self._connector, errors)
         self._response_handler = ResponseHandler(self._in_flight, self._connector, self._circuit_breaker, errors)
         self._loop = asyncio.get_running_loop()
@@ -98,12 +101,12 @@ class PeerClient:
     def is_usable(self, node_id: str) -> bool:
         """Return whether the node gets requests. False after a failure, until a probe succeeds."""
         peer = self._peers.get(node_id)
-        return peer is None or not peer.health.is_out_of_use
+        return peer is None or not peer.is_out_of_use
 
     def silence_reason(self, node_id: str) -> str:
         """Return why the node gets no requests, or ""."""
         peer = self._peers.get(node_id)
-        return peer.health.reason if peer is not None and peer.health.is_out_of_use else ""
+        return peer.out_of_use_reason if peer is not None and peer.is_out_of_use else ""
 
     def last_heartbeat(self, node_id: str, *, fetch: bool) -> float:
         """Return when the node last showed that it serves blocks (fetch: that it fetches blocks), in loop time; 0 for
@@ -112,22 +115,28 @@ class PeerClient:
         return peer.last_heartbeat(FETCH_LANE if fetch else HELD_LANE) if peer is not None else 0.0
 
     def probe_silent(self, node_id: str) -> None:
-        """Probe a node that is silent while readers wait for it, and send it no more requests if the probe fails."""
-        peer = self._peers.get(node_id)
-        if peer is not None and not self._is_closed:
-            self._circuit_breaker.probe_silent(peer)
+        """Probe a node that is silent, such as while readers wait for it, and send no more requests over those of its
+        rails whose probes fail."""
+        node = self._connector.membership.view.get(node_id)
+        if node is not None and not self._is_closed:
+            self._circuit_breaker.probe_silent(self._peer(node))
 
     def expected_seconds(self, node: NodeRecord, length: int) -> float:
         """Estimate the seconds from a request sent now to the last byte of a block that the node has. The estimate
         falls the longer no request measured the node."""
         peer = self._peers.get(node.id)
-        rate, before = self._window.rate, self._in_flight.bytes[HELD_LANE]
-        latency, faded = 0.0, 1.0
+        rails = peer.usable_rails if peer is not None else []
+        cards = [self._in_flight.cards[rail.card] for rail in rails if rail.card in self._in_flight.cards]
+        traffic = cards or [*self._in_flight.cards.values()] or [self._in_flight.unmeasured]
+        latency, faded, queued, rate = 0.0, 1.0, 0, math.inf
         if peer is not None:
-            latency, rate = peer.latency, min(rate, peer.rate or rate)
+            latency, rate = peer.latency, peer.rate or math.inf
             faded = peer.measurement_weight(self._loop.time())
-            before += sum(pending.request.length for pending in itertools.islice(peer.queues[HELD_LANE][False], 256))
-        return (latency + (before + length) / rate) * faded
+            queued = sum(pending.request.length for pending in itertools.islice(peer.queues[HELD_LANE][False], 256))
+        seconds = min(
+            (card.bytes[HELD_LANE] + queued / len(traffic) + length) / min(card.window.rate, rate) for card in traffic
+        )
+        return (latency + seconds) * faded
 
     def median_seconds(self, node_id: str) -> float:
         """Return the median seconds of the last blocks requested from this peer; 0 without any."""
@@ -136,13 +145,29 @@ class PeerClient:
 
     @property
     def window(self) -> int:
-        """Bytes that may be in flight from all peers together, for blocks that they have."""
-        return self._window.size
+        """Bytes that may be in flight from all peers together, through all cards, for blocks that they have."""
+        cards = self._in_flight.cards or {"": self._in_flight.unmeasured}
+        return sum(card.window.size for card in cards.values())
 
     @property
     def in_flight(self) -> tuple[int, int]:
         """Bytes in flight now: of blocks that peers have, and of blocks that they fetch."""
-        return self._in_flight.bytes[HELD_LANE], self._in_flight.bytes[FETCH_LANE]
+        return self._in_flight.total(HELD_LANE), self._in_flight.total(FETCH_LANE)
+
+    def rails_of(self, node_id: str) -> Sequence[Rail]:
+        """Return the rails of a node; none before a request to it."""
+        peer = self._peers.get(node_id)
+        return peer.rails if peer is not None else ()
+
+    @property
+    def rails_down(self) -> int:
+        """The number of rails that do not answer, of nodes that answer over another."""
+        alive = (peer for peer in self._peers.values() if not peer.is_out_of_use)
+        return sum(rail.health.is_out_of_use for peer in alive for rail in peer.rails)
+
+    def received_by_card(self) -> dict[str, int]:
+        """Return the bytes received from other nodes by network card of this node."""
+        return {name: card.received_bytes for name, card in self._in_flight.cards.items()}
 
     async def close(self) -> None:
         """Fail all open requests, and close all connections. May be called again."""
@@ -165,27 +190,18 @@ class PeerClient:
     def _peer(self, node: NodeRecord) -> Peer:
         peer = self._peers.get(node.id)
         if peer is None:
-            peer = self._peers[node.id] = Peer(node, self.counters.setdefault(node.id, PeerCounters()))
-        elif peer.record is not node:
-            moved = (peer.record.host, peer.record.data_port, peer.record.name) != (
-                node.host,
-                node.data_port,
-                node.name,
-            )
-            peer.record = node
-            if moved:
-                for connection in peer.idle_connections:
-                    connection.abort()
-                peer.idle_connections.clear()
+            peer = self._peers[node.id] = Peer(node, [], self.counters.setdefault(node.id, PeerCounters()))
+        if peer.record is not node or not peer.rails:
+            peer.set_record(node, self._connector.hosts_of(node))
         return peer
 
     def _immediate_response(self, peer: Peer, request: BlockRequest, now: float) -> PeerResponse | None:
         """Return the response that is known without asking the peer, if any."""
         if self._is_closed:
             return PeerRequestFailed("the daemon is stopping", FailureKind.UNREACHABLE)
-        if peer.health.is_out_of_use:
-            return PeerRequestFailed(peer.health.reason, FailureKind.UNREACHABLE)
-        if peer.health.is_busy(now):
+        if peer.is_out_of_use:
+            return PeerRequestFailed(peer.out_of_use_reason, FailureKind.UNREACHABLE)
+        if not peer.busy.is_due(now):
             peer.counters.busy += 1
             return PEER_OVERLOADED
         if peer.has_wrong_bytes(request.key, now):
@@ -205,58 +221,103 @@ class PeerClient:
         self._peers_with_queue = {node: peer for node, peer in self._peers_with_queue.items() if peer.has_queued}
         peers = [*self._peers_with_queue.values()]
         if not peers or self._is_closed:
-            self._in_flight.set_waiting(has_waiting_requests=False)
+            self._in_flight.note_waiting([])
             return
-        self._in_flight.note_waiting(peers)
+        self._in_flight.note_requests(peers)
         self._first_peer = (self._first_peer + 1) % len(peers)
         peers = peers[self._first_peer :] + peers[: self._first_peer]
         for ahead in (False, True):
             for lane in LANES:
                 for peer in peers:
                     self._send_queued_of(peer, lane, ahead=ahead)
-        waiting = any(queue for peer in peers for queue in peer.queues[HELD_LANE])
-        self._in_flight.set_waiting(has_waiting_requests=waiting)
+        self._in_flight.note_waiting([peer for peer in peers if any(peer.queues[HELD_LANE])])
 
     def _send_queued_of(self, peer: Peer, lane: int, *, ahead: bool) -> None:
         queue = peer.queues[lane][ahead]
         while queue and peer.can_send(lane, ahead=ahead):
             while queue and not queue[0].is_open:
                 queue.popleft()
-            if not queue or not self._in_flight.has_room(lane, queue[0].request.length, 0):
+            if not queue:
                 return
-            if lane == HELD_LANE and self._in_flight.should_wait_for_room(queue):
+            rail = self._pick_rail(peer, lane, queue)
+            if rail is None:
                 return
-            if not peer.idle_connections:
-                self._open_connection(peer)
-                return
-            blocks = self._pick_blocks(peer, lane, ahead=ahead)
-            self._send_batch(peer, peer.idle_connections.pop(), blocks, lane)
+            connection = rail.idle_connections.pop()
+            blocks = self._pick_blocks(self._in_flight.card(connection.card), lane, queue)
+            self._send_batch(peer, rail, connection, blocks, lane)
 
-    def _pick_blocks(self, peer: Peer, lane: int, *, ahead: bool) -> list[PendingBlock]:
+    def _pick_rail(self, peer: Peer, lane: int, queue: deque[PendingBlock]) -> Rail | None:
+        """Return the rail for the next request, which has an idle connection; None if the request has to wait."""
+        rail = self._least_loaded(peer, peer.usable_rails, lane, queue)
+        if rail is None or rail.idle_connections:
+            return rail
+        is_first = not peer.has_connections
+        for each in peer.usable_rails if is_first else (rail,):  # the first one that answers serves the first request
+            self._open_connection(peer, each)
+        connected = [each for each in peer.usable_rails if each.idle_connections]
+        return self._least_loaded(peer, connected, lane, queue)
+
+    def _least_loaded(self, peer: Peer, rails: Sequence[Rail], lane: int, queue: deque[PendingBlock]) -> Rail | None:
+        """Return the rail that would bring the next block first; None if the request should wait for room."""
+        if not rails:
+            return None
+        now, length, loads = self._loop.time(), queue[0].request.length, list[RailLoad]()
+        for rail in rails:
+            card = self._in_flight.cards.get(rail.card, self._in_flight.unmeasured)
+            has_room = self._in_flight.has_room(card, lane, length, 0) and not (
+                lane == HELD_LANE and card.should_wait_for_room(queue)
+            )
+            if len(rails) == 1:
+                return rail if has_room else None
+            is_known = card is not self._in_flight.unmeasured
+            loads.append(
+                RailLoad(
+                    peer.rail_bytes_left(lane, rail),
+                    rail.rate.value(now),
+                    card.bytes[lane],
+                    card.window.rate if is_known else 0.0,
+                    card.card.distance,
+                    rail.used_at,
+                    has_room,
+                )
+            )
+        at = choose_rail(loads, length)
+        return rails[at] if at is not None else None
+
+    def _pick_blocks(self, card: CardTraffic, lane: int, queue: deque[PendingBlock]) -> list[PendingBlock]:
         """Take the requests for one batch from the queue."""
-        queue, blocks, size = peer.queues[lane][ahead], list[PendingBlock](), 0
+        blocks, size = list[PendingBlock](), 0
         while queue and len(blocks) < protocol.MAX_BLOCKS:
             length = queue[0].request.length
             if queue[0].is_open:
-                if blocks and queue[0].options.may_delegate != blocks[0].options.may_delegate:
-                    break
-                if size + length > protocol.MAX_DATA or not self._in_flight.has_room(lane, length, size):
+                if blocks and (
+                    queue[0].options.may_delegate != blocks[0].options.may_delegate
+                    or size + length > protocol.MAX_DATA
+                    or not self._in_flight.has_room(card, lane, length, size)
+                ):
                     break
                 blocks.append(queue[0])
                 size += length
             queue.popleft()
         return blocks
 
-    def _send_batch(self, peer: Peer, connection: PeerConnection, blocks: list[PendingBlock], lane: int) -> None:
-        now = self._loop.time()
+    def _send_batch(
+        self, peer: Peer, rail: Rail, connection: PeerConnection, blocks: list[PendingBlock], lane: int
+    ) -> None:
+        now, card = self._loop.time(), self._in_flight.card(connection.card)
         how = blocks[0].options
         lengths = [pending.request.length for pending in blocks]
         greeting = self._connector.make_greeting(peer.record)
         check = self._connector.make_sender_check(peer.record, greeting)
         exchange = PeerExchange([pending.request.key for pending in blocks], lengths, now, check)
-        if lane == HELD_LANE and lengths[-1] > self._window.size // 2:
-            exchange.tail_bytes = protocol.max_response_bytes(()) + self._window.size // 2
-        batch = PeerBatch(peer, lane, how.is_ahead, connection, exchange, blocks, set(range(len(blocks))), sum(lengths))
+        if lane == HELD_LANE:
+            rail.rate.note_request(now)
+            if lengths[-1] > card.window.size // 2:
+                exchange.tail_bytes = protocol.max_response_bytes(()) + card.window.size // 2
+        rail.used_at, rail.card = now, connection.card.name
+        batch = PeerBatch(
+            peer, lane, how.is_ahead, rail, connection, exchange, blocks, set(range(len(blocks))), sum(lengths)
+        )
         seconds = max(pending.options.deadline for pending in blocks) - now
         jobs = list(dict.fromkeys(pending.request.job for pending in blocks if pending.request.job))[
             : protocol.MAX_JOBS
@@ -273,8 +334,8 @@ class PeerClient:
             pending.batch = batch
         peer.batches[connection] = batch
         self._in_flight.add_batch(batch)
-        if self._response_handler.has_retransmissions and lane == HELD_LANE:
-            connection.limit_receive_buffer(self._window.size)
+        if card.has_retransmissions and lane == HELD_LANE:
+            connection.limit_receive_buffer(card.window.size)
         try:
             connection.send(exchange, encode_blocks_request(message, greeting, seconds))
         except OSError:
@@ -282,31 +343,37 @@ class PeerClient:
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def _open_connection(self, peer: Peer) -> None:
-        """Open one more connection, unless enough are being opened."""
+    def _open_connection(self, peer: Peer, rail: Rail) -> None:
+        """Open one more connection over the rail, unless enough are open, or being opened."""
         wanted = 1 if not peer.counters.blocks else 2
-        if peer.connecting_count >= wanted or peer.health.is_out_of_use:
+        if rail.connecting_count >= wanted or rail.health.is_out_of_use:
             return
-        peer.connecting_count += 1
-        self._connector.start_task(self._connect(peer))
+        if peer.connection_count >= sum(MAX_CONNECTIONS):
+            idle = [each for each in peer.rails if each.idle_connections]
+            if idle:  # of another rail: this one has none
+                min(idle, key=lambda each: each.used_at).idle_connections.pop(0).abort()
+            elif len(peer.rails) > 1:
+                return
+        rail.connecting_count += 1
+        self._connector.start_task(self._connect(peer, rail))
 
-    async def _connect(self, peer: Peer) -> None:
-        record = peer.record
+    async def _connect(self, peer: Peer, rail: Rail) -> None:
         try:
-            connection = await self._connector.connect(record)
+            connection = await self._connector.connect(rail.record)
         except CannotConnect as error:
-            self._circuit_breaker.fail_queued(
-                peer, str(error), FailureKind.WRONG_NODE if error.is_wrong_node else FailureKind.UNREACHABLE
-            )
+            self._circuit_breaker.fail_connection(peer, rail, error)
+            self._send_queued_soon()
             return
         finally:
-            peer.connecting_count -= 1
-        if self._response_handler.has_retransmissions:
-            connection.limit_receive_buffer(self._window.size)
+            rail.connecting_count -= 1
+        card = self._in_flight.card(connection.card)
+        if card.has_retransmissions:
+            connection.limit_receive_buffer(card.window.size)
         connection.idle_since = self._loop.time()
         self._receiver.add(connection)
-        if peer.record is record or peer.record.address == record.address:
-            peer.idle_connections.append(connection)
+        if rail in peer.rails:
+            rail.card = card.card.name
+            rail.idle_connections.append(connection)
         else:
             connection.abort()
         self._send_queued_soon()
@@ -323,15 +390,17 @@ class PeerClient:
             if peer.has_queued:  # some requests are to be sent again
                 self._peers_with_queue[peer.record.id] = peer
             self._send_queued_soon()
-        elif peer is not None and report.has_ended and report.connection in peer.idle_connections:
-            peer.idle_connections.remove(report.connection)
+        elif peer is not None and report.has_ended:
+            for rail in peer.rails:
+                if report.connection in rail.idle_connections:
+                    rail.idle_connections.remove(report.connection)
 
     def _on_view(self, view: ClusterView) -> None:
         """Forget nodes that have left. Nodes with requests in progress are forgotten at the next change."""
         for peer in [one for node, one in self._peers.items() if view.get(node) is None]:
             if not (peer.batches or peer.connecting_count or peer.has_queued):
-                for connection in peer.idle_connections:
-                    connection.abort()
+                for rail in peer.rails:
+                    rail.close_idle()
                 del self._peers[peer.record.id]
 
     # --- deadlines ------------------------------------------------------------------------------------------------
@@ -355,9 +424,10 @@ class PeerClient:
                     )
             for batch in list(peer.batches.values()):
                 self._check_batch(peer, batch, now)
-            while peer.idle_connections and now - peer.idle_connections[0].idle_since > _IDLE_SECONDS:
-                peer.idle_connections.pop(0).abort()
-            is_used = is_used or bool(peer.batches or peer.idle_connections or peer.has_queued)
+            for rail in peer.rails:
+                while rail.idle_connections and now - rail.idle_connections[0].idle_since > _IDLE_SECONDS:
+                    rail.idle_connections.pop(0).abort()
+            is_used = is_used or peer.has_connections or peer.has_queued
         if is_used:
             self._start_timer()
 
@@ -365,9 +435,10 @@ class PeerClient:
         if batch.abort_reason:
             return
         if now - batch.exchange.last_byte_at > SILENT_SECONDS:
-            text = f"node {peer.record.name} at {peer.record.address} has sent nothing for {SILENT_SECONDS:.0f} s"
+            address = batch.rail.record.address
+            text = f"node {peer.record.name} at {address} has sent nothing for {SILENT_SECONDS:.0f} s"
             batch.abort(text)
-            self._circuit_breaker.take_out_of_use(peer, text)
+            self._circuit_breaker.take_out_of_use(peer, batch.rail, text)
             return
         for at in sorted(batch.open_indexes):
             pending = batch.blocks[at]

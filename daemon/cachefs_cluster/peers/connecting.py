@@ -1,6 +1,8 @@
-"""Opens connections to peers. Runs in threads, since it looks names up and handshakes take milliseconds."""
+"""Opens connections to peers. Handshakes and probes run in threads, since they take milliseconds."""
 
+import asyncio
 import contextlib
+import os
 import socket
 import ssl
 import time
@@ -48,22 +50,59 @@ class PeerTls:
     outgoing: ssl.MemoryBIO
 
 
-def connect(record: NodeRecord, certificates: Certificates | None) -> tuple[socket.socket, PeerTls | None]:
-    """Return a connected, non-blocking socket, with its TLS state. Raises CannotConnect."""
+async def connect(record: NodeRecord) -> socket.socket:
+    """Return a connected, non-blocking socket. A host that drops all packets occupies no thread meanwhile, as many of
+    them may: rails that a whole cluster cannot reach. Raises CannotConnect."""
     try:
-        connection = socket.create_connection((record.host, record.data_port), CONNECT_SECONDS)
+        async with asyncio.timeout(CONNECT_SECONDS):
+            connection = await _open_socket(record.host, record.data_port)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error) or "timed out"
         raise CannotConnect(f"{_node_description(record)} cannot be reached: {reason}") from None
     try:
         set_socket_options(connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-        tls = _shake_hands(connection, record, certificates) if certificates is not None else None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _open_socket(host: str, port: int) -> socket.socket:
+    """Connect to the first address of *host* that accepts. Raises OSError, UnicodeError."""
+    loop = asyncio.get_running_loop()
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            connection = socket.socket(family, kind, protocol)
+        except OSError as error:
+            failed = error
+            continue
+        try:
+            connection.setblocking(False)
+            await loop.sock_connect(connection, address)
+        except OSError as error:
+            connection.close()
+            # asyncio puts a text of its own in place of that of the system
+            failed = OSError(error.errno, os.strerror(error.errno)) if error.errno else error
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise failed or OSError("the name has no address")
+
+
+def start_tls(connection: socket.socket, record: NodeRecord, certificates: Certificates) -> PeerTls:
+    """Shake hands, in a thread, and check that the other side has the node's certificate. Raises CannotConnect; the
+    connection is then closed."""
+    try:
+        tls = _shake_hands(connection, record, certificates)
         connection.setblocking(False)
     except BaseException:
         connection.close()
         raise
-    return connection, tls
+    return tls
 
 
 def _shake_hands(connection: socket.socket, record: NodeRecord, certificates: Certificates) -> PeerTls:
@@ -110,11 +149,15 @@ def _exchange_handshake(
 
 
 def probe(
-    record: NodeRecord, certificates: Certificates | None, greeting: Greeting, check: SenderCheck
+    connection: socket.socket,
+    record: NodeRecord,
+    certificates: Certificates | None,
+    greeting: Greeting,
+    check: SenderCheck,
 ) -> tuple[RespondingNode, bool]:
-    """Return which node answers at the address, and whether the daemon behind its server is alive. Raises CannotConnect
-    if no node answers, or another one."""
-    connection, tls = connect(record, certificates)
+    """Return which node answers on a new connection, in a thread, and whether the daemon behind its server is alive.
+    Closes the connection. Raises CannotConnect if no node answers, or another one."""
+    tls = start_tls(connection, record, certificates) if certificates is not None else None
     until = time.monotonic() + PROBE_SECONDS
     try:
         sender, refused = _send_probe(connection, tls, encode_probe(greeting), until, check)

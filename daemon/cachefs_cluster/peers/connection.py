@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from cachefs.block import pieces_match
 from cachefs_cluster.peers.connecting import PeerTls
+from cachefs_cluster.peers.network_cards import NetworkCard
 from cachefs_cluster.peers.peer_requests import PeerBlock
 from cachefs_cluster.peers.protocol import (
     BlockStatus,
@@ -100,9 +101,11 @@ class ReceiverReport:
 class PeerConnection:
     """One connection to a peer, without or with TLS."""
 
-    def __init__(self, link: socket.socket, tls: PeerTls | None, peer: str) -> None:
-        """link: a non-blocking socket. peer: id of the node."""
+    def __init__(self, link: socket.socket, tls: PeerTls | None, peer: str, card: NetworkCard) -> None:
+        """link: a non-blocking socket. peer: id of the node. card: the one of this node that the connection goes
+        through."""
         self.peer = peer
+        self.card = card
         self.response_count = 0  # responses received on this connection
         self.idle_since = 0.0  # loop time
         self.exchange: PeerExchange | None = None

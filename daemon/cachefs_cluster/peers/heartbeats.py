@@ -1,8 +1,8 @@
 """Heartbeats for nodes that wait for blocks which the daemon behind a peer server fetches.
 
 An origin may take seconds, so that the lack of a block says little about a peer. Waiting nodes get a heartbeat every
-0.1 s, on one of their connections, while this daemon runs; if the daemon or its node hangs, they learn it in half a
-second and ask other sources.
+0.1 s while this daemon runs, on one of their connections over each rail; if the daemon or its node hangs, they learn it
+in half a second and ask other sources.
 """
 
 import threading
@@ -23,39 +23,40 @@ RETRY_SECONDS: Final = 1.0
 
 
 class Heartbeats:
-    """Tracks whether the daemon is alive, and which connection of each node sends the heartbeats. Thread-safe."""
+    """Tracks whether the daemon is alive, and which connection of each waiter sends the heartbeats. A waiter is a node
+    over one rail. Thread-safe."""
 
     def __init__(self, request_message: Callable[[], None]) -> None:
         """request_message: makes the daemon send a message, after which `note_message` is called."""
         self._request_message = request_message
         self._lock = threading.Lock()
-        # By id of the node: queues of its waiting connections. The first connection sends the heartbeats.
+        # Queues of waiting connections by waiter. The first connection of each sends the heartbeats.
         self._waiting: dict[str, list[FetchOutcomes]] = {}
         # When the daemon was asked last, and when first since its last answer, in monotonic seconds.
         self._requested_at = self._unanswered_since = 0.0
         self._answered = threading.Event()
         self._answered.set()
 
-    def add_waiter(self, node: str, coming: FetchOutcomes) -> None:
-        """Add a connection of the node that waits for the daemon."""
+    def add_waiter(self, waiter: str, coming: FetchOutcomes) -> None:
+        """Add a connection of the waiter that waits for the daemon."""
         with self._lock:
-            self._waiting.setdefault(node, []).append(coming)
+            self._waiting.setdefault(waiter, []).append(coming)
 
-    def remove_waiter(self, node: str, coming: FetchOutcomes) -> None:
+    def remove_waiter(self, waiter: str, coming: FetchOutcomes) -> None:
         """Remove a connection. If it sent the heartbeats, wake another one to send them from now on."""
         with self._lock:
-            waiting = self._waiting[node]
+            waiting = self._waiting[waiter]
             spoke = waiting[0] is coming
             waiting.remove(coming)
             if not waiting:
-                del self._waiting[node]
+                del self._waiting[waiter]
             elif spoke:
                 waiting[0].put(None)
 
-    def is_sender(self, node: str, coming: FetchOutcomes) -> bool:
+    def is_sender(self, waiter: str, coming: FetchOutcomes) -> bool:
         """Return whether this connection sends the heartbeats."""
         with self._lock:
-            return self._waiting[node][0] is coming
+            return self._waiting[waiter][0] is coming
 
     def note_message(self) -> None:
         """Record a message of the daemon."""

@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,12 +12,8 @@ from cachefs.backoff import Backoff
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers.connection import PeerConnection, PeerExchange
 from cachefs_cluster.peers.peer_requests import BlockRequest, PeerCounters, PeerResponse, RequestOptions
+from cachefs_cluster.peers.rail import Rail
 
-# Seconds to the first probe after a failure, and the longest pause between probes; pauses double. Up to a quarter is
-# added at random, so that the nodes of a cluster do not probe in step.
-FIRST_PAUSE: Final = 0.25
-MAX_PAUSE: Final = 30.0
-_SPREAD: Final = 0.25
 # Seconds for which a busy peer gets no requests: at first, and at most.
 FIRST_BUSY_SECONDS: Final = 0.02
 MAX_BUSY_SECONDS: Final = 1.0
@@ -28,7 +24,7 @@ log = logging.getLogger(__name__)
 HELD_LANE: Final = 0
 FETCH_LANE: Final = 1
 LANES: Final = (HELD_LANE, FETCH_LANE)
-# Connections to one peer, by lane: in all, and for requests ahead of readers.
+# Connections to one peer, over all rails, by lane: in all, and for requests ahead of readers.
 MAX_CONNECTIONS: Final = (4, 16)
 MAX_AHEAD: Final = (3, 4)
 # Seconds without requests for a block that a peer sent wrong twice; and how many such blocks are remembered.
@@ -43,61 +39,6 @@ _MAX_LATENCY: Final = 1.0
 # Seconds after which a measurement counts half. A peer that seems slow gets no requests, so nothing else would show
 # that it has recovered.
 _HALF_LIFE: Final = 1.0
-
-
-class PeerHealth:
-    """The health of one peer: whether it gets requests.
-
-    A dead peer must not cost a timeout per requested block, so one failure of its connection stops all requests to it.
-    It is then probed, on a separate connection and with growing pauses, and gets requests again once a probe succeeds.
-    A peer that answers BUSY is alive, and gets none for a moment. *now* is in seconds of one monotonic clock, *chance*
-    a random number from 0 to 1.
-    """
-
-    __slots__ = ("_busy", "_probes", "is_out_of_use", "probe_at", "reason")
-
-    def __init__(self) -> None:
-        self.is_out_of_use = False
-        self.reason = ""  # why it gets no requests
-        self.probe_at = 0.0  # when to probe it next, while it gets no requests
-        self._probes = Backoff(FIRST_PAUSE, MAX_PAUSE)
-        self._busy = Backoff(FIRST_BUSY_SECONDS, MAX_BUSY_SECONDS)
-
-    def is_busy(self, now: float) -> bool:
-        """Return whether the peer answered BUSY a moment ago."""
-        return not self._busy.is_due(now)
-
-    def note_failure(self, reason: str, now: float, chance: float) -> bool:
-        """Record that a connection could not be made, broke, or fell silent. Return whether the peer was in use."""
-        first = not self.is_out_of_use
-        if first:
-            self.is_out_of_use, self.reason = True, reason
-            self._schedule_probe(now, chance)
-        return first
-
-    def note_probe(self, *, alive: bool, now: float, chance: float) -> None:
-        """Record the end of a probe. Until the peer answers a request too, its next failure gets a longer pause."""
-        if alive:
-            self.is_out_of_use = False
-        else:
-            self._schedule_probe(now, chance)
-
-    def note_response(self) -> None:
-        """Record that the peer answered a request."""
-        self.is_out_of_use = False
-        self._probes.reset()
-
-    def note_block(self) -> None:
-        """Record that the peer sent a block."""
-        self._busy.forget_failures()
-
-    def note_busy(self, now: float) -> None:
-        """Record that the peer answered BUSY."""
-        if self._busy.is_due(now):
-            self._busy.note_failure(now)
-
-    def _schedule_probe(self, now: float, chance: float) -> None:
-        self.probe_at = now + self._probes.note_failure(now) * (1 + _SPREAD * chance)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +57,8 @@ class PendingBlock:
     was_resent: bool = False
     # The peer moved or evicted it before, while it was sent, and was asked again.
     has_moved: bool = False
+    # How often it was sent again over another rail, as the one before failed.
+    rail_changes: int = 0
     # The peer sent wrong bytes before, and is to check its copy.
     is_check_needed: bool = False
 
@@ -153,6 +96,7 @@ class PeerBatch:
     peer: "Peer"
     lane: int
     is_ahead: bool
+    rail: Rail
     connection: PeerConnection
     exchange: PeerExchange
     blocks: list[PendingBlock]
@@ -165,6 +109,11 @@ class PeerBatch:
     measured_until: float = 0.0
     # Why the loop has aborted the connection; "" if it has not.
     abort_reason: str = ""
+
+    @property
+    def last_byte_at(self) -> float:
+        """Loop time of the last bytes that arrived, or were sent."""
+        return self.exchange.last_byte_at
 
     def abort_if_unwanted(self) -> None:
         """Abort the batch if no requester waits for any of its blocks, which frees its bytes in flight."""
@@ -182,16 +131,17 @@ class Peer:
     """State of one peer."""
 
     record: NodeRecord
+    # Its addresses, the record's `host` first.
+    rails: list[Rail]
     counters: PeerCounters = field(default_factory=PeerCounters)
-    health: PeerHealth = field(default_factory=PeerHealth)
+    # The pauses after it answered BUSY: it is alive, and gets no requests for a moment.
+    busy: Backoff = field(default_factory=lambda: Backoff(FIRST_BUSY_SECONDS, MAX_BUSY_SECONDS))
     # Queued requests by lane: those that readers wait for, and those ahead of readers.
     queues: tuple[tuple[deque[PendingBlock], deque[PendingBlock]], ...] = field(
         default_factory=lambda: tuple((deque(), deque()) for _ in LANES)
     )
-    # Idle connections, the last used at the end; busy connections with their batches; and the number being opened.
-    idle_connections: list[PeerConnection] = field(default_factory=list)
+    # Busy connections with their batches.
     batches: dict[PeerConnection, PeerBatch] = field(default_factory=dict)
-    connecting_count: int = 0
     # By lane: loop time of the last heartbeat on connections that are idle now.
     last_heartbeats: list[float] = field(default_factory=lambda: [0.0 for _ in LANES])
     # The peer was silent, and is being probed.
@@ -207,6 +157,54 @@ class Peer:
     recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_COUNT))
     # By key: the loop time until which the peer gets no request for the block.
     _wrong: "OrderedDict[bytes, float]" = field(default_factory=OrderedDict)
+
+    @property
+    def usable_rails(self) -> list[Rail]:
+        """The rails that get requests: those that answer."""
+        usable = [rail for rail in self.rails if not rail.health.is_out_of_use]
+        return [rail for rail in usable if not rail.is_suspect] or usable
+
+    @property
+    def is_out_of_use(self) -> bool:
+        """Whether it gets no requests: no rail of it answers."""
+        return all(rail.health.is_out_of_use for rail in self.rails)
+
+    @property
+    def out_of_use_reason(self) -> str:
+        """Why it gets no requests."""
+        return "; ".join(rail.health.reason for rail in self.rails)
+
+    def set_record(self, record: NodeRecord, hosts: Sequence[str]) -> None:
+        """Take the node's record in a new view. Rails that it does not have any more are closed."""
+        known = {(rail.record.address, rail.record.name): rail for rail in self.rails}
+        self.record, self.rails = record, []
+        for host in hosts:
+            there = record.at(host)
+            rail = known.pop((there.address, there.name), None) or Rail(there)
+            rail.record = there
+            self.rails.append(rail)
+        for rail in known.values():
+            rail.close_idle()
+
+    def note_busy(self, now: float) -> None:
+        """Record that it answered BUSY."""
+        if self.busy.is_due(now):
+            self.busy.note_failure(now)
+
+    @property
+    def has_connections(self) -> bool:
+        """Whether any connection to it is open."""
+        return bool(self.batches or any(rail.idle_connections for rail in self.rails))
+
+    @property
+    def connecting_count(self) -> int:
+        """The number of connections that are being opened."""
+        return sum(rail.connecting_count for rail in self.rails)
+
+    @property
+    def connection_count(self) -> int:
+        """The number of connections, with those that are being opened."""
+        return len(self.batches) + sum(len(rail.idle_connections) + rail.connecting_count for rail in self.rails)
 
     @property
     def has_queued(self) -> bool:
@@ -229,9 +227,17 @@ class Peer:
         if fetch:
             self.last_heartbeats[FETCH_LANE] = now
 
-    def bytes_left(self, lane: int) -> int:
-        """Return the bytes that were requested in the lane and have not arrived."""
-        return sum(batch.bytes_left for batch in self.batches.values() if batch.lane == lane)
+    def bytes_left(self, lane: int, card: str) -> int:
+        """Return the bytes that were requested in the lane and have not arrived, through one card of this node."""
+        return sum(
+            batch.bytes_left
+            for batch in self.batches.values()
+            if batch.lane == lane and batch.connection.card.name == card
+        )
+
+    def rail_bytes_left(self, lane: int, rail: Rail) -> int:
+        """Return the bytes that were requested in the lane over a rail and have not arrived."""
+        return sum(batch.bytes_left for batch in self.batches.values() if batch.lane == lane and batch.rail is rail)
 
     def can_send(self, lane: int, *, ahead: bool) -> bool:
         """Return whether the lane has, or may open, a connection for one more request."""

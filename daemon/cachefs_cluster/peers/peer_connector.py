@@ -1,4 +1,4 @@
-"""Opens connections and probes to peers in threads, and runs the tasks that wait for them."""
+"""Opens connections and probes to peers, and runs the tasks that wait for them."""
 
 import asyncio
 import dataclasses
@@ -11,12 +11,13 @@ from cachefs_cluster.membership.handshake import Greeting
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.secret import ClusterSecret, make_nonce
 from cachefs_cluster.membership.view import NodeRecord
-from cachefs_cluster.peers.connecting import connect, probe
+from cachefs_cluster.peers.connecting import CannotConnect, connect, probe, start_tls
 from cachefs_cluster.peers.connection import PeerConnection
+from cachefs_cluster.peers.network_cards import NetworkCards
 from cachefs_cluster.peers.protocol import RespondingNode, SenderCheck
 from cachefs_cluster.peers.tls import Certificates
 
-# Threads that connect and probe. A dead peer occupies one for 2 s at a time.
+# Threads for handshakes and probes. A peer that accepts connections and does not answer occupies one for 4 s at a time.
 _THREADS: Final = 8
 
 
@@ -31,9 +32,15 @@ class PeerConnector:
         self.membership = membership
         self._cluster = cluster
         self._certificates = certificates
+        self._cards = NetworkCards()
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="peers-connect")
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def hosts_of(self, record: NodeRecord) -> tuple[str, ...]:
+        """Return the hosts of a node that may be connected to. With a secret, all nodes are on loopback: a further
+        address there is no other card, and another user may listen on it, to whom a proof must not go."""
+        return record.hosts if self._secret is None else (record.host,)
 
     def make_greeting(self, record: NodeRecord) -> Greeting:
         """Return the greeting for a request to that node, with a proof if the cluster has a secret."""
@@ -59,14 +66,23 @@ class PeerConnector:
         if self._secret is not None and not self._incarnation(record):  # the proof must name it
             sender, _ = await self.probe(record)
             self.membership.note_response(sender.node, sender.incarnation)
-        link, tls = await self._loop.run_in_executor(self._threads, connect, record, self._certificates)
-        return PeerConnection(link, tls, record.id)
+        link = await connect(record)
+        tls = None
+        if self._certificates is not None:
+            tls = await self._loop.run_in_executor(self._threads, start_tls, link, record, self._certificates)
+        try:
+            card = self._cards.find_card(link.getsockname()[0])
+        except OSError as error:
+            link.close()
+            raise CannotConnect(f"node {record.name} at {record.address} cannot be reached: {error}") from None
+        return PeerConnection(link, tls, record.id, card)
 
     async def probe(self, record: NodeRecord) -> tuple[RespondingNode, bool]:
         """Return which node answers there, and whether the daemon behind its server is alive. Raises CannotConnect if
         no node answers, or another one."""
         greeting = self.make_greeting(record)
-        work = partial(probe, record, self._certificates, greeting, self.make_sender_check(record, greeting))
+        link = await connect(record)
+        work = partial(probe, link, record, self._certificates, greeting, self.make_sender_check(record, greeting))
         return await self._loop.run_in_executor(self._threads, work)
 
     def start_task(self, work: Coroutine[None, None, None]) -> None:

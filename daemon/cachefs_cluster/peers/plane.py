@@ -5,7 +5,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from cachefs.cluster_messages import PeerTraffic
+from cachefs.cluster_messages import PeerTraffic, RailTraffic
 from cachefs_cluster.membership.membership import Membership
 from cachefs_cluster.membership.secret import ClusterSecret
 from cachefs_cluster.peers.client import PeerClient
@@ -43,7 +43,7 @@ class DataPlane:
     def open_servers(self, index: Path, tiers: dict[str, Path], adopt: AdoptConnection) -> None:
         """Bind the port. index, tiers: what servers read: the index, and tier directories by name. Raises
         ConfigError."""
-        settings = ServerSettings(self._section.listen_address, index, tiers, self._files, secret=self._secret)
+        settings = ServerSettings(self._section.listen_addresses, index, tiers, self._files, secret=self._secret)
         self.servers = PeerServers(
             self._section.cluster, self._membership, settings, adopt, self._errors, self._note_served_blocks
         )
@@ -81,4 +81,18 @@ class DataPlane:
             wrong=got.wrong if got is not None else 0,
             seconds=self.client.median_seconds(node_id),
             cooling=not self.client.is_usable(node_id),
+            rails=self._rail_traffic(node_id),
         )
+
+    def _rail_traffic(self, node_id: str) -> list[RailTraffic]:
+        """Return the traffic by rail of a node that has several."""
+        rails = self.client.rails_of(node_id)
+        return [
+            RailTraffic(
+                address=rail.record.address,
+                card=rail.card,
+                bytes_in=rail.received_bytes,
+                problem=rail.health.reason if rail.health.is_out_of_use else "",
+            )
+            for rail in (rails if len(rails) > 1 else ())
+        ]

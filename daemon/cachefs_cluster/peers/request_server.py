@@ -67,8 +67,9 @@ class ServedCounters:
 class ServedConnection:
     """A connection that the server may close to make room for others."""
 
-    def __init__(self, address: str, connection: socket.socket) -> None:
+    def __init__(self, address: str, rail: str, connection: socket.socket) -> None:
         self.address = address
+        self.rail = rail  # the address of this node that the peer has connected to
         self.connection = connection  # after the TLS handshake: the encrypted socket
 
     def shut_down(self) -> None:
@@ -316,6 +317,11 @@ class _FetchedBlocks:
         # by number in the request: block and number of the daemon's fetch
         self._requested: dict[int, tuple[RequestedBlock, int]] = {}
 
+    @property
+    def _waiter(self) -> str:
+        """The node that waits, and its rail: each rail has heartbeats, which tell the node which of them is dead."""
+        return f"{self._request_server.node} over {self._request_server.served_connection.rail}"
+
     def request_missing(self, missing: Iterable[tuple[int, RequestedBlock, bytes]]) -> None:
         """Request missing blocks from the daemon, or answer BLOCK_NOT_FOUND or OVERLOADED for them. Raises
         ConnectionLost."""
@@ -343,8 +349,8 @@ class _FetchedBlocks:
         """Send blocks as they arrive, with beats in between, until all have arrived or time is up. Raises
         ConnectionLost."""
         server = self._request_server
-        host, node = server.services, server.node
-        host.heartbeats.add_waiter(node, self._outcomes)
+        host, waiter = server.services, self._waiter
+        host.heartbeats.add_waiter(waiter, self._outcomes)
         try:
             while self._requested and time.monotonic() < self._until + KEEPALIVE_SECONDS:
                 came = self._next_outcome()
@@ -358,7 +364,7 @@ class _FetchedBlocks:
             for at in self._requested:
                 server.send_without_block(at, FETCH_FAILED, self._counters, "the block did not arrive in time")
         finally:
-            host.heartbeats.remove_waiter(node, self._outcomes)
+            host.heartbeats.remove_waiter(waiter, self._outcomes)
             host.reserve_fetches(-len(self._requested))
             for _, number in self._requested.values():
                 host.fetch_client.forget_request(number)
@@ -376,7 +382,7 @@ class _FetchedBlocks:
         """Send a beat if one is due or bytes wait to be sent. Return the seconds until the next one. Raises
         ConnectionLost."""
         signs, now = self._request_server.services.heartbeats, time.monotonic()
-        speaks = signs.is_sender(self._request_server.node, self._outcomes)
+        speaks = signs.is_sender(self._waiter, self._outcomes)
         lives = speaks and signs.is_daemon_alive(now)
         if lives or not self._is_flushed or now - self._last_keepalive >= KEEPALIVE_SECONDS:
             self._request_server.wire.send(keepalive_chunk(is_alive=lives))

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Final
 
+from cachefs.planning.requests.rails import MAX_RAILS
 from cachefs_cluster.membership.handshake import Verdict
 from cachefs_cluster.peers import protocol
 from cachefs_cluster.peers.circuit_breaker import CircuitBreaker
@@ -52,7 +53,7 @@ def finish_block(block: PendingBlock, outcome: BlockOutcome, now: float, errors:
         counters.bytes += block.request.length
         counters.seconds += now - block.requested_at
         peer.recent_seconds.append(now - block.requested_at)
-        peer.health.note_block()
+        peer.busy.forget_failures()
         block.finish(outcome)
     elif isinstance(outcome, WrongBytes):
         return _handle_wrong_bytes(block, outcome, now, errors)
@@ -64,7 +65,7 @@ def finish_block(block: PendingBlock, outcome: BlockOutcome, now: float, errors:
         block.finish(FETCH_YOURSELF)
     elif outcome.status == protocol.OVERLOADED:
         counters.busy += 1
-        peer.health.note_busy(now)
+        peer.note_busy(now)
         block.finish(PEER_OVERLOADED)
     else:
         counters.failures += 1
@@ -103,7 +104,6 @@ class ResponseHandler:
     def __init__(
         self, in_flight: BytesInFlight, reaching: PeerConnector, cooling: CircuitBreaker, errors: ErrorLog
     ) -> None:
-        self.has_retransmissions = False  # has a peer retransmitted any packet?
         self._in_flight = in_flight
         self._connector = reaching
         self._circuit_breaker = cooling
@@ -132,12 +132,12 @@ class ResponseHandler:
         exchange = batch.exchange
         batch.measured_until = exchange.first_byte_at
         if batch.lane == HELD_LANE:
-            self._in_flight.window.note_latency(
+            self._in_flight.of_batch(batch).window.note_latency(
                 exchange.first_byte_at - exchange.sent_at, batch.connection.round_trip(), exchange.first_byte_at
             )
         if sender.node != peer.record.id:
             return  # a refusal follows: blocks of another node are not accepted
-        peer.health.note_response()
+        batch.rail.health.note_response()
         if (
             peer.last_incarnation != sender.incarnation
             or exchange.first_byte_at - peer.last_response > _RESPONSE_NOTE_SECONDS
@@ -147,7 +147,7 @@ class ResponseHandler:
 
     def _handle_outcomes(self, peer: Peer, batch: PeerBatch, report: ReceiverReport) -> None:
         now, count, size = self._loop.time(), 0, 0
-        is_full = self._in_flight.has_waiting_requests
+        card = self._in_flight.of_batch(batch)
         for at, outcome in report.outcomes:
             batch.open_indexes.discard(at)
             length = batch.blocks[at].request.length
@@ -159,6 +159,8 @@ class ResponseHandler:
                 peer.queues[pending.lane][pending.options.is_ahead].appendleft(pending)
         if size:
             exchange = batch.exchange
+            card.received_bytes += size
+            batch.rail.received_bytes += size
             if batch.lane == HELD_LANE:
                 peer.record_response(
                     exchange.first_byte_at - exchange.sent_at,
@@ -166,7 +168,8 @@ class ResponseHandler:
                     exchange.last_byte_at - batch.measured_until,
                     exchange.last_byte_at,
                 )
-                self._in_flight.window.note_received(size, exchange.last_byte_at, is_full=is_full)
+                batch.rail.rate.note_received(size, exchange.last_byte_at)
+                card.window.note_received(size, exchange.last_byte_at, is_full=card.has_waiting_requests)
             batch.measured_until = exchange.last_byte_at
 
     def _handle_refusal(self, peer: Peer, batch: PeerBatch, refused: PeerRefusal) -> None:
@@ -175,17 +178,19 @@ class ResponseHandler:
         name, now = peer.record.name, self._loop.time()
         why = FAILURE_KINDS.get(refused.verdict, FailureKind.FAILED)
         epoch = sender.epoch if sender is not None else 0
-        text = f"node {name} at {peer.record.address}: {refused.text or refused.status}"
+        text = f"node {name} at {batch.rail.record.address}: {refused.text or refused.status}"
         response: PeerResponse = PeerRequestFailed(text, why, epoch)
         if refused.status == 503:
-            peer.health.note_busy(now)
+            peer.note_busy(now)
             response = PEER_OVERLOADED
         elif why in (FailureKind.OTHER_EPOCH, FailureKind.WRONG_NODE):
             self._connector.start_task(self._connector.membership.refresh())
         if refused.verdict in LOGGED_VERDICTS:
             self._errors.add(f"node {name}", text)
         if why in (FailureKind.WRONG_NODE, FailureKind.REFUSED) and refused.verdict != Verdict.OTHER_INCARNATION:
-            self._circuit_breaker.take_out_of_use(peer, text)
+            self._circuit_breaker.take_out_of_use(peer, batch.rail, text)
+            if why == FailureKind.WRONG_NODE and not peer.is_out_of_use:
+                return  # the node may be right at its other addresses
         for at in sorted(batch.open_indexes):
             pending = batch.blocks[at]
             self._in_flight.release(batch, 1, pending.request.length)
@@ -198,38 +203,50 @@ class ResponseHandler:
 
     def _end_batch(self, peer: Peer, batch: PeerBatch, report: ReceiverReport) -> None:
         """Close a batch whose response is complete or whose connection has ended. Requests that the peer did not see,
-        since it had closed an idle connection, are queued again."""
+        since it had closed an idle connection, are queued again, and so are those of a failed rail where the peer has
+        others."""
         connection = batch.connection
         del peer.batches[connection]
         peer.last_heartbeats[batch.lane] = max(peer.last_heartbeats[batch.lane], batch.exchange.last_heartbeat)
         retransmitted = batch.exchange.parser.retransmitted
         if retransmitted and batch.lane == HELD_LANE:
-            self.has_retransmissions = True
-            self._in_flight.window.note_retransmissions(retransmitted, self._loop.time())
+            card = self._in_flight.of_batch(batch)
+            card.has_retransmissions = True
+            card.window.note_retransmissions(retransmitted, self._loop.time())
         left = [batch.blocks[at] for at in sorted(batch.open_indexes)]
         self._in_flight.release(batch, len(left), batch.bytes_left)
+        rail, address = batch.rail, batch.rail.record.address
+        if not any(one.rail is rail and one.lane == HELD_LANE for one in peer.batches.values()):
+            rail.rate.note_idle()
         if report.is_complete and not report.has_ended and not connection.is_closing:
-            connection.idle_since = self._loop.time()
-            peer.idle_connections.append(connection)
+            if rail in peer.rails and not rail.health.is_out_of_use:
+                connection.idle_since = self._loop.time()
+                rail.idle_connections.append(connection)
+            else:
+                connection.abort()
         if not left:
             return
         if report.is_invalid:
-            text = f"node {peer.record.name} at {peer.record.address} sent an invalid response: {report.reason}"
+            text = f"node {peer.record.name} at {address} sent an invalid response: {report.reason}"
             self._errors.add(f"node {peer.record.name}", text)
-            self._circuit_breaker.take_out_of_use(peer, text)
+            self._circuit_breaker.take_out_of_use(peer, rail, text)
         elif batch.abort_reason or (connection.response_count and not batch.exchange.first_byte_at):
             text = batch.abort_reason or report.reason
         else:
-            text = f"node {peer.record.name} at {peer.record.address} closed the connection: {report.reason}"
-            self._circuit_breaker.take_out_of_use(peer, text)
+            text = f"node {peer.record.name} at {address} closed the connection: {report.reason}"
+            self._circuit_breaker.take_out_of_use(peer, rail, text)
         is_stale = bool(
             connection.response_count
             and not batch.exchange.first_byte_at
             and not batch.abort_reason
             and not report.is_invalid
         )
+        has_failed = rail.health.is_out_of_use and not peer.is_out_of_use
         for pending in reversed(left):
-            if is_stale and pending.is_open and not pending.was_resent:
+            if has_failed and pending.is_open and pending.rail_changes < MAX_RAILS:
+                pending.rail_changes, pending.batch = pending.rail_changes + 1, None
+                peer.queues[batch.lane][batch.is_ahead].appendleft(pending)
+            elif is_stale and pending.is_open and not pending.was_resent:
                 # The peer closed the connection before it read the request.
                 pending.was_resent, pending.batch = True, None
                 peer.queues[batch.lane][batch.is_ahead].appendleft(pending)

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -58,13 +58,13 @@ class PeerServer:
 
     def __init__(
         self,
-        listening: socket.socket,
+        listening: Sequence[socket.socket],
         pipe: socket.socket,
         fetches: DaemonFetchClient,
         outlet: BlockSender,
         state: ServerStateMessage,
     ) -> None:
-        """listening: other servers of this daemon may accept from it too. state: the first message of the daemon."""
+        """listening: other servers of this daemon may accept from them too. state: the first message of the daemon."""
         self.block_sender = outlet
         self.fetch_client = fetches
         self.cluster = state.cluster
@@ -95,17 +95,18 @@ class PeerServer:
     def serve(self) -> None:
         """Serve until the daemon ends."""
         threading.stack_size(_STACK)
-        self._listening.setblocking(False)
-        poll = select.poll()
-        poll.register(self._listening, select.POLLIN)
+        poll, listening = select.poll(), {each.fileno(): each for each in self._listening}
+        for each in self._listening:
+            each.setblocking(False)
+            poll.register(each, select.POLLIN)
         poll.register(self._pipe, select.POLLIN)
         self._send_report()
         threading.Thread(target=self._report_served, daemon=True).start()
         last = time.monotonic()
         while True:
             for descriptor, _ in poll.poll(max(0, (last + REPORT_SECONDS - time.monotonic()) * 1000)):
-                if descriptor == self._listening.fileno():
-                    self._accept()
+                if descriptor in listening:
+                    self._accept(listening[descriptor])
                 elif not self._read_daemon_messages():
                     return
             if time.monotonic() - last >= REPORT_SECONDS:
@@ -161,9 +162,10 @@ class PeerServer:
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         try:
-            connection, peer = self._listening.accept()
+            connection, peer = listening.accept()
+            rail = str(connection.getsockname()[0])
         except BlockingIOError:  # another process was quicker
             return
         except OSError as error:
@@ -171,7 +173,7 @@ class PeerServer:
             time.sleep(_ACCEPT_PAUSE)
             return
         address = str(peer[0])
-        caller = ServedConnection(address, connection)
+        caller = ServedConnection(address, rail, connection)
         was_full = len(self._limits) >= CONNECTION_BOUNDS.total
         leaves = self._limits.add(caller)
         if leaves is caller:
@@ -293,7 +295,7 @@ class PeerServer:
 
 
 def open_server(
-    listening: socket.socket,
+    listening: Sequence[socket.socket],
     pipe: socket.socket,
     link: socket.socket,
     directories: tuple[Path, dict[int, Path]],

@@ -1,6 +1,7 @@
 """Runs the daemon's peer servers: starts and restarts them, sends them the cluster's state, reads their messages."""
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -37,6 +38,8 @@ _SILENT_SECONDS: Final = 20.0
 _TICK: Final = 0.5
 _END_SECONDS: Final = 2.0
 _END_TICK: Final = 0.005
+# Level and number of the option to bind an address that no card has, of IPv4 (IP_FREEBIND) and IPv6 (IPV6_FREEBIND).
+_FREE_BIND: Final = ((socket.IPPROTO_IP, 15), (socket.IPPROTO_IPV6, 78))
 
 _decode_report = body_decoder(ServerReport)
 
@@ -45,8 +48,8 @@ _decode_report = body_decoder(ServerReport)
 class ServerSettings:
     """The files that a peer server reads, and the address that it listens on."""
 
-    # Host and port; port 0 for any free one.
-    listen: tuple[str, int]
+    # Hosts and port; port 0 for any free one, the same on all hosts.
+    listen: Sequence[tuple[str, int]]
     index: Path
     # Directory by name of the tier.
     tiers: dict[str, Path]
@@ -98,7 +101,7 @@ class PeerServers:
         self._settings = settings
         self._adopt = adopt
         self._errors = errors
-        self._listening = _bind_socket(settings.listen)
+        self._listening = _bind_sockets(settings.listen, errors)
         self._servers: list[_ServerProcess | None] = [None] * (
             settings.count or 1 + (_processors() >= _MANY_PROCESSORS)
         )
@@ -111,7 +114,7 @@ class PeerServers:
     @property
     def port(self) -> int:
         """The port that the servers listen on."""
-        port: int = self._listening.getsockname()[1]
+        port: int = self._listening[0].getsockname()[1]
         return port
 
     @property
@@ -134,7 +137,8 @@ class PeerServers:
 
     async def start(self) -> None:
         """Start the servers, and wait up to 10 s until one is ready."""
-        self._listening.listen(_BACKLOG)
+        for listening in self._listening:
+            listening.listen(_BACKLOG)
         self._supervisors = [asyncio.create_task(self._supervise(number)) for number in range(len(self._servers))]
         try:
             async with asyncio.timeout(10):
@@ -144,7 +148,8 @@ class PeerServers:
 
     async def stop(self) -> None:
         """End the servers. May be called again."""
-        self._listening.close()
+        for listening in self._listening:
+            listening.close()
         for keeper in self._supervisors:
             keeper.cancel()
         await asyncio.gather(*self._supervisors, *self._tasks, return_exceptions=True)
@@ -202,7 +207,8 @@ class PeerServers:
         link, their_link = socket.socketpair()
         with their_pipe, their_link:
             command = self._command(their_pipe.fileno(), their_link.fileno())
-            passed = (self._listening.fileno(), their_pipe.fileno(), their_link.fileno())
+            listening = [each.fileno() for each in self._listening]
+            passed = (*listening, their_pipe.fileno(), their_link.fileno())
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=passed)
         pipe.setblocking(False)
         link.setblocking(False)
@@ -212,12 +218,13 @@ class PeerServers:
     def _command(self, pipe: int, link: int) -> list[str]:
         settings = self._settings
         tiers = [f"--tier={name}={path}" for name, path in settings.tiers.items()]
+        listening = [word for each in self._listening for word in ("--listening", str(each.fileno()))]
         tls = settings.tls
         files = ["--tls", str(tls.ca), str(tls.cert), str(tls.key)] if tls is not None else []
         return [
-            sys.executable, "-P", "-m", "cachefs_cluster.peers", "--listening", str(self._listening.fileno()),
-            "--pipe", str(pipe), "--fetch", str(link), "--parent", str(os.getpid()), "--index", str(settings.index),
-            *tiers, *files,
+            sys.executable, "-P", "-m", "cachefs_cluster.peers",
+            *listening, "--pipe", str(pipe), "--fetch", str(link), "--parent", str(os.getpid()),
+            "--index", str(settings.index), *tiers, *files,
         ]  # fmt: skip
 
     def _read_messages(self, server: _ServerProcess) -> None:
@@ -306,8 +313,34 @@ class PeerServers:
             self._send_state(server)
 
 
-def _bind_socket(address: tuple[str, int]) -> socket.socket:
-    """Return a bound socket that does not listen yet. Raises ConfigError."""
+def _bind_sockets(addresses: Sequence[tuple[str, int]], errors: ErrorLog) -> list[socket.socket]:
+    """Return a bound socket for each address, which does not listen yet. An address after the first that no network
+    card has now is bound all the same, for when one has it. Raises ConfigError."""
+    bound: list[socket.socket] = []
+    try:
+        for host, port in addresses:
+            if not bound:
+                bound.append(_bind_socket((host, port)))
+                continue
+            try:
+                bound.append(_bind_socket((host, port or bound[0].getsockname()[1])))
+            except _AddressMissing as error:
+                bound.append(_bind_socket((host, port or bound[0].getsockname()[1]), is_free=True))
+                errors.add("peers", f"{error}; other nodes use the other addresses of this node until then")
+    except BaseException:
+        for each in bound:
+            each.close()
+        raise
+    return bound
+
+
+class _AddressMissing(ConfigError):
+    """No network card of this machine has the address."""
+
+
+def _bind_socket(address: tuple[str, int], *, is_free: bool = False) -> socket.socket:
+    """Return a bound socket that does not listen yet. is_free: no network card needs to have the address. Raises
+    ConfigError."""
     host, port = address
     try:
         family, kind, protocol, _, socket_address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -316,9 +349,16 @@ def _bind_socket(address: tuple[str, int]) -> socket.socket:
         raise ConfigError(f"cluster.listen = {host}:{port}: {error.strerror or error}") from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_free:
+            level, option = _FREE_BIND[family == socket.AF_INET6]
+            listening.setsockopt(level, option, 1)
         listening.bind(socket_address)
     except OSError as error:
         listening.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _AddressMissing(
+                f"cluster.listen = {host}:{port}: no network card of this machine has the address"
+            ) from None
         raise ConfigError(
             f"cluster.listen = {host}:{port}: {error.strerror}; is another daemon running, or the address another "
             "machine's?"

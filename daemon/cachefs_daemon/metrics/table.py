@@ -106,6 +106,7 @@ MOUNT_STATE: Final = MetricLabel("state", ("alive", "dead"))
 NODE_STATE: Final = MetricLabel(
     "state", value_description="the states of members: joining, active, leaving and the like"
 )
+CARD: Final = MetricLabel("card", value_description="the network cards of this node")
 READAHEAD_OUTCOME: Final = MetricLabel("outcome", ("read", "unread"))
 VERSION: Final = MetricLabel("version", value_description="one")
 
@@ -303,6 +304,12 @@ PEER_NOT_HERE: Final = _counter(
     "peer_not_here", "requests", "Requests to other nodes that they answered without the block."
 )
 PEER_FAILED: Final = _counter("peer_failed", "requests", "Requests to other nodes that failed.")
+PEER_CARD_BYTES: Final = _experimental(
+    _counter("peer_card_bytes", "bytes", "Bytes of blocks received from other nodes, by network card.", CARD)
+)
+PEER_RAILS_DOWN: Final = _experimental(
+    _gauge("peer_rails_down", "addresses", "Addresses that do not answer, of nodes that answer at another address.")
+)
 CLUSTER_NODES: Final = _gauge(
     "cluster_nodes", "nodes", "Nodes of the cluster that this node knows, by state.", NODE_STATE
 )
@@ -316,6 +323,9 @@ def _peer_samples(node: Node) -> Iterator[MetricSample]:
     yield MetricSample(PEER_ASKED, (), counts.asked)
     yield MetricSample(PEER_NOT_HERE, (), counts.not_here)
     yield MetricSample(PEER_FAILED, (), counts.failed)
+    for card, count in sorted(counts.cards.items()):
+        yield MetricSample(PEER_CARD_BYTES, (card,), count)
+    yield MetricSample(PEER_RAILS_DOWN, (), counts.rails_down)
     for state, count in sorted(brief.states.items()):
         yield MetricSample(CLUSTER_NODES, (state,), count)
     yield MetricSample(CLUSTER_PROBLEM, (), bool(brief.problem))

@@ -37,11 +37,11 @@ def test_blocks_asked_for_one_by_one_do_not_say_how_fast_the_link_is(root: Path)
     async def run() -> None:
         async with ServingNode(root) as node, asker(node.record) as one:
             node.put(*range(4))
-            first = one.client._window.rate
+            first = one.client._in_flight.unmeasured.window.rate
             for number in range(4):
                 assert isinstance(await one.ask(node.record, wanted(number)), PeerBlock)
                 await asyncio.sleep(0.03)  # longer than rates are measured over
-                assert one.client._window.rate == first
+                assert {card.window.rate for card in one.client._in_flight.cards.values()} == {first}
 
     asyncio.run(run())
 

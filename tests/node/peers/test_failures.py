@@ -94,8 +94,8 @@ def test_dead_peer_costs_one_failure_and_is_asked_again_once_a_probe_gets_throug
                 assert second.reason.startswith("node node-1 at 127.0.0.1:")
                 assert "cannot be reached" in one.complaints()
                 # It comes up at the address that the client knows: only the probes find that out.
-                peer = one.client._peers[dead.id]
-                peer.record = node.record
+                [rail] = one.client._peers[dead.id].rails
+                rail.record = node.record
                 await until_async(lambda: one.client.is_usable(dead.id), "a probe gets through")
                 assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
 

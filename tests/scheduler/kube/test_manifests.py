@@ -221,9 +221,9 @@ def test_the_daemons_take_their_configuration(file: str, monkeypatch: pytest.Mon
     config = daemon_config.load(DEPLOY / file)
     assert config.cluster.membership == "kubernetes"
     assert config.cluster.own_name == "node-7"
-    assert config.cluster.advertised_host == "10.1.2.3"
+    assert config.cluster.advertised_hosts == ("10.1.2.3",)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert config.cluster.listen_address == ("0.0.0.0", ports["blocks"])
+    assert config.cluster.listen_addresses == (("0.0.0.0", ports["blocks"]),)
     assert ports["control"] == ports["blocks"] + 1
     if hasattr(config.cluster, "schedulers"):
         own = tomllib.loads((DEPLOY / "base" / "cachefs-scheduler.toml").read_text())["cluster"]["name"]

@@ -37,9 +37,20 @@ def test_names_come_from_the_host_or_the_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("POD_IP", "127.0.0.7")
     monkeypatch.setenv("NODE", "gpu7")
     found = parse({**ETCD, "name": "$NODE", "advertise": "$POD_IP", "zone": "$NODE"}).cluster
-    assert (found.own_name, found.advertised_host, found.zone) == ("gpu7", "127.0.0.7", "gpu7")
+    assert (found.own_name, found.advertised_hosts[0], found.zone) == ("gpu7", "127.0.0.7", "gpu7")
     monkeypatch.delenv("NODE")
     assert problems({**ETCD, "name": "$NODE"}) == ["cluster.name = '$NODE': the environment has no variable NODE"]
+
+
+def test_a_node_with_several_cards_has_a_list_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECOND", "10.0.1.5")
+    two = {**ETCD, "insecure_peers": True, "listen": ["10.0.0.5:7380", "10.0.1.5:7380"]}
+    assert parse(two).cluster.advertised_hosts == ("10.0.0.5", "10.0.1.5")
+    assert parse(two).cluster.listen_addresses == (("10.0.0.5", 7380), ("10.0.1.5", 7380))
+    assert parse(two).summary().endswith("(etcd) on 10.0.0.5:7380, 10.0.1.5:7380")
+    named = {**two, "listen": "0.0.0.0:7380", "advertise": ["10.0.0.5", "$SECOND"]}
+    assert parse(named).cluster.advertised_hosts == ("10.0.0.5", "10.0.1.5")
+    assert parse({**ETCD, "advertise": ""}).cluster.advertised_hosts == ("127.0.0.1",)
 
 
 def test_keys_and_summary() -> None:
@@ -89,6 +100,15 @@ def test_what_is_no_node(text: str) -> None:
         ({"tls_ca": "/missing", "tls_cert": "/dev/null", "tls_key": "/dev/null"}, "'/missing': No such file"),
         ({"listen": "0.0.0.0:7380", "insecure_peers": True}, "does not tell other nodes how to reach this node"),
         ({"listen": "10.0.0.1:7380"}, "without certificates only loopback is safe; set cluster.tls_ca"),
+        ({"listen": []}, "at least 1 item"),
+        ({"listen": ["127.0.0.1:7380", "x"]}, "cluster.listen.1 = 'x': expected HOST:PORT"),
+        ({"listen": ["127.0.0.1:7380", "10.0.0.1:7380"]}, "cluster.listen = '10.0.0.1:7380': without certificates"),
+        ({"listen": ["127.0.0.1:7380", "127.0.0.2:7380"]}, "without certificates a node has one address; set"),
+        ({"advertise": ["127.0.0.1", "10.0.0.1"]}, "without certificates a node has one address; set"),
+        ({"listen": ["10.0.0.1:7380", "10.0.1.1:7390"]}, "has the ports 7380 and 7390; a node has one port"),
+        ({"listen": ["10.0.0.1:7380", "10.0.0.1:7380"]}, "cluster.listen: lists 10.0.0.1:7380 more than once"),
+        ({"listen": ["0.0.0.0:7380", "10.0.0.1:7380"]}, "0.0.0.0 stands for all addresses of this machine"),
+        ({"advertise": ["h"] * 9}, "at most 8 items"),
         ({"prefix": "x"}, "expected a prefix of keys"),
         ({"name": "a b"}, "expected up to 63 letters"),
         ({"advertise": "h:1 x"}, "expected the name or the address of a host"),

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic, TierUse
+from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic, RailTraffic, TierUse
 from cachefs.messages import ClusterBrief
 from cachefs_tools.cachectl.cluster import cluster_facts, describe, describe_traffic
 
@@ -73,6 +73,23 @@ def test_who_has_had_how_much_from_whom() -> None:
     assert len(lines) == 41
     assert lines[1].split() == ["gpu-099", "gpu-001", "99", "GiB"]
     assert shown(describe_traffic(status(member(1)))) == "no node has received a block from another node\n"
+
+
+def test_which_address_of_a_node_is_used_and_why_not() -> None:
+    dead = "node gpu-002 at 10.78.0.2:7380 cannot be reached: No route to host"
+    rails = [
+        RailTraffic(address="10.77.0.2:7380", card="eth0", bytes_in=3 << 30),
+        RailTraffic(address="10.78.0.2:7380", problem=dead),
+    ]
+    alive = member(2, rails=["10.78.0.2"], traffic=PeerTraffic(bytes_in=3 << 30, rails=rails))
+    text = shown(describe(status(member(1), alive)))
+    assert "10.77.0.2:7380 +1" in text
+    assert f"gpu-002: not used: {dead}" in " ".join(text.split())
+    lines = shown(describe_traffic(status(member(1), alive))).splitlines()
+    assert lines[-2].split() == ["gpu-002", "10.77.0.2:7380", "eth0", "3", "GiB", "used"]
+    assert lines[-1].split() == ["gpu-002", "10.78.0.2:7380", "-", "0", "B", "not", "used"]
+    away = member(3, traffic=PeerTraffic(cooling=True, rails=rails))
+    assert "not used" not in shown(describe(status(member(1), away))), "it does not answer at all"
 
 
 def test_no_cluster() -> None:

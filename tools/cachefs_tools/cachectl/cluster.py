@@ -156,7 +156,11 @@ def _result(found: DrainStatus, timeout: float) -> str:
 
 
 @click.command()
-@click.option("--traffic", is_flag=True, help="Show the bytes that each node has received from each other node.")
+@click.option(
+    "--traffic",
+    is_flag=True,
+    help="Show the bytes that each node has received from each other node, and this node over each of its addresses.",
+)
 @with_session
 def cluster(session: CommandSession, traffic: bool) -> None:
     """Show the nodes of the cluster, as this node knows them.
@@ -225,12 +229,23 @@ def describe_traffic(found: ClusterStatus) -> Iterator[str | Table]:
     else:
         largest = sorted(sent.items(), key=lambda each: -each[1])[:MAX_PAIRS]
         yield table("TO FROM >BYTES", ((names[to], names[giver], size(count)) for (to, giver), count in largest))
+    rails = [(names[each.id], rail) for each in found.members for rail in each.traffic.rails]
+    if rails:
+        yield ""
+        yield "received by this node over the addresses of nodes that have several:"
+        rails.sort(key=lambda each: -each[1].bytes_in)
+        rows = (
+            (name, escape_name(rail.address), escape_name(rail.card) or "-", size(rail.bytes_in),
+             "not used" if rail.problem else "used")
+            for name, rail in rails[:MAX_PAIRS]
+        )  # fmt: skip
+        yield table("FROM ADDRESS CARD >BYTES =STATE", rows)
 
 
 def address(member: MemberStatus) -> str:
-    """Return the address for other nodes, as HOST:PORT."""
+    """Return the address for other nodes, as HOST:PORT, and the number of further ones."""
     host = f"[{member.host}]" if ":" in member.host else member.host
-    return f"{host}:{member.data_port}"
+    return f"{host}:{member.data_port}" + (f" +{len(member.rails)}" if member.rails else "")
 
 
 def _share(member: MemberStatus) -> str:
@@ -262,6 +277,8 @@ def _problem_lines(member: MemberStatus, usual: float) -> Iterator[str]:
         parts.insert(0, "does not answer, and gets no requests for a while")
     if parts:
         yield f"{shown}: {', '.join(parts)}"
+    if not traffic.cooling:
+        yield from (f"{shown}: not used: {escape_name(rail.problem)}" for rail in traffic.rails if rail.problem)
     if member.counters is not None:
         problems = [member.counters.problem] if member.counters.problem else member.counters.problems
         yield from (f"{shown}: {escape_name(line)}" for line in problems)

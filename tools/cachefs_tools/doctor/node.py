@@ -66,6 +66,8 @@ class DaemonFacts(msgspec.Struct, frozen=True):
     error: str = ""
     # Problems that nodes of the cluster report, each line with the node's name.
     cluster: Sequence[str] = ()
+    # Addresses of other nodes that are not used, a line each.
+    rails: Sequence[str] = ()
 
 
 def gather(argument: object) -> DaemonFacts:
@@ -89,17 +91,30 @@ def gather(argument: object) -> DaemonFacts:
         return DaemonFacts(wanted.socket, pid=pid, error=str(error))
     except CachefsError as error:
         return DaemonFacts(wanted.socket, pid=pid, error=f"it answers with an error: {error}")
-    cluster = _cluster_problems(client) if status.cluster.source != "none" else []
-    return DaemonFacts(wanted.socket, "", status.pid, False, status, datasets, options, cluster=cluster)
+    cluster, rails = _cluster_problems(client) if status.cluster.source != "none" else ([], [])
+    return DaemonFacts(wanted.socket, "", status.pid, False, status, datasets, options, cluster=cluster, rails=rails)
 
 
-def _cluster_problems(client: DaemonClient) -> list[str]:
+def _cluster_problems(client: DaemonClient) -> tuple[list[str], list[str]]:
+    """Return the problems that nodes report, and those of addresses of nodes that answer at another address."""
     try:
         members = client.call(CLUSTER, Empty(), CALL_SECONDS).members
     except CachefsError as error:
-        return [f"other nodes cannot be asked: {error}"]
-    counted = ((member.name, member.counters) for member in members)
-    return [f"node {node}: {line}" for node, counters in counted if counters is not None for line in counters.problems]
+        return [f"other nodes cannot be asked: {error}"], []
+    reported = [
+        f"node {member.name}: {line}"
+        for member in members
+        if member.counters is not None
+        for line in member.counters.problems
+    ]
+    rails = [
+        rail.problem
+        for member in members
+        if not member.traffic.cooling
+        for rail in member.traffic.rails
+        if rail.problem
+    ]
+    return reported, rails
 
 
 def origin_variables(process: int) -> dict[str, str]:
@@ -158,6 +173,13 @@ def findings(facts: DaemonFacts, version: str, now: float) -> Iterator[Finding]:
             escape_name(line),
             "blocks may be read from the origin more often than once, or not be readable there",
             "cachectl cluster shows all, the log of that node says more",
+        )
+    for line in facts.rails[:MAX_LINES]:
+        yield warning(
+            "daemon.cluster_rails",
+            escape_name(line),
+            "blocks of that node come over its other network cards, and more slowly",
+            "check the cable, the address and the route; cachectl cluster shows all",
         )
     recent = [error for error in status.errors if now - error.when < _RECENT]
     if recent:

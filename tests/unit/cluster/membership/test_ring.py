@@ -55,6 +55,13 @@ def test_a_node_that_is_away_keeps_its_place_for_the_time_of_grace() -> None:
     assert found.seconds_to_next_change(25) is None
 
 
+def test_rails_change_no_ring_and_are_in_the_view() -> None:
+    """Nodes of the last release would write a ring without them, and both would be changed endlessly."""
+    found = roster(active(1), dataclasses.replace(active(2), rails=("10.0.1.2",)), ring=(1, 2))
+    assert found.wanted_nodes(0) == found.ring.nodes
+    assert [node.rails for node in found.make_view("etcd", "").placed_members] == [(), ("10.0.1.2",)]
+
+
 def test_views_compute_with_what_the_ring_says() -> None:
     heavier = dataclasses.replace(active(2), weight=9.0, memory=5, zone="b")
     found = roster(active(1), heavier, ring=(1, 2))

@@ -55,6 +55,35 @@ def test_a_list_that_differs_is_another_epoch() -> None:
 
 
 @on_virtual_time
+async def test_a_node_tells_its_other_addresses_and_the_epoch_stays() -> None:
+    found = membership()
+    epoch = found.view.epoch
+    found.note_record(dataclasses.replace(member_record(2), id=id_of("b"), host="10.0.0.2", rails=("10.0.1.2",)))
+    known = found.view.get(id_of("b"))
+    assert known is not None
+    assert known.hosts == ("127.0.0.1", "10.0.1.2"), "the first address is that of the list"
+    assert found.view.epoch == epoch
+    mine = StaticMembership(section(), dataclasses.replace(member_record(1), rails=("10.0.1.1",))).view.own_record
+    assert mine is not None
+    assert mine.rails == ("10.0.1.1",)
+
+
+@on_virtual_time
+async def test_a_node_whose_first_address_is_silent_is_asked_at_the_others_before_it_counts_as_away() -> None:
+    found, probed = membership(), list[str]()
+    found.probe = probed.append
+    found.note_record(dataclasses.replace(member_record(2), id=id_of("b"), rails=("10.0.1.2",)))
+    for name in "bc":
+        found.note_silence(id_of(name))
+    since = max(found._silent_since.values())
+    found.expire(since + 1)
+    assert probed == [id_of("b")], "c has one address"
+    found.note_response(id_of("b"))
+    found.expire(since + 6)
+    assert [node.name for node in found.view.reachable] == ["b"]
+
+
+@on_virtual_time
 async def test_a_node_that_nobody_reaches_stops_counting_here_and_comes_back() -> None:
     found, seen = membership(), list[ClusterView]()
     found.add_listener(seen.append)

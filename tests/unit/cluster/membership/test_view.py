@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.cluster_messages import NodeCounters
+from cachefs.planning.requests.rails import MAX_RAILS
 from cachefs_cluster.membership.status import cluster_brief, cluster_status, no_traffic
 from cachefs_cluster.membership.view import MAX_RECORD, PROTOCOL, ClusterView, NodeRecord, decode_record, encode_record
 from cachefs_cluster.section import ClusterSection
@@ -19,7 +20,8 @@ names = st.text("abcXYZ089.-_:", min_size=1, max_size=60)
 records = st.builds(
     NodeRecord, ids, ids | st.just(""), names, names, st.integers(1, 65535), st.integers(1, 65535), names | st.just(""),
     st.floats(0.001, 1e6), st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(0, 9),
-    st.sampled_from(["joining", "active", "draining", "away"]),
+    st.sampled_from(["joining", "active", "draining", "away"]), st.just("c"),
+    st.lists(names, max_size=MAX_RAILS - 1).map(tuple),
 )  # fmt: skip
 
 
@@ -34,6 +36,7 @@ def test_records_are_written_and_read(record: NodeRecord) -> None:
         {"id": "x"}, {"id": "A" * 16}, {"incarnation": "1"}, {"name": ""}, {"name": "a\nb"}, {"name": "x" * 300},
         {"host": ""}, {"host": "a b"}, {"zone": "\x1b[2J"}, {"data_port": 0}, {"control_port": 65536}, {"weight": 0.0},
         {"weight": 1e300}, {"memory": -1}, {"ssd": 1 << 62}, {"state": "dead"}, {"id": 5}, {"weight": "heavy"},
+        {"rails": ["a b"]}, {"rails": [""]}, {"rails": ["h"] * MAX_RAILS}, {"rails": "h"}, {"rails": ["x" * 300]},
     ],
 )  # fmt: skip
 def test_nonsense_is_no_record(wrong: dict[str, Any]) -> None:
@@ -56,6 +59,31 @@ def test_a_record_has_a_limit() -> None:
 def test_a_newer_node_may_say_more() -> None:
     values = {**msgspec.to_builtins(member_record(1)), "gpu": True}
     assert decode_record(msgspec.json.encode(values)) == member_record(1)
+
+
+def test_the_longest_record_is_within_the_limit() -> None:
+    long = "x" * 253
+    record = dataclasses.replace(
+        member_record(1), name=long, host=long, zone=long, cluster=long, rails=(long,) * (MAX_RAILS - 1)
+    )
+    assert decode_record(encode_record(record)) == record
+
+
+def test_a_node_of_the_last_release_takes_the_first_address_alone() -> None:
+    """It skips what it does not know, and its own record has no rails."""
+    record = dataclasses.replace(member_record(1), rails=("10.0.1.1",))
+    fields = [(each.name, each.type) for each in dataclasses.fields(NodeRecord) if each.name != "rails"]
+    older = dataclasses.make_dataclass("OlderRecord", [(name, Any) for name, _ in fields])
+    known = msgspec.json.decode(encode_record(record), type=older)
+    assert (known.host, known.data_port) == (record.host, record.data_port)
+    assert decode_record(msgspec.json.encode(known)) == member_record(1)
+    assert decode_record(msgspec.json.encode(known)).hosts == (record.host,)
+
+
+def test_each_address_is_one_rail_once() -> None:
+    record = dataclasses.replace(member_record(1), host="10.0.0.1", rails=("10.0.1.1", "10.0.0.1", "10.0.1.1"))
+    assert record.hosts == ("10.0.0.1", "10.0.1.1")
+    assert record.at("10.0.1.1").hosts == ("10.0.1.1",)
 
 
 def view(*found: NodeRecord) -> ClusterView:
@@ -82,6 +110,8 @@ def test_who_reaches_fewer_than_half_takes_itself_for_cut_off() -> None:
 def test_what_is_hardly_meant() -> None:
     twin = dataclasses.replace(member_record(2), name="node1", protocol=PROTOCOL + 1)
     third = dataclasses.replace(member_record(3), data_port=twin.data_port)
+    rail = dataclasses.replace(member_record(4), host="h", data_port=twin.data_port, rails=(twin.host,))
+    assert any("(node1, node4)" in line for line in view(twin, rail).remarks())
     assert list(view(member_record(1), twin, third).remarks()) == [
         f"2 nodes are called node1 (ids {member_id(1)}, {member_id(2)}); give each its own [cluster] name",
         "2 nodes publish the address 127.0.0.1:7020 (node1, node3); a stale record expires within seconds",

@@ -1,10 +1,12 @@
 """When a peer is asked: not while it is dead, and again once a probe gets through."""
 
-from cachefs_cluster.peers.peer import FIRST_PAUSE, MAX_BUSY_SECONDS, MAX_PAUSE, PeerHealth
+from cachefs_cluster.peers.peer import MAX_BUSY_SECONDS, Peer
+from cachefs_cluster.peers.rail import FIRST_PAUSE, MAX_PAUSE, Rail, RailHealth
+from tests.members import member_record
 
 
 def test_pauses_between_probes_grow_until_it_gives_answers() -> None:
-    peer, now = PeerHealth(), 100.0
+    peer, now = RailHealth(), 100.0
     assert peer.note_failure("gone", now, 0.0)
     assert not peer.note_failure("gone again", now, 0.0)
     assert (peer.is_out_of_use, peer.reason) == (True, "gone")
@@ -25,13 +27,13 @@ def test_pauses_between_probes_grow_until_it_gives_answers() -> None:
 
 
 def test_busy_is_not_dead() -> None:
-    peer, now = PeerHealth(), 5.0
+    peer, now = Peer(member_record(1), [Rail(member_record(1))]), 5.0
     for _ in range(20):
         peer.note_busy(now)
-        assert peer.is_busy(now)
+        assert not peer.busy.is_due(now)
         assert not peer.is_out_of_use
         now += MAX_BUSY_SECONDS
-        assert not peer.is_busy(now)
-    peer.note_block()
+        assert peer.busy.is_due(now)
+    peer.busy.forget_failures()
     peer.note_busy(now)
-    assert not peer.is_busy(now + 0.05)
+    assert peer.busy.is_due(now + 0.05)

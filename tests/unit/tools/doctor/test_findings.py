@@ -248,6 +248,9 @@ def test_errors_of_the_last_hour_are_told() -> None:
     )  # fmt: skip
     lacks = "node b: dataset set: snapshot 12ab, which a reads, is not on this node"
     every = list(node.findings(node.DaemonFacts("/s", status=status, cluster=[lacks]), "1.0", 9010.0))
+    rail = "node b at 10.78.0.2:7380 cannot be reached: No route to host"
+    rails = list(node.findings(node.DaemonFacts("/s", status=status, rails=[rail]), "1.0", 9010.0))
+    the(rails, Case("daemon.cluster_rails", Level.WARNING, rail))
     the(every, Case("daemon.cluster_datasets", Level.WARNING, "snapshot 12ab, which a reads, is not on this node"))
     the(every, Case("daemon.errors", Level.WARNING, "2 failures, the last 10 s ago: s3://b/\\nk: gone"))
     the(every, Case("daemon.version", Level.WARNING, "0.9"))
