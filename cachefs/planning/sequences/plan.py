@@ -25,7 +25,7 @@ from cachefs.planning.blocks.space import BlockSpace, Ids, Numbers
 from cachefs.planning.sequences.timeline import ConsumerTimeline, KnownFuture, PlannedEpoch, ReadWindow, Seconds
 
 # Blocks per part, so that intermediate results stay in a processor's cache: twice as fast as a million at once.
-_BLOCKS_PER_PART: Final = 1 << 14
+BLOCKS_PER_PART: Final = 1 << 14
 
 # Most remaining reads of an epoch that are still processed one by one when a consumer is in the next epoch. With 14
 # million that takes 1 s; planning anew takes 0.03 s.
@@ -208,9 +208,9 @@ class Plan:
         """Return `next_use` of blocks of one snapshot by their numbers (shape (n,)), by readers of any snapshot: shape
         (n,), float64."""
         soonest = np.full(len(ids), np.inf)
-        for start in range(0, len(ids), _BLOCKS_PER_PART):
-            part = soonest[start : start + _BLOCKS_PER_PART]
-            for future, where, theirs in self.futures(snapshot, ids[start : start + _BLOCKS_PER_PART]):
+        for start in range(0, len(ids), BLOCKS_PER_PART):
+            part = soonest[start : start + BLOCKS_PER_PART]
+            for future, where, theirs in self.futures(snapshot, ids[start : start + BLOCKS_PER_PART]):
                 part[where] = np.minimum(part[where], future.seconds(theirs))
         return soonest
 

@@ -5,9 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.policies import make_policy
-from cachefs.planning.eviction.policies.alsd import Alsd
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.policies.minio import Minio
 from cachefs.planning.sequences.plan import Plan
@@ -166,20 +164,6 @@ def test_victims_are_exactly_the_furthest_whatever_happened() -> None:
         for key in victims:
             policy.note_removed(key)
             inside.discard(key)
-
-
-def order_scores(policy: Alsd, space: BlockSpace, numbers: list[int]) -> list[float]:
-    return [policy.incoming_score(space.key(number)) for number in numbers]
-
-
-def test_alsd_knows_distances_for_a_moment_only() -> None:
-    plan = plan_of(list(range(1000)), list(range(1000)))
-    plan.set_progress("job", 0, 200, 1.0)
-    policy = Alsd(plan, certain=100)
-    certain, likely, visited, unknown = order_scores(policy, SPACE, [250, 900, 10, 1500])
-    assert (certain, likely, visited) == (50, 100 + (800 - 100) / 2, 800 + 500)
-    assert unknown > visited
-    assert policy.incoming_score(FOREIGN[0]) == float("inf")
 
 
 def test_after_a_publish_victims_are_found_among_all_that_nobody_plans() -> None:
