@@ -171,7 +171,7 @@ def _network() -> Network:
     return loop.network
 
 
-async def _open_socket(host: str, port: int) -> End:
+async def _open_socket(host: str, port: int, _: object) -> End:
     return await _network().connected((host, port))
 
 

@@ -251,10 +251,9 @@ class PeerClient:
         rail = self._least_loaded(peer, peer.usable_rails, lane, queue)
         if rail is None or rail.idle_connections:
             return rail
-        is_first = not peer.has_connections
-        for each in peer.usable_rails if is_first else (rail,):  # the first one that answers serves the first request
-            self._open_connection(peer, each)
         connected = [each for each in peer.usable_rails if each.idle_connections]
+        for each in (rail,) if connected else peer.usable_rails:  # the first one that answers serves the request
+            self._open_connection(peer, each)
         return self._least_loaded(peer, connected, lane, queue)
 
     def _least_loaded(self, peer: Peer, rails: Sequence[Rail], lane: int, queue: deque[PendingBlock]) -> Rail | None:

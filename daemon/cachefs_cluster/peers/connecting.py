@@ -6,7 +6,9 @@ import os
 import socket
 import ssl
 import time
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from cachefs_cluster.membership.handshake import Greeting
@@ -50,12 +52,12 @@ class PeerTls:
     outgoing: ssl.MemoryBIO
 
 
-async def connect(record: NodeRecord) -> socket.socket:
-    """Return a connected, non-blocking socket. A host that drops all packets occupies no thread meanwhile, as many of
-    them may: rails that a whole cluster cannot reach. Raises CannotConnect."""
+async def connect(record: NodeRecord, lookups: Executor) -> socket.socket:
+    """Return a connected, non-blocking socket. lookups: threads that look names up. A host that drops all packets
+    occupies no thread meanwhile, as many of them may: rails that a whole cluster cannot reach. Raises CannotConnect."""
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            connection = await _open_socket(record.host, record.data_port)
+            connection = await _open_socket(record.host, record.data_port, lookups)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "timed out"
         raise CannotConnect(f"{_node_description(record)} cannot be reached: {reason}") from None
@@ -68,11 +70,16 @@ async def connect(record: NodeRecord) -> socket.socket:
     return connection
 
 
-async def _open_socket(host: str, port: int) -> socket.socket:
+async def _open_socket(host: str, port: int, lookups: Executor) -> socket.socket:
     """Connect to the first address of *host* that accepts. Raises OSError, UnicodeError."""
     loop = asyncio.get_running_loop()
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    try:
+        found = look_up(flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:  # a name
+        found = await loop.run_in_executor(lookups, look_up)
     failed: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in found:
         try:
             connection = socket.socket(family, kind, protocol)
         except OSError as error:

@@ -17,7 +17,7 @@ from cachefs_cluster.peers.network_cards import NetworkCards
 from cachefs_cluster.peers.protocol import RespondingNode, SenderCheck
 from cachefs_cluster.peers.tls import Certificates
 
-# Threads for handshakes and probes. A peer that accepts connections and does not answer occupies one for 4 s at a time.
+# Threads for names, handshakes and probes. A peer that accepts connections and does not answer occupies one for 4 s.
 _THREADS: Final = 8
 
 
@@ -66,7 +66,7 @@ class PeerConnector:
         if self._secret is not None and not self._incarnation(record):  # the proof must name it
             sender, _ = await self.probe(record)
             self.membership.note_response(sender.node, sender.incarnation)
-        link = await connect(record)
+        link = await connect(record, self._threads)
         tls = None
         if self._certificates is not None:
             tls = await self._loop.run_in_executor(self._threads, start_tls, link, record, self._certificates)
@@ -81,7 +81,7 @@ class PeerConnector:
         """Return which node answers there, and whether the daemon behind its server is alive. Raises CannotConnect if
         no node answers, or another one."""
         greeting = self.make_greeting(record)
-        link = await connect(record)
+        link = await connect(record, self._threads)
         work = partial(probe, link, record, self._certificates, greeting, self.make_sender_check(record, greeting))
         return await self._loop.run_in_executor(self._threads, work)
 
