@@ -168,8 +168,10 @@ class FetchRequest(Message, frozen=True):
     may_take: bool = False
     # Whether the request waits for a snapshot that is being sent to this node.
     await_snapshot: bool = True
-    # The job that reads the blocks on the requesting node; empty for readers that have published nothing.
+    # The job that reads the blocks on the requesting node (empty for readers that have published nothing), and seconds
+    # until it needs them urgently, where no reader waits for them.
     job: str = ""
+    urgent_after: float = 0.0
 
 
 class FetchedBlock(Message, frozen=True, array_like=True):

@@ -323,7 +323,7 @@ class PeerClient:
         ]
         numbers = {job: number for number, job in enumerate(jobs, 1)}
         message = BlocksRequest(
-            [_requested_block(pending, numbers) for pending in blocks],
+            [_requested_block(pending, numbers, now) for pending in blocks],
             how.may_fetch,
             how.is_ahead,
             how.may_delegate,
@@ -451,8 +451,8 @@ class PeerClient:
         batch.abort_if_unwanted()
 
 
-def _requested_block(pending: PendingBlock, jobs: Mapping[str, int]) -> RequestedBlock:
-    """jobs: number of each job of the request."""
+def _requested_block(pending: PendingBlock, jobs: Mapping[str, int], now: float) -> RequestedBlock:
+    """jobs: number of each job of the request; now: loop time."""
     request = pending.request
     return RequestedBlock(
         request.ref.snapshot,
@@ -463,4 +463,5 @@ def _requested_block(pending: PendingBlock, jobs: Mapping[str, int]) -> Requeste
         pending.is_check_needed,
         pending.options.await_snapshot,
         jobs.get(request.job, 0),
+        int(1000 * min(max(0.0, request.urgent_at - now), protocol.MAX_SECONDS)) if pending.options.is_ahead else 0,
     )

@@ -1,5 +1,6 @@
 """Requests to a peer for blocks, and their responses."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -16,6 +17,8 @@ class BlockRequest:
     length: int
     # The job that reads the block; empty for readers that have published nothing.
     job: str = ""
+    # Loop time from which a block that is read ahead is urgent; inf: never.
+    urgent_at: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

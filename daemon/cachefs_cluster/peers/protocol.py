@@ -106,6 +106,8 @@ class RequestedBlock(msgspec.Struct, frozen=True, array_like=True):
     await_snapshot: bool = True
     # The job that reads the block: its number among `BlocksRequest.jobs`, counted from 1; 0: none.
     job: Annotated[int, Meta(ge=0, le=MAX_JOBS)] = 0
+    # Milliseconds until the block is urgent for the job (cachefs.planning.prefetch.job_demand).
+    urgent_after: Annotated[int, Meta(ge=0, le=int(MAX_SECONDS * 1000))] = 0
 
 
 class BlocksRequest(msgspec.Struct, frozen=True, array_like=True):

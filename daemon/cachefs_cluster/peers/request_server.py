@@ -342,6 +342,7 @@ class _FetchedBlocks:
                     may_take=request.may_delegate,
                     await_snapshot=block.await_snapshot,
                     job=request.job_of(block),
+                    urgent_after=block.urgent_after / 1000,
                 )
                 self._requested[at] = block, host.fetch_client.request_block(at, fetch, self._outcomes)
 

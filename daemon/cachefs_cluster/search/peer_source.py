@@ -133,7 +133,11 @@ class PeerSource:
         lane = self._servers.setdefault(first.id, _PeerServer())
         return PeerSearch(
             request=BlockRequest(
-                BlockRef(source.snapshot, source.entry, source.number), source.key, source.length, fetch.permit.job
+                BlockRef(source.snapshot, source.entry, source.number),
+                source.key,
+                source.length,
+                fetch.permit.job,
+                fetch.permit.purpose.urgent_at,
             ),
             steps=steps,
             recompute_steps=partial(self._recompute_steps, source),

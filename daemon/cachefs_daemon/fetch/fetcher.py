@@ -297,7 +297,9 @@ class Fetcher:
             on_result([FETCH_YOURSELF])
             return
         now = asyncio.get_running_loop().time()
-        purpose = ReadPurpose(fetch.job, now + PEER_NEEDS_BLOCK_IN if fetch.unhurried else math.inf, now)
+        purpose = ReadPurpose(
+            fetch.job, now + PEER_NEEDS_BLOCK_IN if fetch.unhurried else math.inf, now + fetch.urgent_after
+        )
         peer_fetch = self.in_flight_fetches.join_or_start_fetch(
             source, ahead=fetch.unhurried, purpose=purpose, may_be_transient=True, for_peer=True
         )
