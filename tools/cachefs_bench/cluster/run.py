@@ -71,6 +71,7 @@ class ClusterLoad:
     network: str = "bridge"  # bridge, switch or loopback
     origin: LinkLimits = field(default_factory=LinkLimits)
     endpoint: str | None = None  # URL of a running S3 server
+    connections: int = 0  # of each node to the origin; 0: the daemon's default
     torch: ScriptKind | None = None  # jobs train with torch under `cachefs run`, in this way
     jobs: tuple[JobShape, ...] = ()  # of m1 and m2; empty: one job with a rank on each node
 
@@ -166,7 +167,11 @@ def node_settings(load: ClusterLoad) -> NodeSettings:
     if memory < MIN_TIER or 0 < ssd < MIN_TIER:
         raise CachefsError("a tier would be smaller than one block; use more files or a larger capacity")
     return NodeSettings(
-        TierSettings(memory, SEGMENT_SIZE), TierSettings(ssd, SEGMENT_SIZE), BLOCK_SIZE, read_deadline=READ_DEADLINE
+        TierSettings(memory, SEGMENT_SIZE),
+        TierSettings(ssd, SEGMENT_SIZE),
+        BLOCK_SIZE,
+        read_deadline=READ_DEADLINE,
+        max_connections=load.connections,
     )
 
 

@@ -36,10 +36,14 @@ _WEIGHTS: Final = {"a": 3.0, "b": 2.0, "c": 1.0}
 _MEASURED_SECONDS: Final = 16.0
 # Bandwidth of the link, as a multiple of what all jobs want: too little, and enough.
 _TOO_LITTLE: Final = 0.5
-_ENOUGH: Final = 1.25
+_ENOUGH: Final = 1.1
 # Samples that a job has beyond those that it reads, as a share of them: blocks are fetched ahead of the readers.
 _SPARE: Final = 0.3
 _LATENCY: Final = 0.01
+# Connections of all nodes to the origin, and threads of all ranks of a job. The links are slow: with 64 connections of
+# each of four nodes, a sample would take seconds on the link, and so would each change of the shares.
+_CONNECTIONS: Final = 64
+_THREADS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class _Phase:
 
 _PHASES: Final = (
     _Phase("enough for all", {}, _ENOUGH, 8.0),
-    _Phase("the same weights", {}, _TOO_LITTLE, 16.0),
+    _Phase("the same weights", {}, _TOO_LITTLE, 24.0),
     _Phase("weights 3, 2 and 1", _WEIGHTS, _TOO_LITTLE, 8.0),
 )
 
@@ -69,7 +73,13 @@ def shares(load: ClusterLoad, work: Path, report: Callable[[str], None]) -> dict
     """Run three jobs behind an origin that gives half of what they want. `load.rate` is what the job with one part
     wants, all of its ranks together."""
     counts = {job: _samples_of(job, load.rate) for job in _PARTS}
-    load = replace(load, files=sum(counts.values()), epochs=1, origin=_link(load, _ENOUGH))
+    load = replace(
+        load,
+        files=sum(counts.values()),
+        epochs=1,
+        origin=_link(load, _ENOUGH),
+        connections=max(4, _CONNECTIONS // load.nodes),
+    )
     checks: list[BoundCheck] = []
     phases = []
     with ExitStack() as stack:
@@ -79,7 +89,9 @@ def shares(load: ClusterLoad, work: Path, report: Callable[[str], None]) -> dict
         for name, count in counts.items():
             rate = _PARTS[name] * load.rate / load.nodes
             paths = tuple(sample_name(number).encode() for number in range(first, first + count))
-            settings = JobSettings(name, DATASET, count, 1, rate=rate, threads=8, begin=first, paths=paths)
+            settings = JobSettings(
+                name, DATASET, count, 1, rate=rate, threads=max(2, _THREADS // load.nodes), begin=first, paths=paths
+            )
             jobs[name] = stack.enter_context(start_job(settings, run.nodes))
             first += count
         for job in jobs.values():

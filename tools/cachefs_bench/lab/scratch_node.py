@@ -49,6 +49,7 @@ class NodeSettings:
     policy: str = ""  # eviction policy; empty: the daemon's default
     read_deadline: float = 0  # seconds; 0: the daemon's default
     guess: bool = True  # whether it reads ahead for programs that have published nothing
+    max_connections: int = 0  # to the origin; 0: the daemon's default
     # Keys of [cluster]; empty: no cluster.
     cluster: Mapping[str, object] = field(default_factory=dict)
 
@@ -66,6 +67,8 @@ def configuration_text(work: Path, memory: Path, settings: NodeSettings) -> str:
     }  # fmt: skip
     if not settings.guess:
         sections["prefetch"] = {"guess": False}
+    if settings.max_connections:
+        sections["origin"] = {"max_connections": settings.max_connections}
     if settings.cluster:
         sections["cluster"] = dict(settings.cluster)
     return "\n".join(_section(name, values) for name, values in sections.items())
