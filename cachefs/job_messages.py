@@ -167,8 +167,8 @@ class RefetchedBytes(Message, frozen=True):
 
 
 class OriginShare(Message, frozen=True):
-    """The demand of a job at one origin, and what it gets. Rates are bytes per second, as means of the last
-    seconds."""
+    """The demand of a job at one origin, and what it gets, through all nodes. Rates are bytes per second, as means of
+    the last seconds."""
 
     origin: str  # name of its server
     wants: float  # what its readers will read at their own pace, as far as it is not on the node

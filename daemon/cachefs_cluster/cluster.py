@@ -158,6 +158,7 @@ class JoinedCluster:
                 node.jobs,
                 node.threads,
                 self._own_counters,
+                node.shares,
             )
         )
 

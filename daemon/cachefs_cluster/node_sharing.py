@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.cluster_messages import MAX_RECEIVED_NODES, NodeCounters, TierUse
+from cachefs_cluster.directory.job_shares import SharedJobShares
 from cachefs_cluster.directory.shared_consumers import SharedConsumers
 from cachefs_cluster.directory.shared_datasets import SharedDatasets
 from cachefs_cluster.directory.used_snapshots import LocalDatasets, UsedSnapshots
@@ -24,6 +25,7 @@ from cachefs_cluster.sharing.peer_http import PeerFailed
 from cachefs_cluster.sharing.security import ConnectionSecurity
 from cachefs_cluster.sharing.snapshot_files import SnapshotFiles
 from cachefs_cluster.sharing.state import SharedState
+from cachefs_daemon.fetch.origin_shares import OriginShares
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.runtime.threads import Threads
@@ -49,6 +51,8 @@ class SharingContext:
     threads: Threads
     # Returns this node's counters, for other nodes.
     own_counters: CountNode
+    # What jobs want of origins; None where nothing is fetched.
+    shares: OriginShares | None = None
 
 
 class NodeSharing:
@@ -73,6 +77,9 @@ class NodeSharing:
         self.used = UsedSnapshots(self.shared, self.files, context.local_datasets, self.datasets.is_coming)
         self.shared.serve_counters(self._own_counters)
         self._jobs = SharedConsumers(context.jobs, self.shared, self.blobs)
+        self._background = [self.datasets.run, self.used.run, self._jobs.run]
+        if context.shares is not None:
+            self._background.append(SharedJobShares(context.jobs, context.shares, self.shared).run)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -81,7 +88,7 @@ class NodeSharing:
         await self.datasets.start()
         self.used.start()
         await self.shared.start(host, port + 1)
-        self._tasks = [asyncio.create_task(run()) for run in (self.datasets.run, self.used.run, self._jobs.run)]
+        self._tasks = [asyncio.create_task(run()) for run in self._background]
 
     async def stop(self) -> None:
         for task in self._tasks:

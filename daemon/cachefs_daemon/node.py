@@ -96,6 +96,7 @@ class Node:
                 content=self.content,
                 fetcher=self.fetcher,
                 jobs=self.jobs,
+                shares=shares,
                 loader=jobs.loader,
                 residency=self.residency,
                 reads=self._reads,

@@ -20,6 +20,7 @@ from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.fetch.concurrency_limiter import ConcurrencyLimiter
 from cachefs_daemon.fetch.fetcher import Fetcher, FetchForPeer
+from cachefs_daemon.fetch.origin_shares import OriginShares
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.local_reads import LocalReads
@@ -60,6 +61,7 @@ class NodeParts:
     content: ContentParts
     fetcher: Fetcher
     jobs: JobRegistry
+    shares: OriginShares
     loader: EpochLoader
     residency: Residency
     reads: LocalReads

@@ -14,6 +14,7 @@ import msgspec
 from cachefs.errors import CachefsError
 from cachefs.job_messages import MAX_JOB_NAME
 from cachefs.messages import OriginOptions
+from cachefs.planning.requests.shares import MAX_WEIGHT, MIN_WEIGHT
 from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES, SamplerSpec
 from cachefs_cluster.membership.view import is_id
 from cachefs_daemon.consumer_checks import (
@@ -26,10 +27,13 @@ from cachefs_daemon.consumer_checks import (
 )
 from cachefs_daemon.datasets.origin_access import MAX_URL, check_lengths
 from cachefs_daemon.datasets.stamps import MAX_ADDS, MAX_CLOCK, MAX_REMOVALS, NO_STAMP, ChangeStamp
+from cachefs_daemon.jobs.job_files import JobPriority
 
 # Orders in a consumer's facts, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
 MAX_ORDERS: Final = 256
 MAX_SIZE: Final = 1 << 60
+# Origins of which a node publishes what one job wants and gets.
+MAX_SHARED_ORIGINS: Final = 8
 # Bytes of the paths that a warmup of the cluster names, and characters of its message or of a reason.
 MAX_WARMUP_PATHS: Final = 32 << 10
 MAX_WARMUP_TEXT: Final = 300
@@ -204,6 +208,17 @@ class WarmupPart(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+# Bytes a second that a job wants and gets, and the part of the time in which its urgent reads wait (OriginUse).
+OriginFigures = tuple[float, float, float]
+
+
+class OriginUses(msgspec.Struct, frozen=True, array_like=True):
+    """The demand of a job at origins through one node, and what it gets."""
+
+    # By name of the origin's server.
+    origins: dict[str, OriginFigures] = {}
+
+
 @dataclass(frozen=True)
 class StateSection(Generic[Value]):
     """One kind of values, with its limits and check."""
@@ -308,6 +323,20 @@ def _check_rebalance(name: str, value: RebalanceFacts) -> None:
     require(0 <= value.blocks <= MAX_CLOCK and 0 <= value.bytes <= MAX_CLOCK, "invalid numbers")
 
 
+def _check_priority(name: str, value: JobPriority) -> None:
+    require(len(name) <= MAX_JOB_NAME + MAX_OWNER and name.isprintable(), "an invalid job name")
+    require(MIN_WEIGHT <= value.weight <= MAX_WEIGHT, "an invalid weight")
+    require(0 <= value.change.clock < MAX_CLOCK and 0 <= value.change.nonce < MAX_CLOCK, "an invalid stamp")
+
+
+def _check_uses(name: str, value: OriginUses) -> None:
+    require(len(name) <= MAX_JOB_NAME + MAX_OWNER and name.isprintable(), "an invalid job name")
+    require(len(value.origins) <= MAX_SHARED_ORIGINS, "too many origins")
+    require(all(len(origin) <= MAX_URL and origin.isprintable() for origin in value.origins), "an invalid origin")
+    figures = [figure for each in value.origins.values() for figure in each]
+    require(all(0 <= figure < MAX_SIZE for figure in figures), "invalid figures")
+
+
 def _check_totals(totals: WarmupTotals) -> None:
     require(all(0 <= number <= MAX_CLOCK for number in msgspec.structs.astuple(totals)), "invalid numbers")
 
@@ -349,7 +378,22 @@ REBALANCE: Final = StateSection("filling", RebalanceFacts, 1, 256, _check_rebala
 HOLDERS: Final = StateSection("holders", HoldersFacts, 8192, 512, _check_holders)
 WARMUPS: Final = StateSection("warmups", WarmupFacts, 512, 48 << 10, _check_warmup)
 WARMUP_PARTS: Final = StateSection("warmup parts", WarmupPart, 512, 2 << 10, _check_warmup_part)
+PRIORITIES: Final = StateSection("priorities", JobPriority, 1024, 256, _check_priority)
+ORIGIN_USES: Final = StateSection("origin uses", OriginUses, 1024, 4 << 10, _check_uses)
 
 SECTIONS: Final[dict[str, StateSection[Any]]] = {
-    one.name: one for one in (DATASETS, MOUNTED, USED, CONSUMERS, PROGRESS, HOLDERS, REBALANCE, WARMUPS, WARMUP_PARTS)
+    one.name: one
+    for one in (
+        DATASETS,
+        MOUNTED,
+        USED,
+        CONSUMERS,
+        PROGRESS,
+        HOLDERS,
+        REBALANCE,
+        WARMUPS,
+        WARMUP_PARTS,
+        PRIORITIES,
+        ORIGIN_USES,
+    )
 }
