@@ -3,8 +3,9 @@ node's."""
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from cachefs_bench.lab.ports import free_port
 from cachefs_cluster.membership.secret import ClusterSecret
 from cachefs_cluster.membership.view import NodeRecord
 from cachefs_cluster.peers import client as client_module
+from cachefs_cluster.peers import connecting
 from cachefs_cluster.peers.peer import MAX_CONNECTIONS
 from cachefs_cluster.peers.peer_requests import PeerBlock, PeerRequestFailed, PeerResponse
 from cachefs_cluster.peers.rail import Rail
 from tests.certificates import Authority
-from tests.peering import Asker, ServingNode, asker, node_id, wanted
+from tests.peering import DEADLINE, Asker, ServingNode, asker, node_id, wanted
 from tests.waiting import until_async
 
 BLOCKS = range(60)
@@ -145,6 +147,43 @@ def test_a_rail_that_is_dead_from_the_start_costs_no_block_and_is_used_once_it_a
                     assert one.client.rails_down == 0
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("dead_at", [0, 1])
+def test_no_block_waits_for_a_rail_that_drops_all_packets(
+    root: Path, dead_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 10 * DEADLINE)
+
+    async def run() -> None:
+        async with ServingNode(root) as node:
+            node.put(*BLOCKS)
+            hosts = [node.record.host]
+            hosts.insert(dead_at, "127.0.0.9")
+            record = dataclasses.replace(node.record, host=hosts[0], rails=(hosts[1],))
+            with swallowing("127.0.0.9", record.data_port):
+                async with asker(record, window=600_000) as one:
+                    for _ in range(3):
+                        assert are_blocks(await ask_all(one, record))
+                    rail = rails(one, record)[dead_at]
+                    assert rail.connecting_count, "it is still tried"
+                    assert not rail.received_bytes
+
+    asyncio.run(run())
+
+
+@contextmanager
+def swallowing(host: str, port: int) -> Iterator[None]:
+    """An address at which the kernel drops what wants to connect: no program accepts, and its queue is full."""
+    with socket.create_server((host, port), backlog=0), ExitStack() as stack:
+        while True:
+            one = stack.enter_context(socket.socket())
+            one.settimeout(0.2)
+            try:
+                one.connect((host, port))
+            except TimeoutError:
+                break
+        yield
 
 
 def test_what_was_asked_over_a_rail_that_falls_silent_comes_over_the_other(
