@@ -1,7 +1,7 @@
 """Training nodes of one cluster on a clock of their own: on each of them the plan, the fetch plan, the eviction and the
-shared snapshot of the daemon; between them transfers that take a while, and word of where readers are once a second.
+shared snapshot of the daemon; between them transfers that take a while, and progress that is published once a second.
 
-No bytes. All nodes read at one pace, each the rank of a DistributedSampler.
+No bytes. Each rank of a job is that of a DistributedSampler, on a node of its own; the ranks of a job read at one pace.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.space import BlockSpace, Samples
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.cluster.rendezvous import RingMember as Placed
+from cachefs.planning.cluster.schedule import Announcement
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.simulated_tiers import SimulatedTier
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
@@ -27,7 +28,6 @@ from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember, groups_
 from cachefs_cluster.placement.holders import HolderState, PlacementRing
 from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
 from cachefs_cluster.placement.snapshot_context import EpochPosition, SnapshotContext
-from cachefs_cluster.placement.timeliness import NOTHING_SETTLED, Settled
 from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
 from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.runtime.threads import Threads
@@ -38,6 +38,23 @@ LATENCY = 0.05  # seconds of a transfer between nodes; from the origin it takes 
 HEARD = 0.15  # seconds until a word is heard by others
 NEWS = 1.0  # seconds between two words of where the others are
 SNAPSHOT = "space"
+
+
+@dataclass(frozen=True)
+class SimulatedJob:
+    """One more job."""
+
+    name: str
+    # The nodes of its ranks, by rank.
+    nodes: tuple[int, ...]
+    seed: int
+    rate: float = 50.0  # reads per second and rank
+    # Seconds from the begin of the first job to that of this one, and its epochs; `resumes`: the first that it reads.
+    start: float = 0.0
+    epochs: int = 3
+    resumes: int = 0
+    # Seconds after which it is killed; 0: never.
+    end: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,8 @@ class Setting:
     replicas: int = 1
     # Seconds after which the last node is lost for good; 0: never. The others notice at once.
     loss: float = 0.0
+    # Jobs beside the first one, which the fields above describe.
+    jobs: tuple[SimulatedJob, ...] = ()
 
 
 @dataclass
@@ -82,6 +101,67 @@ class Figures:
 
 
 @dataclass(eq=False)
+class SimulatedRank:
+    """One rank of a job, on one node."""
+
+    job: SimulatedJob
+    rank: int
+    node: "SimulatedPeer"
+    cluster: "SimulatedCluster"
+    # Reads by which it is ahead of its place.
+    drift: int = 0
+    epoch: int = 0
+    position: int = 0
+    published_position: tuple[int, int] | None = None
+    is_gone: bool = False
+    # When it has published the orders of which epochs, the latest last.
+    published: list[tuple[float, range]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.epoch = self.job.resumes
+        self.figures: dict[int, Figures] = {}
+
+    @property
+    def key(self) -> str:
+        return f"{self.job.name}/{self.rank}"
+
+    @property
+    def is_done(self) -> bool:
+        return self.epoch == self.job.epochs or self.is_gone
+
+    @property
+    def reads(self) -> int:
+        """Reads of an epoch."""
+        return len(self.cluster.order(self.job, self.epoch, self.rank))
+
+    def publish(self) -> None:
+        """Publish the sequence, as far as it is known now."""
+        ahead, epochs, plan = self.cluster.setting.ahead, self.job.epochs, self.node.plan
+        if ahead is not None:
+            self.published.append((self.cluster.now, range(self.epoch, min(epochs, self.epoch + ahead + 1))))
+        for epoch in (self.epoch, self.epoch + 1):
+            if epoch < epochs and plan.epoch(self.key, epoch) is None:
+                order = self.cluster.order(self.job, epoch, self.rank)
+                plan.set_epoch(self.key, SNAPSHOT, epoch, order, is_last=epoch == epochs - 1)
+
+    def read_on(self, target: int) -> None:
+        """target: reads of all epochs that are done then."""
+        while not self.is_done:
+            order = self.cluster.order(self.job, self.epoch, self.rank)
+            done = (self.epoch - self.job.resumes) * len(order) + self.position
+            end = self.position + max(0, target - done)
+            figures = self.cluster.figures_of(self.job, self.epoch)
+            for block in order[self.position : end].tolist():
+                self.node.read(block, figures)
+            self.position = min(end, len(order))
+            self.node.plan.set_progress(self.key, self.epoch, self.position, self.job.rate)
+            if self.position < len(order):
+                return
+            self.epoch, self.position = self.epoch + 1, 0
+            self.publish()
+
+
+@dataclass(eq=False)
 class SimulatedPeer:
     """One node."""
 
@@ -92,15 +172,9 @@ class SimulatedPeer:
     presence: Presence = field(default_factory=Presence)
     standing: Ownership = field(default_factory=Ownership)
     flights: dict[int, list[UpcomingBlock]] = field(default_factory=dict)
-    epoch: int = 0
-    position: int = 0
-    said: tuple[int, int] | None = None
-    # What it has said of the epochs in which copies change hands, and when.
-    settled: list[tuple[float, Settled]] = field(default_factory=list)
+    ranks: list[SimulatedRank] = field(default_factory=list)
     # What it knows of all consumers.
     facts: dict[str, list[ConsumerFacts]] = field(default_factory=dict)
-    # When it has published the orders of which epochs, the latest last.
-    published: list[tuple[float, range]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         space = self.cluster.space
@@ -116,46 +190,14 @@ class SimulatedPeer:
         self.shared = self.cluster.share(self)
 
     @property
-    def key(self) -> str:
-        return f"job/{self.name}"
-
-    @property
     def is_done(self) -> bool:
-        return self.epoch == self.cluster.setting.epochs
+        return all(rank.is_done for rank in self.ranks)
 
-    def publish(self) -> None:
-        setting, epochs = self.cluster.setting, self.cluster.setting.epochs
-        if setting.ahead is not None:
-            known = range(self.epoch, min(epochs, self.epoch + setting.ahead + 1))
-            self.published.append((self.cluster.now, known))
-        for epoch in (self.epoch, self.epoch + 1):
-            if epoch < epochs and self.plan.epoch(self.key, epoch) is None:
-                order = self.cluster.order(epoch, self.number)
-                self.plan.set_epoch(self.key, SNAPSHOT, epoch, order, is_last=epoch == epochs - 1)
-
-    # --- reading ----------------------------------------------------------------------------------------------------
-
-    def read_on(self, target: int) -> None:
-        """target: reads of all epochs that are done then."""
-        while not self.is_done:
-            order = self.cluster.order(self.epoch, self.number)
-            done = self.epoch * len(order) + self.position
-            end = self.position + max(0, target - done)
-            for block in order[self.position : end].tolist():
-                self._read(block)
-            self.position = min(end, len(order))
-            self.plan.set_progress(self.key, self.epoch, self.position, self.cluster.setting.rate)
-            if self.position < len(order):
-                return
-            self.epoch, self.position = self.epoch + 1, 0
-            self.publish()
-
-    def _read(self, block: int) -> None:
-        figures = self.cluster.figures[self.epoch]
+    def read(self, block: int, figures: Figures) -> None:
         figures.reads += 1
         if self.state[block] == ABSENT:
             figures.late += 1
-            self.cluster.find(self, block)
+            self.cluster.find(self, block, figures)
             self.take(block)
 
     # --- fetching ---------------------------------------------------------------------------------------------------
@@ -165,7 +207,8 @@ class SimulatedPeer:
         fetches.refresh(now, 0)
         free = self.tier.free - (sum(self.tier.sizes.values()) + self.tier.free >> 6)
         self._start(fetches.choose_for_free_room(max(0, free)))
-        margins = {self.key: 0.2, **dict.fromkeys(self.shared.remote_read_keys, 0.5)}
+        own = dict.fromkeys((rank.key for rank in self.ranks), 0.2)
+        margins = {**own, **dict.fromkeys(self.shared.remote_read_keys, 0.5)}
         batch = fetches.choose_for_window(fetches.update_window(margins, self.latency, now))
         for part in fetches.split_copies(batch) if batch is not None else ():
             room = self.tier.free + self.policy.replaceable_bytes(part.last_key)
@@ -178,7 +221,7 @@ class SimulatedPeer:
             waiting = self.flights.setdefault(one.number, [])
             waiting.append(one)
             if len(waiting) == 1:
-                origin = self.cluster.find(self, one.number)
+                origin = self.cluster.find(self, one.number, self.cluster.figures_for(self, one.consumer))
                 self.cluster.later(2 * LATENCY if origin else LATENCY, partial(self._landed, one.number))
 
     def _landed(self, block: int) -> None:
@@ -210,23 +253,75 @@ class SimulatedCluster:
         self.space: BlockSpace = space_of([SIZE] * setting.files, SNAPSHOT)
         self.samples = Samples(self.space, np.arange(setting.files + 1), np.arange(setting.files, dtype=np.int32))
         self.keys = self.space.keys(np.arange(setting.files))
-        self.figures = [Figures() for _ in range(setting.epochs)]
+        self.job = SimulatedJob("job", tuple(range(setting.nodes)), 0, setting.rate, 0.0, setting.epochs)
+        self.jobs = (self.job, *setting.jobs)
+        self._figures: dict[tuple[str, int], Figures] = {}
         self.remembered: dict[str, HolderState] = {}
         self.rooms: dict[str, PlanMemory] = {}
         self.names = [chr(ord("a") + number) for number in range(setting.nodes)]
         self.lost: set[str] = set()
+        self.disagreements: set[tuple[str, int]] = set()  # leader and epoch for which nodes had different holders
+        self._digests: dict[tuple[str, int, tuple[str, ...]], bytes] = {}
         self._later: list[tuple[float, partial[None]]] = []
-        self._orders: dict[tuple[int, int], np.ndarray[tuple[int], np.dtype[np.int32]]] = {}
+        self._orders: dict[tuple[str, int, int], np.ndarray[tuple[int], np.dtype[np.int32]]] = {}
+        self.nodes: list[SimulatedPeer] = []
         self.nodes = [SimulatedPeer(self, name, number) for number, name in enumerate(self.names)]
-        for node in self.nodes:
-            node.publish()
+        self.ranks: list[SimulatedRank] = []
+        self._began = self.now
+        self._start_jobs()
         self._regroup()
+
+    @property
+    def figures(self) -> list[Figures]:
+        """Of the first job, by epoch."""
+        return self.figures_by_epoch("job")
+
+    def figures_by_epoch(self, job: str) -> list[Figures]:
+        return [one for (name, _), one in sorted(self._figures.items()) if name == job]
+
+    @property
+    def origin_reads(self) -> int:
+        return sum(one.from_origin for one in self._figures.values())
+
+    def figures_of(self, job: SimulatedJob, epoch: int) -> Figures:
+        return self._figures.setdefault((job.name, min(epoch, job.epochs - 1)), Figures())
+
+    def figures_for(self, node: SimulatedPeer, consumer: str) -> Figures:
+        """Of the epoch for which *consumer* of a node has blocks fetched: that in which it is, or its job."""
+        own = next((rank for rank in node.ranks if rank.key == consumer), None)
+        if own is None:
+            job = next(one for one in self.jobs if consumer.startswith(f"{one.name}/"))
+            own = next((rank for rank in self.ranks if rank.job is job and not rank.is_gone), self.ranks[0])
+        return self.figures_of(own.job, own.epoch)
+
+    def _start_jobs(self) -> None:
+        """Start the jobs whose time has come, and end those that are killed."""
+        passed = self.now - self._began
+        started = {rank.job.name for rank in self.ranks}
+        for job in self.jobs:
+            if job.name not in started and job.start <= passed:
+                for rank, number in enumerate(job.nodes):
+                    drift = self.setting.drift if job is self.job and rank == 0 else 0
+                    one = SimulatedRank(job, rank, self.nodes[number], self, drift)
+                    self.ranks.append(one)
+                    one.node.ranks.append(one)
+                    one.publish()
+            if job.end and passed >= job.end:
+                self._remove([rank for rank in self.ranks if rank.job is job])
+
+    def _remove(self, ranks: "Sequence[SimulatedRank]") -> None:
+        for rank in ranks:
+            rank.is_gone = True
+            rank.node.plan.remove_consumer(rank.key)
 
     def _regroup(self) -> None:
         """What each node knows of the others by now."""
         rest = [node for node in self.nodes if node.name not in self.lost]
         for node in rest:
-            facts = {one.name: [self._facts(one, node)] for one in rest}
+            facts: dict[str, list[ConsumerFacts]] = {}
+            for rank in self.ranks:
+                if rank.node in rest and not rank.is_done:
+                    facts.setdefault(rank.node.name, []).append(self._facts(rank, node))
             if facts != node.facts:
                 node.facts = facts
                 node.shared.set_groups(groups_of(facts))
@@ -236,29 +331,31 @@ class SimulatedCluster:
         members = tuple(Placed(name, (1 + ord(name)) * 0x9E3779B97F4A7C15 % (1 << 64), 1.0) for name in names)
         return PlacementRing(1 + len(names), members, (capacity,) * len(names))
 
-    def spec(self, rank: int) -> SamplerSpec:
-        setting = self.setting
+    def spec(self, job: SimulatedJob, rank: int) -> SamplerSpec:
         return SamplerSpec(
-            kind="torch-distributed", size=setting.files, epochs=setting.epochs, replicas=setting.nodes, rank=rank
-        )
+            kind="torch-distributed", size=self.setting.files, epochs=job.epochs, seed=job.seed,
+            replicas=len(job.nodes), rank=rank,
+        )  # fmt: skip
 
-    def order(self, epoch: int, number: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-        if (epoch, number) not in self._orders:
+    def order(self, job: SimulatedJob, epoch: int, rank: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        if (job.name, epoch, rank) not in self._orders:
             drawn = 0 if self.setting.repeats else epoch
-            self._orders[epoch, number] = epoch_order(self.spec(number), drawn).astype(np.int32)
-        return self._orders[epoch, number]
+            self._orders[job.name, epoch, rank] = epoch_order(self.spec(job, rank), drawn).astype(np.int32)
+        return self._orders[job.name, epoch, rank]
 
-    def _facts(self, node: SimulatedPeer, viewer: SimulatedPeer) -> ConsumerFacts:
-        """Of the consumer of *node*, as *viewer* knows it."""
-        setting, rank = self.setting, node.number
+    def _facts(self, rank: SimulatedRank, viewer: SimulatedPeer) -> ConsumerFacts:
+        """Of a consumer, as *viewer* knows it."""
+        setting, job, number, ranks = self.setting, rank.job, rank.rank, len(rank.job.nodes)
+        name, consumer = job.name, str(number)
         if setting.ahead is None:
-            return ConsumerFacts("job", str(rank), "ds", SNAPSHOT, rank, setting.nodes, self.spec(rank))
+            return ConsumerFacts(name, consumer, "ds", SNAPSHOT, number, ranks, self.spec(job, number))
         first, last = setting.told
-        late = 0.0 if viewer is node else first + (last - first) * viewer.number / setting.nodes
-        known = [epochs for when, epochs in node.published if when + late <= self.now]
-        samples = setting.files // setting.nodes
-        orders = [OrderRef(one, f"{rank:016x}{one:016x}", samples) for one in (known[-1] if known else ())]
-        return ConsumerFacts("job", str(rank), "ds", SNAPSHOT, rank, setting.nodes, None, orders)
+        late = 0.0 if viewer is rank.node else first + (last - first) * viewer.number / setting.nodes
+        known = [epochs for when, epochs in rank.published if when + late <= self.now]
+        samples = setting.files // ranks
+        digest = f"{job.seed:08x}{number:08x}"  # different orders have different ones
+        orders = [OrderRef(one, f"{digest}{one:016x}", samples) for one in (known[-1] if known else ())]
+        return ConsumerFacts(name, consumer, "ds", SNAPSHOT, number, ranks, None, orders)
 
     def share(self, node: SimulatedPeer) -> SharedSnapshot:
         async def samples(group: ConsumerGroup, digest: str) -> Samples:
@@ -269,25 +366,30 @@ class SimulatedCluster:
 
         def remember(snapshot: str, known: HolderState) -> None:
             self.remembered[node.name] = known
-            node.settled.append((self.now, known.settled))
+            digest = known.holders.tobytes()
+            if self._digests.setdefault((known.job, known.epoch, known.ids), digest) != digest:
+                self.disagreements.add((known.job, known.epoch))
 
-        def settled(name: str, group: ConsumerGroup) -> Settled:
-            heard = [said for when, said in self.nodes[self.names.index(name)].settled if when + HEARD <= self.now]
-            return heard[-1] if heard else NOTHING_SETTLED
+        def announce(snapshot: str, announcement: Announcement) -> None:
+            for other in self.nodes:
+                if other is not node and node.name not in self.lost and other.name not in self.lost:
+                    self.later(HEARD, partial(other.shared.offer_announcement, announcement))
 
-        def places(group: ConsumerGroup) -> list[EpochPosition]:
+        def positions(group: ConsumerGroup) -> list[EpochPosition]:
             found = []
-            for one in self.nodes:
-                if one.name in self.lost:
+            for rank in self.ranks:
+                if rank.node.name in self.lost or rank.job.name != group.job:
                     continue
-                place = (one.epoch, one.position) if one is node else one.said
-                if place is not None and place[0] < self.setting.epochs:
-                    reads = self.setting.files // self.setting.nodes
-                    found.append(EpochPosition(one.name, place[0], place[1] / reads, self.setting.rate / reads))
+                place = (rank.epoch, rank.position) if rank.node is node else rank.published_position
+                if place is not None and place[0] < rank.job.epochs and not rank.is_gone:
+                    found.append(
+                        EpochPosition(rank.node.name, place[0], place[1] / rank.reads, rank.job.rate / rank.reads)
+                    )
             return found
 
         async def published(member: GroupMember, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-            return self.order(epoch, member.facts.rank).astype(np.uint32)
+            job = next(one for one in self.jobs if one.name == member.facts.job)
+            return self.order(job, epoch, member.facts.rank).astype(np.uint32)
 
         surroundings = SnapshotContext(
             node.name,
@@ -298,21 +400,21 @@ class SimulatedCluster:
             GroupOrders(self.threads, published),
             self.setting.replicas,
             samples,
-            places,
-            lambda group: [node.key],
+            positions,
+            lambda group: [rank.key for rank in node.ranks if rank.job.name == group.job and not rank.is_done],
             remembered,
             remember,
             lambda space, blocks: None,  # it has no transient blocks
-            settled_epochs=settled,
+            states_of=lambda snapshot: node.state,
+            publish_announcement=announce,
         )
         return SharedSnapshot(SNAPSHOT, self.ring(self.names), surroundings)
 
     def later(self, seconds: float, what: "partial[None]") -> None:
         self._later.append((self.now + seconds, what))
 
-    def find(self, node: SimulatedPeer, block: int) -> bool:
+    def find(self, node: SimulatedPeer, block: int, figures: Figures) -> bool:
         """Where the node gets the block from, as its route says. True: from the origin."""
-        figures = self.figures[min(node.epoch, self.setting.epochs - 1)]
         holder, others, home = node.shared.holders_of_block(block)
         assert node.shared.holders is not None
         ids = node.shared.holders.ring.ids
@@ -334,40 +436,49 @@ class SimulatedCluster:
     def lose(self, lost: SimulatedPeer) -> None:
         """It is away, with all that it had."""
         self.lost.add(lost.name)
+        self._remove(lost.ranks)
         rest = [node for node in self.nodes if node.name not in self.lost]
         for node in rest:
             node.shared.set_ring(self.ring([one.name for one in rest]))
         self._regroup()
 
     async def run(self) -> "SimulatedCluster":
-        setting, began, said = self.setting, self.now, -NEWS
+        setting, published = self.setting, -NEWS
         await self._settle()
-        while not all(node.is_done or node.name in self.lost for node in self.nodes):
+        while not self._is_over():
             self.now += setting.tick
+            self._start_jobs()
             due = [what for when, what in self._later if when <= self.now]
             self._later = [one for one in self._later if one[0] > self.now]
             for what in due:
                 what()
-            target = int((self.now - began - setting.start) * setting.rate)
-            if setting.loss and not self.lost and self.now - began - setting.start >= setting.loss:
+            passed = self.now - self._began - setting.start
+            if setting.loss and not self.lost and passed >= setting.loss:
                 self.lose(self.nodes[-1])
             nodes = [node for node in self.nodes if node.name not in self.lost]
-            for node in nodes:
-                node.read_on(target + (setting.drift if node.number == 0 and target > 0 else 0))
-            if self.now - said >= NEWS:
-                said = self.now
-                for node in nodes:
-                    node.said = (node.epoch, node.position)
+            for rank in self.ranks:
+                target = int((passed - rank.job.start) * rank.job.rate)
+                if rank.node in nodes:
+                    rank.read_on(target + (rank.drift if target > 0 else 0))
+            if self.now - published >= NEWS:
+                published = self.now
+                for rank in self.ranks:
+                    if rank.node in nodes:
+                        rank.published_position = (rank.epoch, rank.position)
             self._regroup()
             for node in nodes:
                 node.shared.follow_readers()
             await self._settle()
             for node in nodes:
-                if not node.is_done:
-                    node.fetch()
+                node.fetch()
         for node in self.nodes:
             await node.shared.close()
         return self
+
+    def _is_over(self) -> bool:
+        return len({rank.job.name for rank in self.ranks}) == len(self.jobs) and all(
+            rank.is_done for rank in self.ranks
+        )
 
     async def _settle(self) -> None:
         while not all(node.shared.is_up_to_date or node.name in self.lost for node in self.nodes):  # noqa: ASYNC110 - no news are told

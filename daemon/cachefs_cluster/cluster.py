@@ -170,6 +170,7 @@ class JoinedCluster:
                 plan=node.storage.planning.plan,
                 standing=standing,
                 tiering=node.storage.tiering,
+                presence=node.storage.planning.presence,
                 jobs=node.jobs,
                 loader=node.loader,
                 snapshots=node.snapshots,

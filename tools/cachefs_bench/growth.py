@@ -17,8 +17,10 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.copies import FirstReads, RemoteEpochReads, capacity_by_node, epochs_ahead, next_holders
+from cachefs.planning.cluster.copies import capacity_by_node, epochs_ahead
+from cachefs.planning.cluster.epoch_reads import FirstReads, RemoteEpochReads, ScheduledReads
 from cachefs.planning.cluster.homes import BlockHomes
+from cachefs.planning.cluster.moves import next_holders
 from cachefs.planning.cluster.ownership import owned_now
 from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 from cachefs.planning.cluster.scale import local_share
@@ -94,13 +96,14 @@ def _run_decisions(homes: BlockHomes, epochs: int, seconds: Seconds) -> float:
         now = FirstReads.of(blocks, _node_orders(blocks, nodes, epoch))
         local = float((holders == now.reader).mean())
         with _time_block(seconds, "copies"):
-            following = next_holders(holders, [now, *known[1:]], room, sizes)
+            scheduled = [ScheduledReads(one, float(number), 1.0) for number, one in enumerate([now, *known[1:]])]
+            moves = next_holders(holders, scheduled, room, sizes)
         orders = _node_orders(blocks, nodes, epoch)
         with _time_block(seconds, "duty"):
             RemoteEpochReads.of(orders, holders == ME, ME)
         with _time_block(seconds, "what is mine"):
-            owned_now(holders, following, now, np.full(nodes, 0.5), ME)
-        holders, known = following, known[1:]
+            owned_now(holders, moves, np.full(nodes, 0.5), ME)
+        holders, known = moves.following, known[1:]
     return local
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids, Numbers
-from cachefs.planning.cluster.copies import FirstReads
 from cachefs.planning.cluster.homes import NodeNumbers
+from cachefs.planning.cluster.moves import EpochMoves
 
 # Per block of a snapshot, whether it is this node's to keep: shape (blocks,), bool.
 OwnedMarks = npt.NDArray[np.bool_]
@@ -126,22 +126,17 @@ class Ownership:
 
 
 def owned_now(
-    holders: NodeNumbers, following: NodeNumbers, reads: FirstReads, passed: npt.NDArray[np.floating], me: int
+    holders: NodeNumbers, moves: EpochMoves, passed: npt.NDArray[np.floating], me: int
 ) -> npt.NDArray[np.bool_]:
     """Return which blocks are node *me*'s to keep in the middle of an epoch: shape (blocks,), bool. Takes 8 ms per
     million blocks.
 
-    A block belongs to its holder until it is read, and then to its next holder. holders, following: at the start of
-    this epoch and of the next (see cachefs.planning.cluster.copies); reads: of this epoch; passed: progress of each
-    node in it, from 0 to 1, shape (nodes,). For *me*, pass a little more than its progress: a block that it fetches to
-    keep is then its own before the read, and no policy takes it for a copy meanwhile.
-
-    Raises ValueError where the places are not known.
+    A block belongs to its holder until its next holder has read it. holders: at the start of the epoch; passed: time up
+    to which each node has read, from 0 to 1: shape (nodes,). For *me*, pass a little more than its progress: a block
+    that it fetches to keep is then its own before the read, and no policy takes it for a copy meanwhile.
     """
-    if reads.positions is None:
-        raise ValueError("the positions of reads in this epoch are not known")
-    # The last element is for reads by NO_NODE, which never pass.
+    # The last element is for NO_NODE, which reads nothing.
     limits = np.append(passed.astype(np.float32), np.float32(0))
-    is_read = reads.positions < limits.take(reads.reader, mode="clip")
-    mine: npt.NDArray[np.bool_] = np.where(is_read, following == me, holders == me)
+    is_read = moves.times < limits.take(moves.following, mode="clip")
+    mine: npt.NDArray[np.bool_] = np.where(is_read, moves.following == me, holders == me)
     return mine

@@ -12,12 +12,14 @@ import xxhash
 from aiohttp import web
 
 from cachefs.errors import CachefsError, NotFound
+from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.blocks.space import BlockSpace, Ids, Samples
 from cachefs.planning.cluster.homes import blocks_at_home
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.cluster.rendezvous import RingMember as Placed
 from cachefs.planning.cluster.rendezvous import space_hashes
 from cachefs.planning.cluster.scale import SnapshotDemand
+from cachefs.planning.cluster.schedule import Announcement
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import EpochOrder
@@ -38,9 +40,15 @@ from cachefs_cluster.placement.holders import HolderState, PlacementRing
 from cachefs_cluster.placement.rebalance_status import incomplete_nodes
 from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
 from cachefs_cluster.placement.snapshot_context import EpochPosition, SnapshotContext
-from cachefs_cluster.placement.timeliness import NOTHING_SETTLED, Settled
 from cachefs_cluster.sharing.consumers import PublishedConsumers, RemoteConsumer
-from cachefs_cluster.sharing.sections import CONSUMERS, HOLDERS, ConsumerFacts, HoldersFacts
+from cachefs_cluster.sharing.sections import (
+    ANNOUNCEMENTS,
+    CONSUMERS,
+    HOLDERS,
+    ConsumerFacts,
+    HoldersFacts,
+    SharedAnnouncement,
+)
 from cachefs_cluster.sharing.state import MAX_FOLLOWED, SharedState
 from cachefs_daemon.datasets.open_snapshots import OpenSnapshots
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
@@ -82,6 +90,7 @@ class CooperationParts:
     shared: SharedState
     consumers: PublishedConsumers
     tiering: Locked[Tiering]
+    presence: Presence
     # Seconds ahead of readers within which blocks held by other nodes are fetched.
     window: Callable[[], float]
     # Directory of holder files, which survive a restart.
@@ -122,13 +131,13 @@ class Cooperation:
             load_holders=self._load_holders,
             store_holders=self._store_holders_soon,
             adopt_blocks=self._adopt_blocks,
-            remove_holders=self._remove_holders,
-            settled_epochs=self._settled_epochs,
-            is_coordinated_elsewhere=self._is_coordinated,
+            states_of=lambda snapshot: parts.presence.states.get(snapshot),
+            publish_announcement=self._publish_announcement,
             are_others_complete=self._are_others_complete,
         )
         parts.shared.add_listener(CONSUMERS, lambda node, name, value: self._regroup_soon())
         parts.shared.add_listener(HOLDERS, self._on_holders)
+        parts.shared.add_listener(ANNOUNCEMENTS, self._on_announcement)
         parts.shared.endpoint.add_route("GET", f"{HOLDERS_PATH}/{{snapshot}}", self._handle_holders_request)
         parts.shared.membership.add_listener(self._on_view)
 
@@ -155,7 +164,7 @@ class Cooperation:
 
     def used_snapshots(self) -> Collection[str]:
         """Return the ids of the snapshots that jobs of several nodes read."""
-        return self._snapshots.keys()
+        return [snapshot for snapshot, shared in self._snapshots.items() if shared.has_readers]
 
     def demands_of_snapshots(self) -> list[SnapshotDemand]:
         """Return the demand of the consumers of all nodes, one per snapshot."""
@@ -195,26 +204,37 @@ class Cooperation:
         self._remote = {(one.node, one.name): one for one in everybody}
         if self._is_regroup_due or facts_before != {name: one.facts for name, one in self._remote.items()}:
             self._is_regroup_due = False
-            await self._group(everybody)
+            self._group(everybody)
+        await self._close_unused()
         for snapshot in self._snapshots.values():
             snapshot.follow_readers()
 
-    async def _group(self, everybody: list[RemoteConsumer]) -> None:
+    def _group(self, everybody: list[RemoteConsumer]) -> None:
         facts: dict[str, list[ConsumerFacts]] = {}
         for one in everybody:
             facts.setdefault(one.node, []).append(one.facts)
         by_snapshot: dict[str, list[ConsumerGroup]] = {}
         for group in groups_of(facts):
             by_snapshot.setdefault(group.snapshot, []).append(group)
-        for snapshot in [one for one in self._snapshots if one not in by_snapshot]:
-            self._parts.shared.remove(HOLDERS, snapshot)
-            self._adopted_at.pop(snapshot, None)
-            await self._snapshots.pop(snapshot).close()
         ring = placement_ring_of(self._parts.shared.membership.view)
-        for snapshot, groups in by_snapshot.items():
+        for snapshot in by_snapshot:
             if snapshot not in self._snapshots:
                 self._snapshots[snapshot] = SharedSnapshot(snapshot, ring, self._context)
-            self._snapshots[snapshot].set_groups(groups)
+                for node, values in self._parts.shared.remote_values(ANNOUNCEMENTS).items():
+                    self._on_announcement(node, snapshot, values.get(snapshot))
+        for snapshot, shared in self._snapshots.items():
+            shared.set_groups(by_snapshot.get(snapshot, []))
+
+    async def _close_unused(self) -> None:
+        """Drop the snapshots that no job reads any more: unless copies have moved, which are looked for where they are
+        as long as the snapshot is in use here."""
+        for snapshot, one in list(self._snapshots.items()):
+            if one.has_readers or (one.has_moved_copies and self._parts.snapshots.get(snapshot) is not None):
+                continue
+            self._parts.shared.remove(HOLDERS, snapshot)
+            self._parts.shared.remove(ANNOUNCEMENTS, snapshot)
+            self._adopted_at.pop(snapshot, None)
+            await self._snapshots.pop(snapshot).close()
 
     def _adopt_blocks(self, space: BlockSpace, blocks: Ids) -> None:
         """Take blocks over as this node's to keep, as far as they are here."""
@@ -332,18 +352,13 @@ class Cooperation:
                 return found
         return own
 
-    def _is_coordinated(self, group: ConsumerGroup) -> bool:
-        """Return whether other nodes coordinate copies by this group."""
-        view = self._parts.shared.membership.view
-        return any(
-            (facts := values.get(group.snapshot)) is not None and facts.job == group.name
-            for node, values in self._parts.shared.remote_values(HOLDERS).items()
-            if (record := view.get(node)) is not None and record.state != "away"
-        )
+    def _publish_announcement(self, snapshot: str, announcement: Announcement) -> None:
+        self._parts.shared.publish(ANNOUNCEMENTS, snapshot, SharedAnnouncement(announcement))
 
-    def _settled_epochs(self, node: str, group: ConsumerGroup) -> Settled:
-        facts = self._parts.shared.remote_values(HOLDERS).get(node, {}).get(group.snapshot)
-        return facts.settled if facts is not None and facts.job == group.name else NOTHING_SETTLED
+    def _on_announcement(self, node: str, snapshot: str, shared: SharedAnnouncement | None) -> None:
+        one = self._snapshots.get(snapshot)
+        if one is not None and shared is not None:
+            one.offer_announcement(shared.announcement)
 
     def _are_others_complete(self) -> bool:
         """Return whether all members that count for placement have got their blocks."""
@@ -366,16 +381,10 @@ class Cooperation:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _remove_holders(self, snapshot: str) -> None:
-        self._parts.shared.remove(HOLDERS, snapshot)
-        task = asyncio.ensure_future(self._parts.threads.background(self._files.remove, snapshot))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _publish_and_save_holders(self, snapshot: str, known: HolderState) -> None:
         digest = await self._parts.threads.background(digest_of, known)
         if snapshot in self._snapshots:
-            facts = HoldersFacts(known.count, known.job, known.epoch, digest, known.settled)
+            facts = HoldersFacts(known.count, known.job, known.epoch, digest)
             self._parts.shared.publish(HOLDERS, snapshot, facts)
             for node, values in self._parts.shared.remote_values(HOLDERS).items():
                 if snapshot in values:
@@ -419,7 +428,7 @@ class Cooperation:
         if agree or self._snapshots.get(snapshot) is not one:
             return
         found = await self._request_holders(node, space)
-        if found is not None and found.job == one.coordinator:
+        if found is not None and found.job == one.leader:
             log.info("snapshot %s: its holders differed here; using those of node %s", one.snapshot, node)
             one.adopt_holders(found)
 

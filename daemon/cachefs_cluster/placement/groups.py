@@ -1,8 +1,10 @@
 """Groups the consumers of one job, on any nodes, that read one dataset together."""
 
+import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from cachefs.job_messages import MAX_JOB_NAME
@@ -49,6 +51,16 @@ class ConsumerGroup:
         return self.job, self.snapshot, self.loader, "" if sampler is None else self.members[0].facts.map, sampler
 
     @property
+    def digest(self) -> str:
+        """Digest of the identity, as published: 16 hex digits."""
+        return _digest(self.key)
+
+    @property
+    def readers_digest(self) -> str:
+        """Digest of `reader_ids`: 16 hex digits."""
+        return _digest(self.reader_ids)
+
+    @property
     def loader_key(self) -> tuple[str, str, str]:
         """Identity of the loader and of the snapshot it reads, whatever its sampler."""
         return self.job, self.snapshot, self.loader
@@ -84,6 +96,11 @@ class ConsumerGroup:
             shares = sizes.pop() if len(sizes) == 1 else 0
         # The number of replicas is untrusted input, up to billions: do not build a list of that length.
         return len(ranks) == shares and sorted(ranks) == list(range(len(ranks)))
+
+
+@lru_cache(maxsize=1024)
+def _digest(identity: Hashable) -> str:
+    return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 
 
 def groups_of(facts: Mapping[str, Iterable[ConsumerFacts]]) -> list[ConsumerGroup]:

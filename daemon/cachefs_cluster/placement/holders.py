@@ -5,7 +5,7 @@ current epoch are stored on disk and sent to other nodes, since they depend on a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,35 +14,30 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.copies import (
-    FirstReads,
     NodeBytes,
     capacity_by_node,
     epochs_ahead,
     holders_after_change,
     move_overflow,
-    next_holders,
     second_keepers,
 )
+from cachefs.planning.cluster.epoch_reads import FirstReads, ScheduledReads
 from cachefs.planning.cluster.homes import NO_NODE, BlockHomes, NodeNumbers, reindex_nodes
+from cachefs.planning.cluster.moves import MAX_EVENTS, NO_EVENT, EpochMoves, next_holders
 from cachefs.planning.cluster.rendezvous import RingMember, space_hashes
-from cachefs_cluster.placement.timeliness import ANNOUNCED_UNTIL, NOTHING_SETTLED, Settled, extend_settled
+from cachefs.planning.cluster.schedule import EpochSchedule, ScheduledEpoch, scheduled_epochs
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import span
 
 # Fraction of a node's tiers that counts as room for blocks: the rest is freed ahead, or serves reads of blocks held
 # elsewhere.
 USABLE_FRACTION: Final = 0.97
-# Epochs, from the current one on, whose reads keep their places: 6 bytes per block each instead of 2.
-EPOCHS_WITH_POSITIONS: Final = 2
-
 # Seconds for which a block may still be at its former holder after the ring changed. By then it has been read, or moved
 # by the rebalance.
 FORMER_HOLDER_SECONDS: Final = 600.0
 
-# Returns the reads of an epoch, by ids of nodes in the ring; None if unknown.
-LoadReads = Callable[[int, tuple[str, ...]], Awaitable[FirstReads | None]]
-# Returns whether copies change hands in an epoch; None: not settled yet.
-EpochVerdict = Callable[[int], bool | None]
+# Returns the reads of some epochs of a schedule, by ids of nodes in the ring; None if some are not known yet.
+LoadReads = Callable[[EpochSchedule, Sequence[ScheduledEpoch], tuple[str, ...]], Awaitable[Sequence[FirstReads] | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +78,9 @@ class FormerHolders:
 class HolderState:
     """The holders at the start of one epoch, as stored and sent."""
 
-    # Number of decisions since blocks were at home: the higher count knows better.
+    # Number of epochs decided since blocks were at home: the higher count knows better.
     count: int
-    # The coordinating job, and the epoch that begins.
+    # The job and loader that lead, and their epoch that begins; empty and 0 where none leads any more.
     job: str
     epoch: int
     # Ids of the nodes to which the numbers in *holders* refer.
@@ -94,11 +89,27 @@ class HolderState:
     holders: NodeNumbers
     # Holders at the start of the next epoch: nodes that have already read a block have it then. None if undecided.
     next_holders: NodeNumbers | None = None
-    # See cachefs_cluster.placement.timeliness. Sent, and not stored.
-    settled: Settled = NOTHING_SETTLED
     # The holders before the ring changed: a node that comes back shortly after finds its blocks there. Sent, and not
     # stored.
     former: FormerHolders | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochDecision:
+    """The moves of one epoch of the leader, and the schedule by which they were decided."""
+
+    schedule: EpochSchedule
+    # The epochs that `moves.events` numbers.
+    epochs: tuple[ScheduledEpoch, ...]
+    moves: EpochMoves
+
+    def takes_over(self, group: str, epoch: int, blocks: Ids) -> npt.NDArray[np.bool_]:
+        """Return which of these blocks change hands at the read by *group* (its digest) in its *epoch*: shape (n,)."""
+        number = next((at for at, one in enumerate(self.epochs) if (one.group, one.epoch) == (group, epoch)), NO_EVENT)
+        if number == NO_EVENT:
+            return np.zeros(len(blocks), np.bool_)
+        found: npt.NDArray[np.bool_] = self.moves.events[blocks] == number
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,12 +143,12 @@ class Holders:
 
     def __init__(self, space: BlockSpace, replicas: int, threads: Threads) -> None:
         self.ring = PlacementRing(0, (), ())
-        # Holders by epoch of the job, at its start, for consecutive epochs; a single entry if no job coordinates
-        # copies.
+        # Holders by epoch of the leader, at its start, for consecutive epochs. Empty if blocks are at home; a single
+        # entry if no group leads.
         self.by_epoch: dict[int, NodeNumbers] = {}
-        self.reads: dict[int, FirstReads] = {}  # for the same epochs, and for those ahead
-        self.job = ""
-        self.settled = NOTHING_SETTLED
+        # The moves of these epochs except the last, and how they were decided; None: nothing moves in that epoch.
+        self.decisions: dict[int, EpochDecision | None] = {}
+        self.leader = ""  # name of the job and loader
         self.former: FormerHolders | None = None  # where blocks that were not handed on yet may still be
         self._space = space
         self._replicas = replicas
@@ -180,6 +191,24 @@ class Holders:
             kept |= self.by_epoch.get(epoch, self.homes)[blocks] == node
         return kept
 
+    def kept_until_read(self, group: str, epoch: int, reads: FirstReads, node: int) -> npt.NDArray[np.bool_]:
+        """Return which blocks *node* keeps when *group* (its digest) reads them in its *epoch*: shape (blocks,), bool.
+        Beyond the decided epochs of the leader, the last decided holders count."""
+        kept: npt.NDArray[np.bool_] = self.by_epoch[max(self.by_epoch)] == node
+        for number in sorted(self.by_epoch, reverse=True):
+            decision = self.decisions.get(number)
+            at = (
+                next((one for one in decision.epochs if (one.group, one.epoch) == (group, epoch)), None)
+                if decision
+                else None
+            )
+            if decision is None or at is None:
+                continue
+            times = ScheduledReads(reads, at.begin, at.length).times(_ALL)
+            holders = np.where(decision.moves.times < times, decision.moves.following, self.by_epoch[number])
+            kept = np.where(times < 1, holders == node, kept)
+        return kept
+
     async def follow_ring(self, ring: PlacementRing, current: int = 0, done: float = 0.0) -> bool:
         """Follow a change of the ring, and return whether there is any. Blocks of a member that left go to their new
         home, and blocks whose home is a new member go there. current, done: epoch and progress of the job; blocks read
@@ -207,18 +236,27 @@ class Holders:
                 self._holders_after_change, self.by_epoch[epoch], change, latest
             )
         # All at once: these numbers are places in that ring, and mean other nodes, or none, in another ring.
-        self.ring, self.by_epoch, self.reads, self._placement = ring, found, {}, placed
+        self.ring, self.by_epoch, self._placement = ring, found, placed
+        # The moves follow from the holders that remain decided.
+        self.decisions = {}
         return True
 
     def current_holders(self, epoch: int, done: float) -> NodeNumbers | None:
         """Return the holders in the middle of an epoch; None if unknown."""
-        at, following, reads = self.by_epoch.get(epoch), self.by_epoch.get(epoch + 1), self.reads.get(epoch)
+        at, decision = self.by_epoch.get(epoch), self.decisions.get(epoch)
         if at is None:
             return self.by_epoch[max(self.by_epoch)] if self.by_epoch else None
-        if following is None or reads is None or reads.positions is None:
+        if decision is None:
             return at
-        found: NodeNumbers = np.where(reads.positions < np.float32(done), following, at)
-        return found
+        return decision.moves.holders_at(done, at)
+
+    def remember_holders(self, epoch: int, done: float) -> None:
+        """Remember the present holders as former ones, as some moves of the leader's *epoch* will not happen."""
+        holders = self.current_holders(epoch, done)
+        if holders is not None:
+            besides = (self.by_epoch.get(one) for one in (epoch, epoch + 1, epoch - 1))
+            others = tuple(one for one in besides if one is not None)
+            self.former = FormerHolders(self.ring.ids, holders, _now(), others)
 
     def _holders_after_change(
         self, holders: NodeNumbers, change: "_HolderChange", earlier_holders: NodeNumbers | None = None
@@ -247,24 +285,21 @@ class Holders:
         self._homes.set_members(ring.members)
         return _Placement(self._homes.first, self._homes.second, self._homes.zones)
 
-    def return_home(self, epoch: int = 0, done: float = 0.0) -> None:
-        """Return copies to their homes, as no job coordinates them any more; they may still be at their last holders.
-        epoch, done: epoch and progress of the job that did."""
+    def stop_coordination(self, epoch: int = 0, done: float = 0.0) -> None:
+        """Leave copies where they are, as no group leads any more. epoch, done: epoch and progress of the one that did:
+        some copies may still be where they were at the start of its epoch, or have gone where they were to be next."""
         holders = self.current_holders(epoch, done)
         if holders is not None:
-            besides = (self.by_epoch.get(epoch), self.by_epoch.get(epoch + 1))
-            self.former = FormerHolders(
-                self.ring.ids, holders, _now(), tuple(one for one in besides if one is not None)
-            )
-        self.job, self.by_epoch, self.reads = "", {}, {}
+            self.remember_holders(epoch, done)
+            self._count += max(0, epoch - self._first_decided)
+            self.by_epoch = {0: holders}
+        self.leader, self.decisions, self._first_decided = "", {}, 0
 
-    async def start_coordination(self, job: str, epoch: int, furthest: int, known: HolderState | None) -> None:
-        """Let *job* coordinate copies from now on. epoch, furthest: epochs of its slowest and fastest consumer. known:
-        holders from before."""
+    async def start_coordination(self, leader: str, epoch: int, furthest: int, known: HolderState | None) -> None:
+        """Let *leader*, the name of a job and loader, lead from now on. epoch, furthest: epochs of its slowest and
+        fastest consumer. known: holders from before; None: those that this node has, else the homes."""
         start, holders, following, count = epoch, self.homes, None, 0
-        if known is None or len(known.holders) != self._space.count:
-            holders = await self._threads.planning(self._fit_into_rooms, holders, self.ring)
-        else:
+        if known is not None and len(known.holders) == self._space.count:
             count = known.count
             # If this node joined meanwhile, it gets the blocks whose home it is, as all others compute.
             change = _HolderChange(known.ids, self.ring, self.homes, self.homes, None)
@@ -280,77 +315,74 @@ class Holders:
                 self.former = known.former
             # A node that has just started may know other nodes' progress before its own readers'. A job restarted under
             # the same name finds the copies where it left them.
-            if known.job == job and known.epoch <= furthest + 1:
+            if known.job == leader and known.epoch <= furthest + 1:
                 start = known.epoch
-        self.job, self._count, self._first_decided, self.reads = job, count, start, {}
-        self.settled = NOTHING_SETTLED
+        elif self.by_epoch:
+            count, holders = self._count, self.by_epoch[max(self.by_epoch)]
+        else:
+            holders = await self._threads.planning(self._fit_into_rooms, holders, self.ring)
+        self.leader, self._count, self._first_decided, self.decisions = leader, count, start, {}
         self.by_epoch = {start: holders}
-        if following is not None and known is not None and start == known.epoch and known.job == job:
+        if following is not None and known is not None and start == known.epoch and known.job == leader:
             self.by_epoch[start + 1] = following  # as decided by the others, who are already applying it
 
-    def discard_decisions(self, epoch: int) -> None:
-        """Discard decisions after *epoch*, as the readers have changed."""
-        self.by_epoch = {number: one for number, one in self.by_epoch.items() if number <= epoch}
-        self.reads = {}
-
-    async def decide_epochs(self, epoch: int, load_reads: LoadReads, verdict: EpochVerdict | None = None) -> bool:
-        """Decide the holders at the starts of *epoch* and of the two that follow, as far as the reads until then are
-        known. Keeps the last epoch that is over. Returns whether anything is new.
-
-        verdict: given if orders are published one by one. The holders after an epoch then follow from its own reads and
-        the next epoch's alone, as nodes may differ in what else they know.
-        """
+    async def decide_epochs(
+        self, epoch: int, schedule_of: Callable[[int], EpochSchedule | None], load_reads: LoadReads
+    ) -> bool:
+        """Decide the moves of the leader's *epoch* and of the next one, as far as schedules and orders are known, and
+        decide anew where a schedule has changed. Keeps the last epoch that is over. Returns whether anything is new."""
         is_new = False
         if self.by_epoch and epoch > max(self.by_epoch) + 1:  # no reader reads the epochs between
             latest = self.by_epoch[max(self.by_epoch)]
-            self.by_epoch, self.reads = {epoch: latest}, {}
-        if epoch in self.by_epoch and epoch not in self.reads and self.ring.is_known:
-            ids = self.ring.ids
-            reads = await load_reads(epoch, ids)
-            if reads is not None and self.ring.ids == ids:
-                self.reads[epoch] = reads
+            self.by_epoch, self.decisions = {epoch: latest}, {}
         for number in range(min(self.by_epoch, default=epoch), epoch + 2):
-            if number + 1 in self.by_epoch or not self.ring.is_known:
-                continue
-            settled = verdict(number) if verdict is not None else True
-            if settled is None:
+            schedule, before = schedule_of(number), self.decisions.get(number)
+            is_decided = number + 1 in self.by_epoch
+            if number not in self.by_epoch or not self.ring.is_known:
                 break
-            if not settled:
-                self.by_epoch[number + 1] = self.by_epoch[number]
-                continue
-            ids = self.ring.ids
-            ahead = epochs_ahead(len(ids)) if verdict is None else 1
-            epochs = []
-            for one in range(number, number + ahead + 1):
-                has_positions = one <= number + 1
-                reads = self.reads.get(one)
-                if reads is None or (has_positions and reads.positions is None):
-                    reads = await load_reads(one, ids)
-                if reads is None:
+            if schedule is None:
+                if is_decided:
+                    continue
+                if number >= epoch:
                     break
-                self.reads[one] = reads if one <= epoch + EPOCHS_WITH_POSITIONS else reads.without_positions()
-                # All nodes decide by the same facts, whatever else one happens to know.
-                epochs.append(reads if has_positions else reads.without_positions())
-            if self.ring.ids != ids or number not in self.by_epoch:
+                self.by_epoch[number + 1], self.decisions[number] = self.by_epoch[number], None
+                continue
+            if is_decided and before is not None and before.schedule == schedule:
+                continue
+            decision = await self._decide(number, schedule, load_reads)
+            if decision is None:
                 break
-            holders, ring = self.by_epoch[number], self.ring
-            if len(epochs) < (1 if verdict is None else 2):
-                break
-            if verdict is not None:
-                epochs[0] = await self._threads.planning(epochs[0].reads_from, ANNOUNCED_UNTIL)
-            found = await self._threads.planning(self._decide_next, holders, epochs, ring)
-            if self.ring is not ring or self.by_epoch.get(number) is not holders:
-                break
-            self.by_epoch[number + 1] = found
-            self.settled = extend_settled(self.settled, number)
+            if is_decided and before is not None:
+                # What was to be decided from these holders is open again.
+                self.by_epoch = {one: holders for one, holders in self.by_epoch.items() if one <= number}
+                self.decisions = {one: known for one, known in self.decisions.items() if one < number}
+            self.by_epoch[number + 1], self.decisions[number] = decision.moves.following, decision
             is_new = True
         for old in [one for one in self.by_epoch if one < epoch - 1 and epoch in self.by_epoch]:
             del self.by_epoch[old]
-        self.reads = {number: one for number, one in self.reads.items() if number >= epoch - 1}
+            self.decisions.pop(old, None)
         return is_new
 
-    def _decide_next(self, holders: NodeNumbers, epochs: list[FirstReads], ring: PlacementRing) -> NodeNumbers:
-        return next_holders(holders, epochs, self._rooms_of_members(ring), self._sizes)
+    async def _decide(self, number: int, schedule: EpochSchedule, load_reads: LoadReads) -> EpochDecision | None:
+        """Return the moves of one epoch; None if orders are not known yet, or the members changed meanwhile. Where its
+        end is decided already without moves, as by another node or before members changed, the moves follow from it."""
+        ring, holders, following = self.ring, self.by_epoch[number], self.by_epoch.get(number + 1)
+        before = self.decisions.get(number)
+        epochs = tuple(scheduled_epochs(schedule, epochs_ahead(len(ring.ids))))
+        reads = await load_reads(schedule, epochs, ring.ids)
+        if reads is None:
+            return None
+        scheduled = [ScheduledReads(one, at.begin, at.length) for at, one in zip(epochs, reads, strict=True)]
+        if following is not None and before is None:
+            moves = await self._threads.planning(EpochMoves.between, holders, following, scheduled, schedule.since)
+        else:
+            rooms = self._rooms_of_members(ring)
+            moves = await self._threads.planning(
+                _decide_moves, holders, before, epochs, scheduled, rooms, self._sizes, schedule.since
+            )
+        if self.ring is not ring or self.by_epoch.get(number) is not holders:
+            return None
+        return EpochDecision(schedule, epochs, moves)
 
     def state_at(self, epoch: int) -> HolderState | None:
         """Return the holders at the start of *epoch*, for other nodes."""
@@ -361,9 +393,29 @@ class Holders:
         former = self.former
         if former is not None and _now() - former.changed_at > FORMER_HOLDER_SECONDS:
             former = None
-        return HolderState(
-            count, self.job, epoch, self.ring.ids, holders, self.by_epoch.get(epoch + 1), self.settled, former
-        )
+        return HolderState(count, self.leader, epoch, self.ring.ids, holders, self.by_epoch.get(epoch + 1), former)
+
+
+def _decide_moves(  # noqa: PLR0913 - runs in a thread, with all that it needs
+    holders: NodeNumbers,
+    before: EpochDecision | None,
+    epochs: Sequence[ScheduledEpoch],
+    reads: Sequence[ScheduledReads],
+    rooms: NodeBytes,
+    sizes: npt.NDArray[np.uint32],
+    since: float,
+) -> EpochMoves:
+    """Decide the moves of an epoch, also anew in its midst: *before* is what was decided, and holds for reads before
+    *since*. reads: of each of the *epochs*."""
+    if before is None:
+        return next_holders(holders, reads, rooms, sizes, since)
+    names = [(one.group, one.epoch) for one in epochs]
+    numbers = np.full(MAX_EVENTS + 1, NO_EVENT, np.uint8)
+    for number, one in enumerate(before.epochs):
+        if (one.group, one.epoch) in names:
+            numbers[number] = names.index((one.group, one.epoch))
+    earlier = before.moves.rescheduled(numbers, reads)
+    return next_holders(earlier.holders_at(since, holders), reads, rooms, sizes, since).keep_earlier(earlier, since)
 
 
 def _now() -> float:

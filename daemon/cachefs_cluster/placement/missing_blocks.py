@@ -82,7 +82,7 @@ class MissingBlockSearch:
         if shared is not None and shared.space is not None and shared.holders is not None:
             await _wait_until_followed(shared)
             former, mine = shared.holders.former, self._standing.owned.get(snapshot.id)
-            space, is_coordinated = shared.space, bool(shared.coordinator)
+            space, is_coordinated = shared.space, bool(shared.leader)
         else:
             known = self._plan.spaces.get(snapshot.id)
             space = known if known is not None else await planning(BlockSpace.of, snapshot)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.cluster.copies import RemoteEpochReads
+from cachefs.planning.cluster.epoch_reads import RemoteEpochReads
 from cachefs.planning.cluster.homes import NO_NODE
 from cachefs.planning.cluster.ownership import OwnedMarks
 from cachefs.planning.sequences.timeline import PlannedEpoch

@@ -1,17 +1,20 @@
 """One snapshot that jobs of the cluster read: the holders of its blocks, the blocks that this node keeps, and the reads
 of other nodes here.
 
-If one group of consumers shares out samples that no other group reads, its copies are coordinated: they go where they
-are read next (`cachefs.planning.cluster.copies`). Otherwise blocks stay at home. A copy changes hands when its next
-holder reads it: that node counts the block as its own from shortly before the read, and the former holder stops doing
-so once it has given the block. To wait for the reader's published progress instead would take room on both nodes for
-longer: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
+Copies go where they are read next, by the reads of all groups whose orders are known
+(`cachefs.planning.cluster.copies`). One of the groups leads: holders are decided for one of its epochs after the other,
+on all nodes alike, by the schedules that one node announces (`cachefs_cluster.placement.coordinator`). Where no group
+leads, blocks stay where they are: at home, if none ever did.
+
+A copy changes hands when its next holder reads it: that node counts the block as its own from shortly before the read,
+and the former holder stops doing so once it has given the block. To wait for the reader's published progress instead
+would take room on both nodes for longer: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -19,21 +22,23 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import CachefsError, StoreFull
+from cachefs.planning.blocks.presence import ABSENT
 from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.cluster.copies import FirstReads
+from cachefs.planning.cluster.epoch_reads import FirstReads
 from cachefs.planning.cluster.homes import NO_NODE
 from cachefs.planning.cluster.ownership import OwnedMarks, owned_now
 from cachefs.planning.cluster.scale import SnapshotDemand
-from cachefs_cluster.placement.coordinating_group import choose_coordinator
-from cachefs_cluster.placement.group_orders import Orders, is_epoch_known, is_shared_out, published_samples
+from cachefs.planning.cluster.schedule import Announcement, EpochSchedule, ScheduledEpoch
+from cachefs_cluster.placement.coordinator import Coordinator
+from cachefs_cluster.placement.group_orders import Orders, is_epoch_known, published_samples
+from cachefs_cluster.placement.group_reads import GroupReads
 from cachefs_cluster.placement.group_samples import GroupSamples
 from cachefs_cluster.placement.groups import ConsumerGroup
-from cachefs_cluster.placement.holders import FORMER_HOLDER_SECONDS, Holders, HolderState, LoadReads, PlacementRing
+from cachefs_cluster.placement.holders import FORMER_HOLDER_SECONDS, Holders, HolderState, PlacementRing
 from cachefs_cluster.placement.pending_handoffs import PendingHandoffs
-from cachefs_cluster.placement.remote_group_reads import RemoteGroupReads
+from cachefs_cluster.placement.remote_group_reads import PassedReads, RemoteGroupReads
 from cachefs_cluster.placement.remote_reads import RemoteReads
 from cachefs_cluster.placement.snapshot_context import EpochPosition, SnapshotContext
-from cachefs_cluster.placement.timeliness import own_verdict, verdict_of
 from cachefs_daemon.jobs.plan_memory import BYTES_PER_READ, PlanPurpose
 
 log = logging.getLogger(__name__)
@@ -48,15 +53,20 @@ POSITIONS_SECONDS: Final = 5.0
 LEAD_SECONDS: Final = 0.25
 
 
-# Epochs by which the readers of a job may be apart. Usually they go in step, and the holders follow from the position
+# Epochs by which the readers of a group may be apart. Usually they go in step, and the holders follow from the position
 # of the slowest. After one was cut off for a while and went on by itself, all looked in the wrong places, and a fifth
-# of all blocks came from the origin (4 nodes, 5 epochs apart; with copies at home 4 %). Beyond MAX_SPREAD, copies stay
-# at home until the spread is at most REJOIN_SPREAD again.
+# of all blocks came from the origin (4 nodes, 5 epochs apart; with copies at home 4 %). The reads of a group that is
+# further apart than MAX_SPREAD do not decide until the spread is at most REJOIN_SPREAD again.
 MAX_SPREAD: Final = 2.0
 REJOIN_SPREAD: Final = 1.0
-# Fraction of an epoch after which it counts as begun.
-BEGUN_FRACTION: Final = 0.01
 
+
+# Reads of own consumers at which this node takes blocks over: epoch and number of the read, block, and the leader's
+# epoch in which that was decided.
+_AwaitedReads = npt.NDArray[np.void]
+_NO_READS: Final[_AwaitedReads] = np.zeros(
+    0, [("epoch", np.int64), ("read", np.int64), ("block", np.int32), ("decided", np.int32)]
+)
 
 _START_POSITION: Final = EpochPosition("", 0, 0.0, 0.0)
 
@@ -77,15 +87,25 @@ class SharedSnapshot:
         self._taken_over: dict[
             str, tuple[int, int]
         ] = {}  # by own consumer: epoch and read up to which `_take_over_blocks` has gone
+        self._awaited: dict[str, _AwaitedReads] = {}  # by own consumer: reads whose blocks are on their way
         self._slowest_positions: dict[
             object, EpochPosition
         ] = {}  # by key of the group: its slowest consumer, as of the last step
-        self._coordinated: ConsumerGroup | None = None
-        self._was_spread = False  # whether copies stayed at home because the readers were apart
-        self._spread_group: object = None  # key of the group whose readers are too far apart to coordinate copies
+        self._reads = GroupReads(context, self._samples)
+        self._coordinator = Coordinator(
+            context.me,
+            context.positions_of,
+            self._slowest_position,
+            lambda: context.standing.copy_window + LEAD_SECONDS,
+        )
+        self._eligible: list[ConsumerGroup] = []  # groups whose reads may decide, if their readers are not apart
+        self._apart: set[str] = set()  # digests of the groups whose readers are apart
+        self._term = 0  # of the announcement by which copies are coordinated here
+        self._leader: ConsumerGroup | None = None  # by whose epochs the holders are decided
+        self._leader_position = _START_POSITION  # of its slowest consumer, also after its end
+        self._decided_epoch = -1  # of the leader, at the latest decision
         self._is_ownership_exact = False  # whether standing is exact for all blocks, including those read in this epoch
         self._adopted: HolderState | None = None
-        self._is_order_missing = False  # whether a published order could not be fetched at the last attempt
         self._handoffs = PendingHandoffs(snapshot, context.me, context.standing, context.are_others_complete)
         self._wakeup = asyncio.Event()
         self._wakeup.set()
@@ -103,6 +123,16 @@ class SharedSnapshot:
     def space(self) -> BlockSpace | None:
         """The blocks of the snapshot; None until the first samples are known."""
         return self._samples.space
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether any job reads the snapshot."""
+        return bool(self._groups)
+
+    @property
+    def has_moved_copies(self) -> bool:
+        """Whether copies may be elsewhere than at home."""
+        return self.holders is not None and bool(self.holders.by_epoch)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -123,6 +153,11 @@ class SharedSnapshot:
         self._adopted = known
         self._wakeup.set()
 
+    def offer_announcement(self, announcement: Announcement) -> None:
+        """Follow an announcement that another node follows, if it ranks higher than this node's."""
+        if self._coordinator.follow([announcement]):
+            self._publish_announcement()
+
     def note_handed_over(self, node: str, keys: Sequence[bytes]) -> None:
         """Record that a node got blocks from this one."""
         holders, space = self.holders, self.space
@@ -131,72 +166,84 @@ class SharedSnapshot:
         ids, number = space.ids(keys), holders.ring.ids.index(node)
         ids = np.unique(ids[ids >= 0])
         self._handoffs.release_blocks(ids, partial(self._will_keep, number))
-        reader = self._remote_reads.reads_of(self._coordinated) if self._coordinated is not None else None
-        if reader is not None:
-            for epoch, blocks in reader.note_handed_over(ids, number):
-                self._release_blocks(epoch, blocks)
+        readers = [
+            (group, reads) for group in self._groups if (reads := self._remote_reads.reads_of(group)) is not None
+        ]
+        if not readers:
+            return
+        found = [reads.find_reads(ids, number) for _, reads in readers]
+        # The block serves the reader's next read of it, by whichever group.
+        soonest = np.stack([seconds for _, seconds in found])
+        chosen = np.where(np.isfinite(soonest.min(axis=0)), soonest.argmin(axis=0), -1)
+        for index, (group, reads) in enumerate(readers):
+            epochs = found[index][0]
+            for epoch in np.unique(epochs[chosen == index]).tolist():
+                blocks = ids[(chosen == index) & (epochs == epoch)]
+                reads.note_handed_over(epoch, blocks)
+                self._release_blocks(group, PassedReads(epoch, blocks, np.full(len(blocks), number, np.uint16)))
 
     def follow_readers(self) -> None:
         """Follow the progress of the readers. Call several times a second."""
         for group in self._groups:
-            reader = self._remote_reads.reads_of(group)
+            reads = self._remote_reads.reads_of(group)
             slowest = self._slowest_positions[group.key] = self._slowest_position(group)
-            if reader is None:
+            if reads is None:
                 continue
-            for epoch, blocks in reader.follow_reader(slowest.epoch, slowest.done, slowest.rate):
-                if self._coordinated is not None and group.key == self._coordinated.key:
-                    self._release_blocks(epoch, blocks)
-            following = slowest.epoch + 1
-            if self._is_decided(group, following) and not self._is_planned(group, reader, following):
+            for passed in reads.follow_reader(slowest.epoch, slowest.done, slowest.rate):
+                self._release_blocks(group, passed)
+            if not self._is_planned(group, reads, slowest.epoch + 1):
                 self._wakeup.set()
-        self._check_spread()
-        if self._coordinated is not None:
-            self._take_over_blocks(self._coordinated)
+        self._follow_spread()
+        self._coordinate()
+        for group in self._deciding_groups():
+            self._take_over_blocks(group)
         if self.is_up_to_date:
             self._handoffs.expire()
 
-    def _check_spread(self) -> None:
-        """Check the spread of the readers: of the group that coordinates copies, would do so if it were together, or is
-        the only one."""
-        alone = self._groups[0] if len(self._groups) == 1 else None
-        group = self._coordinated or next((one for one in self._groups if one.key == self._spread_group), alone)
-        positions = self._context.positions_of(group) if group is not None else []
-        progress = [position.epoch + position.done for position in positions]
-        spread = max(progress) - min(progress) if progress else 0.0
-        was_apart = self._spread_group is not None
-        is_apart = spread > (REJOIN_SPREAD if was_apart else MAX_SPREAD)
-        self._spread_group = group.key if is_apart and group is not None else None
-        if is_apart != was_apart and group is not None:
-            self._wakeup.set()
-            what = "blocks stay at home until they are together again" if is_apart else "they are together again"
+    def _coordinate(self) -> None:
+        """Announce what has changed, where this node is the one that announces."""
+        ids = set(self._ring.ids)
+        groups = [group for group in self._groups if group.nodes & ids]
+        eligible = [group for group in self._eligible if group.digest not in self._apart and group.nodes & ids]
+        sizes = {group.digest: self._samples.block_count(group) for group in eligible}
+        if self._coordinator.issue(groups, eligible, sizes):
+            self._publish_announcement()
+        leader = self._coordinator.find_leader(self._groups)
+        if leader is not None:
+            self._leader_position = self._slowest_position(leader)
+            if self.holders is not None and self._leader_position.epoch > self._decided_epoch:
+                self._wakeup.set()
+
+    def _publish_announcement(self) -> None:
+        self._context.publish_announcement(self.snapshot, self._coordinator.announcement)
+        self._wakeup.set()
+
+    def _follow_spread(self) -> None:
+        """Find the groups whose readers are too far apart for their reads to decide."""
+        for group in self._groups:
+            progress = [position.epoch + position.done for position in self._context.positions_of(group)]
+            spread = max(progress) - min(progress) if progress else 0.0
+            was_apart = group.digest in self._apart
+            if (spread > (REJOIN_SPREAD if was_apart else MAX_SPREAD)) == was_apart:
+                continue
+            self._apart ^= {group.digest}
+            what = "they are together again" if was_apart else "copies do not follow them until they are together again"
             log.info("snapshot %s: readers of job %s are %.1f epochs apart; %s", self.snapshot, group.job, spread, what)
 
-    def _is_planned(self, group: ConsumerGroup, reader: RemoteGroupReads, epoch: int) -> bool:
+    def _is_planned(self, group: ConsumerGroup, reads: RemoteGroupReads, epoch: int) -> bool:
         """Return whether the plan of that epoch is as complete as it can be."""
-        is_open = group.spec is None and self._coordinated is not None and group.key == self._coordinated.key
-        if is_open and self.holders is not None and epoch not in self.holders.by_epoch:
-            return False
-        return reader.is_current(epoch) or not is_epoch_known(group, epoch)
+        return reads.is_current(epoch) or not is_epoch_known(group, epoch) or not self._is_decided(group, epoch)
 
     def _is_decided(self, group: ConsumerGroup, epoch: int) -> bool:
-        """Return whether the holders at the start of that epoch are decided, or can be by now."""
-        if self._coordinated is None or group.key != self._coordinated.key or group.spec is not None:
-            return True
-        if self.holders is not None and epoch in self.holders.by_epoch:
-            return True
-        verdict = self._verdict(group, epoch - 1)
-        return verdict is not None and (
-            not verdict or (is_epoch_known(group, epoch - 1) and is_epoch_known(group, epoch))
-        )
+        """Return whether the holders at the start of that epoch are decided, as far as they have to be."""
+        is_leader = self._leader is not None and group.key == self._leader.key
+        return not is_leader or self.holders is None or epoch in self.holders.by_epoch
 
-    def _verdict(self, group: ConsumerGroup, epoch: int) -> bool | None:
-        """Return whether copies change hands in an epoch of a group that publishes orders one by one; None if open."""
-        around, ring = self._context, self._ring.ids
-        first = min((node for node in group.nodes if node in ring), default=around.me)
-        if first != around.me:
-            return verdict_of(epoch, around.settled_epochs(first, group), self._slowest_position(group)[1:3])
-        own = [position[1:3] for position in around.positions_of(group) if position.node == around.me]
-        return own_verdict(epoch, max(self._slowest_position(group)[1:3], min(own, default=(0, 0.0))))
+    def _deciding_groups(self) -> list[ConsumerGroup]:
+        """Return the groups by whose reads copies change hands."""
+        decisions = self.holders.decisions.values() if self.holders is not None else ()
+        digests = {one.group for decision in decisions if decision is not None for one in decision.epochs}
+        return [group for group in self._groups if group.digest in digests]
 
     @property
     def is_up_to_date(self) -> bool:
@@ -211,27 +258,29 @@ class SharedSnapshot:
         return self._remote_reads.plan_names
 
     @property
-    def coordinator(self) -> str:
-        """Name of the group that coordinates copies; empty if there is none."""
-        return self._coordinated.name if self._coordinated is not None else ""
+    def leader(self) -> str:
+        """Name of the job and loader that lead the decisions about copies; empty if there is none."""
+        return self._leader.name if self._leader is not None else ""
 
     def holders_of_block(self, block: int) -> tuple[int, tuple[int, ...], int]:
         """Return the holder of a block, other possible holders, and its home: places in the ring, or NO_NODE."""
         holders = self.holders
         assert holders is not None
         home = int(holders.homes[block])
-        if self._coordinated is None or not holders.by_epoch:
+        if not holders.by_epoch:
             return home, (), home
         epoch, done = self._position.epoch, self._position.done
-        before, after, reads = holders.by_epoch.get(epoch), holders.by_epoch.get(epoch + 1), holders.reads.get(epoch)
+        before, decision = holders.by_epoch.get(epoch), holders.decisions.get(epoch)
         if before is None:
             return home, (), home
-        now, others = int(before[block]), tuple[int, ...]()
-        if after is not None and after[block] != now:
-            others = (int(after[block]),)
-            if reads is not None and reads.positions is not None and reads.positions[block] < done:
-                now, others = others[0], (now,)
-        return now, others, home
+        now, others = int(before[block]), list[int]()
+        if decision is not None and (after := int(decision.moves.following[block])) != now:
+            others.append(after)
+            if decision.moves.times[block] < done:
+                now, others = after, [now]
+        # Another group may be a little later or earlier than scheduled at the read at which the block changes hands.
+        others += [int(holders.by_epoch[one][block]) for one in (epoch - 1, epoch + 2) if one in holders.by_epoch]
+        return now, tuple(dict.fromkeys(one for one in others if one != now)), home
 
     def former_holders(self, block: int) -> list[str]:
         """Return the ids of nodes that may have held a block before the ring changed; empty after a while."""
@@ -256,20 +305,13 @@ class SharedSnapshot:
         return SnapshotDemand(size, max(0.0, *left, 0.0), 1 / rate if rate > 0 else 0.0)
 
     def holder_state(self) -> HolderState | None:
-        """Return the holders, for other nodes; None if no job coordinates copies."""
-        return (
-            self.holders.state_at(self._position.epoch)
-            if self.holders is not None and self._coordinated is not None
-            else None
-        )
+        """Return the holders, for other nodes; None if blocks are at home."""
+        return self.holders.state_at(self._position.epoch) if self.holders is not None else None
 
     @property
     def _position(self) -> EpochPosition:
-        return (
-            self._slowest_positions.get(self._coordinated.key, _START_POSITION)
-            if self._coordinated is not None
-            else _START_POSITION
-        )
+        """The leader's position, of its slowest consumer; the start where none leads."""
+        return self._leader_position if self.holders is not None and self.holders.leader else _START_POSITION
 
     def _slowest_position(self, group: ConsumerGroup) -> EpochPosition:
         group = next((one for one in self._groups if one.key == group.key), group)  # some members may have ended
@@ -277,7 +319,9 @@ class SharedSnapshot:
         published_epochs = (order.epoch for member in group.members for order in member.facts.orders)
         begun = min(published_epochs, default=0) if group.spec is None else 0
         if not positions:
-            return EpochPosition("", begun, 0.0, 0.0)
+            # Consumers that have ended are where they were last.
+            last = self._slowest_positions.get(group.key, _START_POSITION)
+            return last if last.epoch >= begun else EpochPosition("", begun, 0.0, 0.0)
         slowest = min(positions, key=lambda position: (position.epoch, position.done))
         if slowest.epoch < begun:  # its last progress is older than its orders
             slowest = EpochPosition(slowest.node, begun, 0.0, 0.0)
@@ -285,21 +329,32 @@ class SharedSnapshot:
 
     # --- copies change hands ------------------------------------------------------------------------------------------
 
-    def _release_blocks(self, epoch: int, blocks: Ids) -> None:
-        """Update standing after blocks were read by other nodes, or given to them, in *epoch*: another node may keep
-        them from then on."""
-        holders = self.holders
-        following = holders.by_epoch.get(epoch + 1) if holders is not None else None
-        if holders is None or following is None or not len(blocks):
+    def _release_blocks(self, group: ConsumerGroup, passed: PassedReads) -> None:
+        """Update standing after another node has read blocks, or was given them for a read: where it keeps them from
+        then on, this node does not."""
+        holders, me = self.holders, self._me
+        if holders is None or not len(passed.blocks):
             return
-        me = self._me
-        mine = (following[blocks] == me) | holders.has_second_copy(epoch + 1, me, blocks)
-        self._context.standing.update_owned(self.snapshot, blocks, mine & (me != NO_NODE))
+        for number, decision in holders.decisions.items():
+            if decision is None:
+                continue
+            takes = decision.takes_over(group.digest, passed.epoch, passed.blocks)
+            takes &= decision.moves.following[passed.blocks] == passed.readers
+            takes &= passed.readers != me
+            # A group that lags behind its schedule may do reads after this node has taken the block in a later epoch.
+            takes &= self._taken_in[passed.blocks] <= number
+            blocks = passed.blocks[takes]
+            if len(blocks):
+                mine = holders.has_second_copy(number + 1, me, blocks) & (me != NO_NODE)
+                self._context.standing.update_owned(self.snapshot, blocks, mine)
 
     def _take_over_blocks(self, group: ConsumerGroup) -> None:
-        """Count blocks that this node reads next, and then keeps, as its own from now on."""
-        plan, standing, holders, me = self._context.plan, self._context.standing, self.holders, self._me
-        if holders is None or me == NO_NODE:
+        """Count blocks that this node reads next, and then keeps, as its own as soon as they are here. Blocks that are
+        on their way are copies until then: they would count as missing ones, be fetched at once, and displace own
+        blocks that no other node has."""
+        plan, standing, me = self._context.plan, self._context.standing, self._me
+        states = self._context.states_of(self.snapshot)
+        if me == NO_NODE or states is None:
             return
         for key in self._context.own_keys(group):
             window = plan.window(key, 0, 1)
@@ -308,17 +363,42 @@ class SharedSnapshot:
             current, position = plan.progress(key)
             left = position + int((standing.copy_window + LEAD_SECONDS) / window.period) + 1
             led = max(self._taken_over.get(key, (current, position)), (current, position))
+            awaited = [self._awaited.get(key, _NO_READS)]
             for epoch in (current, current + 1):
-                published, following = plan.epoch(key, epoch), holders.by_epoch.get(epoch + 1)
-                if published is None or following is None or left <= 0:
+                published = plan.epoch(key, epoch)
+                if published is None or left <= 0:
                     break
                 begin = led[1] if led[0] == epoch else 0
                 blocks = published.blocks[begin:left]
                 if led[0] <= epoch and len(blocks):
-                    self._gain_blocks(blocks[following[blocks] == me])
+                    awaited.append(self._reads_taking_over(group, epoch, begin, blocks))
                     led = (epoch, begin + len(blocks))
                 left -= len(published.blocks)
             self._taken_over[key] = led
+            reads = np.concatenate(awaited)
+            is_read = (reads["epoch"] < current) | ((reads["epoch"] == current) & (reads["read"] < position))
+            due = is_read | (states[reads["block"]] != ABSENT)
+            self._awaited[key] = reads[~due]
+            self._taken_in[reads["block"][due]] = reads["decided"][due]
+            self._gain_blocks(reads["block"][due])
+
+    def _reads_taking_over(self, group: ConsumerGroup, epoch: int, first: int, blocks: Ids) -> _AwaitedReads:
+        """Return the reads of *blocks*, from read *first* of an epoch of a group on, from which on this node keeps the
+        blocks."""
+        found = [_NO_READS]
+        for number, decision in self.holders.decisions.items() if self.holders is not None else ():
+            if decision is not None:
+                takes = decision.takes_over(group.digest, epoch, blocks)
+                reads = np.flatnonzero(takes & (decision.moves.following[blocks] == self._me))
+                taken = np.empty(len(reads), _NO_READS.dtype)
+                taken["epoch"], taken["read"], taken["block"], taken["decided"] = (
+                    epoch,
+                    first + reads,
+                    blocks[reads],
+                    number,
+                )
+                found.append(taken)
+        return np.concatenate(found)
 
     def _gain_blocks(self, blocks: Ids) -> None:
         marks, space = self._context.standing.owned.get(self.snapshot), self.space
@@ -371,40 +451,52 @@ class SharedSnapshot:
 
     async def _recompute(self) -> bool:
         """Recompute all decisions. Returns False if a retry is needed. Raises CachefsError."""
-        around, groups = self._context, list(self._groups)
-        is_known, space = await self._samples.load(groups), self.space
-        if not is_known or space is None:
+        around, all_groups = self._context, list(self._groups)
+        groups, space = await self._samples.load(all_groups), self.space
+        if self._samples.problem:
+            self._note_problem(self._samples.problem)
+        if space is None:
             return False
         if self.holders is None:
             self.holders = Holders(space, around.replicas, around.threads)
+            self._taken_in = np.full(space.count, -1, np.int32)
         holders = self.holders
         self._reserve_memory(space, groups)
         if around.plan.spaces.get(self.snapshot) is not space:
             around.plan.add_space(space)
-        position = self._position
+        self._eligible = [group for group in groups if self._is_eligible(group)]
         former = holders.former
-        changed = await holders.follow_ring(self._ring, position.epoch, position.done)
-        if holders.former is not None and holders.former is not former:
-            self._handoffs.add_handoffs(holders.former)
-        changed |= await self._coordinate(holders, space, groups)
-        coordinated, stands_anew, self._is_order_missing = self._coordinated, False, False
-        if coordinated is not None:
-            epoch = self._slowest_position(coordinated).epoch
-            verdict = partial(self._verdict, coordinated) if coordinated.spec is None else None
-            if (is_new := await holders.decide_epochs(epoch, self._reads_loader(coordinated), verdict)) or changed:
+        changed = await holders.follow_ring(self._ring, self._position.epoch, self._position.done)
+        changed |= await self._follow_leader(holders, space)
+        stands_anew, self._is_order_missing = False, False
+        if self._leader is not None:
+            epoch = self._decided_epoch = self._position.epoch
+            deciding = {group.digest for group in self._deciding_groups()}
+            is_new = await holders.decide_epochs(epoch, self._coordinator.announcement.schedule_of, self._load_reads)
+            if is_new:
+                self._taken_over, self._awaited = {}, {}
                 # Keepers of second copies change with each epoch; other blocks change hands read by read.
-                stands_anew = is_new and around.replicas > 1
+                stands_anew = around.replicas > 1
+                if len(self._deciding_groups()) > 1:
+                    self._remote_reads.mark_outdated()
+                if not deciding <= {group.digest for group in self._deciding_groups()}:
+                    # A group has ended: copies that were to go where it reads them stay.
+                    holders.remember_holders(epoch, self._position.done)
+                    changed = True
+            if is_new or changed:
                 changed |= not self._is_ownership_exact
                 if (known := holders.state_at(epoch)) is not None:
                     around.store_holders(self.snapshot, known)
+        if holders.former is not None and holders.former is not former:
+            self._handoffs.add_handoffs(holders.former)
         if changed:
             self._remote_reads.mark_outdated()
         await self._remote_reads.plan_reads(groups, space, holders.ring.ids, self._kept_in)
         if changed or stands_anew or self.snapshot not in around.standing.owned:
             await self._set_ownership(holders)
-        if holders.ring != self._ring or groups != self._groups:
+        if holders.ring != self._ring or all_groups != self._groups:
             self._wakeup.set()
-        return not self._is_order_missing
+        return not self._is_order_missing and len(groups) == len(all_groups)
 
     def _release_memory(self) -> None:
         if self._memory_key:
@@ -417,59 +509,53 @@ class SharedSnapshot:
         if key != self._memory_key:
             self._release_memory()
             self._memory_key = key
-        size = PER_BLOCK * space.count + self._samples.memory + BYTES_PER_READ * self._remote_reads.longest_reads
+        size = PER_BLOCK * space.count + self._samples.memory + self._reads.memory
+        size += BYTES_PER_READ * self._remote_reads.longest_reads
         self._context.plan_memory.reserve(key, PlanPurpose.PLAN, size)
 
-    async def _coordinate(self, holders: Holders, space: BlockSpace, groups: list[ConsumerGroup]) -> bool:
-        """Choose the group that decides where copies go, if any. Returns whether the holders have changed."""
-        before = self._coordinated
-        # When a rank ends before the others, or its node is away, the copies of the others stay where the sequences
-        # have them; a node that comes back meanwhile joins in.
-        elsewhere = {one.key for one in groups if self._context.is_coordinated_elsewhere(one)}
-        last = before.key if before is not None else None
-        group = await self._context.threads.planning(choose_coordinator, groups, self._samples.extents, last, elsewhere)
-        goes_on = group is not None and (group.key == last or group.key in elsewhere)
-        is_apart = group is not None and group.key == self._spread_group
-        if group is None or is_apart or not holders.ring.is_known or not (goes_on or self._has_whole_epochs(group)):
-            self._was_spread = is_apart
-            if before is not None:
-                position = self._position
-                holders.return_home(position.epoch, position.done)
-                self._context.remove_holders(self.snapshot)
-            self._coordinated, self._adopted = None, None
-            return before is not None
-        adopted, self._adopted = self._adopted, None
-        if before is not None and before.name == group.name and adopted is None:
-            self._coordinated = group
-            position = self._slowest_position(group)
-            if before.key != group.key:
-                # The last sampler's order of the current epoch is not what is read.
-                holders.discard_decisions(position.epoch)
-                return True
-            if before.reader_ids != group.reader_ids:
-                # Blocks already read have changed hands as decided.
-                holders.discard_decisions(position.epoch + (position.done > BEGUN_FRACTION))
-                return True
+    def _is_eligible(self, group: ConsumerGroup) -> bool:
+        """Return whether the reads of a group may decide: all its consumers are known, or were, as when a rank ends
+        before the others or its node is away; and it publishes whole epochs."""
+        schedules = self._coordinator.announcement.schedules
+        decides = any(schedule.timing_of(group.digest) is not None for schedule in schedules)
+        return (group.is_whole or decides) and (decides or self._has_whole_epochs(group))
+
+    async def _follow_leader(self, holders: Holders, space: BlockSpace) -> bool:
+        """Follow a change of the leader as announced, and other nodes' holders. Returns whether what this node keeps is
+        to be computed anew: where another group leads from now on, copies stay where they are."""
+        announcement, adopted = self._coordinator.announcement, self._adopted
+        leader = self._coordinator.find_leader(self._groups) if holders.ring.is_known else None
+        self._adopted = None
+        if adopted is not None and adopted.job != holders.leader:
+            adopted = None
+        if announcement.term == self._term and adopted is None:
+            self._leader = leader if leader is not None else self._leader
             return False
-        # After readers were apart no node knows better, since all copies have gone home meanwhile.
-        known = adopted or (await self._context.load_holders(space) if not self._was_spread else None)
-        self._was_spread = False
-        if (
-            adopted is None
-            and known is not None
-            and known.job == group.name
-            and self._context.is_coordinated_elsewhere(group)
-        ):
-            await self._wait_for_positions(group, known.epoch)
-        positions = [position.epoch for position in self._context.positions_of(group)]
-        slowest = self._slowest_position(group).epoch
-        await holders.start_coordination(group.name, slowest, max(positions, default=slowest), known)
-        self._coordinated = group
+        stops = announcement.term != self._term and bool(holders.leader)
+        if stops:
+            self._taken_in[:] = -1
+            epoch, done = divmod(announcement.left_at, 1.0)
+            holders.stop_coordination(int(epoch), done)
+            self._leader = None
+            self._remote_reads.mark_outdated()
+        if not announcement.leader:
+            self._term = announcement.term
+        if leader is None:
+            return False
+        goes_on = bool(holders.by_epoch) and adopted is None
+        known = adopted or (await self._context.load_holders(space) if not holders.by_epoch else None)
+        if known is not None and adopted is None and known.job == announcement.leader:
+            await self._wait_for_positions(leader, known.epoch)
+        positions = [position.epoch for position in self._context.positions_of(leader)]
+        self._leader, self._leader_position = leader, self._slowest_position(leader)
+        self._term = announcement.term
+        first = announcement.first_epoch if goes_on else self._leader_position.epoch
+        await holders.start_coordination(leader.name, first, max(positions, default=first), known)
         log.info(
-            "snapshot %s: copies go where job %s reads them next, from epoch %d on",
-            self.snapshot, group.job, min(holders.by_epoch),
+            "snapshot %s: copies go where they are read next, by the epochs of job %s from %d on",
+            self.snapshot, leader.job, min(holders.by_epoch),
         )  # fmt: skip
-        return True
+        return not goes_on
 
     async def _wait_for_positions(self, group: ConsumerGroup, epoch: int) -> None:
         """Wait until a consumer is known to be in that epoch or about to begin it, for at most POSITIONS_SECONDS:
@@ -489,84 +575,82 @@ class SharedSnapshot:
         samples = self._samples.sample_count(group)
         return any(is_epoch_known(group, epoch) and 2 * published_samples(group, epoch) >= samples for epoch in epochs)
 
-    def _reads_loader(self, group: ConsumerGroup) -> LoadReads:
-        async def reads_of(epoch: int, ids: tuple[str, ...]) -> FirstReads | None:
-            orders = await self._orders(group, epoch)
-            if orders is None:
-                return None
-            shared_out = group.spec is not None or await self._context.threads.planning(is_shared_out, orders)
-            count = self._samples.by_map[group.maps[0]].space.count
-            return await self._context.threads.planning(_load_reads, count, orders if shared_out else [], ids)
-
-        return reads_of
-
-    async def _orders(self, group: ConsumerGroup, epoch: int) -> Orders | None:
-        """Return the orders of an epoch; None if unknown. Raises CachefsError."""
-        if not is_epoch_known(group, epoch):
-            return None
+    async def _load_reads(
+        self, schedule: EpochSchedule, epochs: Sequence[ScheduledEpoch], ids: tuple[str, ...]
+    ) -> Sequence[FirstReads] | None:
+        groups = {group.digest: group for group in self._groups}
         try:
-            return await self._context.orders.orders_of(group, self._samples.by_map, epoch)
+            return await self._reads.load_reads(groups, schedule, epochs, ids)
         except CachefsError as error:
-            if group.spec is not None:
-                raise
-            self._is_order_missing = True
-            self._note_problem(f"the reads of other nodes in epoch {epoch} are not known yet: {error}")
+            self._note_missing_order(error)
             return None
+
+    def _note_missing_order(self, error: CachefsError) -> None:
+        self._is_order_missing = True
+        self._note_problem(f"the order of some reads is not known yet: {error}")
 
     async def _kept_in(self, group: ConsumerGroup, epoch: int) -> tuple[OwnedMarks, Orders] | None:
         """Return which blocks this node keeps in an epoch until they are read, shape (blocks,), bool, and the orders of
         all members. None if unknown or undecided. Raises CachefsError."""
-        holders, decided = self.holders, epoch
+        holders, planning = self.holders, self._context.threads.planning
         assert holders is not None
-        if self._coordinated is not None and holders.by_epoch:
-            if group.key != self._coordinated.key:
-                decided = min(holders.by_epoch)  # the reads of other groups have been where they are since then
-            if decided not in holders.by_epoch:
+        if not self._is_decided(group, epoch):
+            return None
+        try:
+            orders = await self._reads.load_orders(group, epoch)
+            if orders is None:
                 return None
-        kept = await self._context.threads.planning(holders.kept_blocks, decided, self._me)
-        orders = await self._orders(group, epoch)
-        return (kept, orders) if orders is not None else None
+            if len(self._deciding_groups()) > 1:
+                reads = await self._reads.load_epoch(group, epoch, holders.ring.ids)
+                if reads is None:
+                    return None
+                kept = await planning(holders.kept_until_read, group.digest, epoch, reads, self._me)
+                kept |= holders.has_second_copy(self._position.epoch, self._me)
+            else:
+                # The reads of groups that do not decide have been where they are since the first decision.
+                is_leader = self._leader is not None and group.key == self._leader.key
+                decided = epoch if is_leader else min(holders.by_epoch, default=0)
+                kept = await planning(holders.kept_blocks, decided, self._me)
+        except CachefsError as error:
+            if group.spec is not None:
+                raise
+            self._note_missing_order(error)
+            return None
+        return kept, orders
 
     async def _set_ownership(self, holders: Holders) -> None:
         """Set for all blocks whether this node keeps them."""
-        group, me = self._coordinated, self._me
-        self._is_ownership_exact = False
-        epoch = self._slowest_position(group).epoch if group is not None else 0
-        mine = await self._context.threads.planning(holders.kept_blocks, epoch, me)
-        if group is not None:
-            at, following, reads = (
-                holders.by_epoch.get(epoch),
-                holders.by_epoch.get(epoch + 1),
-                holders.reads.get(epoch),
-            )
-            if at is not None and following is not None and reads is not None and me != NO_NODE:
-                passed = _progress_by_node(holders.ring.ids, self._context.positions_of(group), epoch)
-                mine = await self._context.threads.planning(owned_now, at, following, reads, passed, me)
-                mine |= holders.has_second_copy(epoch, me)
-                self._is_ownership_exact = True
+        leader, me = self._leader, self._me
+        epoch = self._position.epoch
+        at, decision = holders.by_epoch.get(epoch), holders.decisions.get(epoch)
+        self._is_ownership_exact = leader is None or (decision is not None and me != NO_NODE)
+        if at is not None and decision is not None and leader is not None and me != NO_NODE:
+            passed = _progress_by_node(holders.ring.ids, self._context.positions_of(leader), self._position)
+            mine = await self._context.threads.planning(owned_now, at, decision.moves, passed, me)
+            mine |= holders.has_second_copy(epoch, me)
+        else:
+            mine = await self._context.threads.planning(holders.kept_blocks, epoch, me)
         before = self._context.standing.owned.get(self.snapshot)
         gained = mine if before is None else mine & ~before
         self._handoffs.set_kept(mine)
         if self.space is not None and gained.any():
             self._context.adopt_blocks(self.space, np.flatnonzero(gained).astype(np.int32))
-        self._taken_over = {}
-        if group is not None:
+        self._taken_over, self._awaited = {}, {}
+        for group in self._deciding_groups():
             self._take_over_blocks(group)
 
 
-def _load_reads(count: int, orders: Orders, ids: tuple[str, ...]) -> FirstReads:
-    numbers: Mapping[str, int] = {node: number for number, node in enumerate(ids)}
-    return FirstReads.of(count, [(numbers[node], order) for node, order in orders if node in numbers])
-
-
-def _progress_by_node(ids: Sequence[str], positions: Sequence[EpochPosition], epoch: int) -> npt.NDArray[np.float64]:
-    """Return the progress of each node in an epoch, by its slowest consumer: 0 to 1, or 2 if beyond it. Shape
-    (nodes,)."""
-    passed = np.zeros(len(ids))
+def _progress_by_node(
+    ids: Sequence[str], positions: Sequence[EpochPosition], slowest: EpochPosition
+) -> npt.NDArray[np.float64]:
+    """Return the progress of each node in the epoch of the leader's slowest consumer, by its own slowest one: 0 to 1,
+    or 2 if beyond it. Nodes without a consumer of the leader count as being with the slowest. Shape (nodes,)."""
+    passed = np.full(len(ids), slowest.done)
     by_node: dict[str, tuple[int, float]] = {}
     for position in positions:
         by_node[position.node] = min(by_node.get(position.node, (position.epoch, position.done)), position[1:3])
     for number, node in enumerate(ids):
-        at_epoch, done = by_node.get(node, (epoch, 0.0))
-        passed[number] = done if at_epoch == epoch else 2.0 * (at_epoch > epoch)
+        if node in by_node:
+            at_epoch, done = by_node[node]
+            passed[number] = done if at_epoch == slowest.epoch else 2.0 * (at_epoch > slowest.epoch)
     return passed

@@ -4,13 +4,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from cachefs.planning.blocks.space import BlockSpace, Ids, Samples
 from cachefs.planning.cluster.ownership import Ownership
+from cachefs.planning.cluster.schedule import Announcement
 from cachefs.planning.sequences.plan import Plan
 from cachefs_cluster.placement.group_orders import GroupOrders
 from cachefs_cluster.placement.groups import ConsumerGroup
 from cachefs_cluster.placement.holders import HolderState
-from cachefs_cluster.placement.timeliness import NOTHING_SETTLED, Settled
 from cachefs_daemon.jobs.plan_memory import PlanMemory
 from cachefs_daemon.runtime.threads import Threads
 
@@ -49,11 +52,10 @@ class SnapshotContext:
     store_holders: Callable[[str, HolderState], None]
     # Called with blocks that this node keeps from now on: they may be transient ones.
     adopt_blocks: Callable[[BlockSpace, Ids], None]
-    # Removes the stored holders of a snapshot.
-    remove_holders: Callable[[str], None] = lambda snapshot: None
-    # Returns the epochs that a node has settled for a group's job.
-    settled_epochs: Callable[[str, ConsumerGroup], Settled] = lambda node, group: NOTHING_SETTLED
-    # Returns whether other nodes coordinate copies by this group.
-    is_coordinated_elsewhere: Callable[[ConsumerGroup], bool] = lambda group: False
+    # Returns the states of a snapshot's blocks on this node (see cachefs.planning.blocks.presence): shape (blocks,),
+    # uint8; None if they are not watched.
+    states_of: Callable[[str], npt.NDArray[np.uint8] | None]
+    # Publishes the announcement that this node follows for a snapshot.
+    publish_announcement: Callable[[str, Announcement], None] = lambda snapshot, announcement: None
     # Returns whether all other nodes have got their blocks since the ring changed.
     are_others_complete: Callable[[], bool] = lambda: False

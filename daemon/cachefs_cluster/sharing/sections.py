@@ -14,6 +14,7 @@ import msgspec
 from cachefs.errors import CachefsError
 from cachefs.job_messages import MAX_JOB_NAME
 from cachefs.messages import OriginOptions
+from cachefs.planning.cluster.schedule import MAX_GROUPS, MAX_LENGTH, MAX_SCHEDULES, MIN_LENGTH, Announcement
 from cachefs.planning.requests.shares import MAX_WEIGHT, MIN_WEIGHT
 from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES, SamplerSpec
 from cachefs_cluster.membership.view import is_id
@@ -145,8 +146,13 @@ class HoldersFacts(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     # Digest of the holders and of the nodes that they are among.
     digest: str
-    # See cachefs_cluster.placement.timeliness.
-    settled: tuple[int, int] = (-1, -1)
+
+
+class SharedAnnouncement(msgspec.Struct, frozen=True, array_like=True):
+    """The announcement that this node follows for a snapshot: which group leads the decisions about its copies, and by
+    which schedules they are made."""
+
+    announcement: Announcement
 
 
 class RebalanceFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -315,7 +321,25 @@ def _check_holders(name: str, value: HoldersFacts) -> None:
     require(is_digest(name) and is_digest(value.digest), "an invalid snapshot id, or no digest")
     require(0 <= value.count <= MAX_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "invalid numbers")
     require(len(value.job) <= MAX_JOB_NAME + MAX_OWNER and value.job.isprintable(), "an invalid job name")
-    require(all(-1 <= epoch < MAX_EPOCHS for epoch in value.settled), "invalid epochs")
+
+
+def _check_announcement(name: str, value: SharedAnnouncement) -> None:
+    one = value.announcement
+    require(is_digest(name) and is_id(one.issuer), "an invalid snapshot id or issuer")
+    require(0 < one.serial <= MAX_CLOCK and 0 <= one.term <= MAX_CLOCK, "invalid numbers")
+    require(len(one.leader) <= MAX_JOB_NAME + MAX_OWNER and one.leader.isprintable(), "an invalid job name")
+    require(0 <= one.first_epoch < MAX_EPOCHS and 0 <= one.left_at <= MAX_EPOCHS, "invalid epochs")
+    require(len(one.schedules) <= MAX_SCHEDULES, "too many schedules")
+    for schedule in one.schedules:
+        require(0 <= schedule.number <= MAX_EPOCHS and 0 <= schedule.since <= 1, "an invalid schedule")
+        require(0 < len(schedule.groups) <= MAX_GROUPS, "a schedule without groups, or with too many")
+        for timing in schedule.groups:
+            digests = timing.group + timing.readers
+            require(is_digest(digests), "an invalid digest of a group")
+            require(0 <= timing.epoch <= MAX_EPOCHS and 0 <= timing.known <= MAX_EPOCHS, "invalid epochs of a group")
+            require(abs(timing.begin) <= MAX_LENGTH * MAX_EPOCHS, "an invalid begin")
+            lengths = MIN_LENGTH <= timing.length <= timing.interval <= MAX_LENGTH
+            require(lengths, "an invalid length of an epoch")
 
 
 def _check_rebalance(name: str, value: RebalanceFacts) -> None:
@@ -376,6 +400,7 @@ PROGRESS: Final = StateSection("progress", ConsumerProgress, 8192, 256, _check_p
 REBALANCE_NAME: Final = "filling"
 REBALANCE: Final = StateSection("filling", RebalanceFacts, 1, 256, _check_rebalance)
 HOLDERS: Final = StateSection("holders", HoldersFacts, 8192, 512, _check_holders)
+ANNOUNCEMENTS: Final = StateSection("announcements", SharedAnnouncement, 8192, 16 << 10, _check_announcement)
 WARMUPS: Final = StateSection("warmups", WarmupFacts, 512, 48 << 10, _check_warmup)
 WARMUP_PARTS: Final = StateSection("warmup parts", WarmupPart, 512, 2 << 10, _check_warmup_part)
 PRIORITIES: Final = StateSection("priorities", JobPriority, 1024, 256, _check_priority)
@@ -390,6 +415,7 @@ SECTIONS: Final[dict[str, StateSection[Any]]] = {
         CONSUMERS,
         PROGRESS,
         HOLDERS,
+        ANNOUNCEMENTS,
         REBALANCE,
         WARMUPS,
         WARMUP_PARTS,

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from cachefs.planning.cluster.copies import RemoteEpochReads
+from cachefs.planning.cluster.epoch_reads import RemoteEpochReads
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.timeline import PlannedEpoch
-from cachefs_cluster.placement.remote_group_reads import RemoteGroupReads
+from cachefs_cluster.placement.remote_group_reads import PassedReads, RemoteGroupReads
 from tests.simulated import space_of
 
 SPACE = space_of([10] * 8)
@@ -24,8 +24,21 @@ def set_epoch(reads: RemoteGroupReads, epoch: int, *blocks: int, last: bool = Fa
     reads.set_epoch(epoch, duty, PlannedEpoch.of(numbers, SPACE, last))
 
 
-def passed(found: "list[tuple[int, np.ndarray[tuple[int], np.dtype[np.int32]]]]") -> list[tuple[int, list[int]]]:
-    return [(epoch, blocks.tolist()) for epoch, blocks in found]
+def passed(found: list[PassedReads]) -> list[tuple[int, list[int]]]:
+    assert all(set(one.readers.tolist()) <= {1} for one in found)
+    return [(one.epoch, one.blocks.tolist()) for one in found]
+
+
+def hand_over(reads: RemoteGroupReads, *blocks: int, reader: int) -> list[tuple[int, list[int]]]:
+    """Return, by epoch, the blocks that the reader was to read."""
+    ids = np.array(blocks, np.int32)
+    epochs, seconds = reads.find_reads(ids, reader)
+    found = []
+    for epoch in np.unique(epochs[np.isfinite(seconds)]).tolist():
+        mine = ids[np.isfinite(seconds) & (epochs == epoch)]
+        reads.note_handed_over(epoch, mine)
+        found.append((epoch, mine.tolist()))
+    return found
 
 
 def test_what_others_read_next_is_in_the_plan_until_they_have_read_it() -> None:
@@ -55,13 +68,13 @@ def test_a_block_that_was_handed_over_is_read() -> None:
     plan, reads = planned()
     set_epoch(reads, 0, 3, 1, 2, 0)
     set_epoch(reads, 1, 2, 6)
-    assert passed(reads.note_handed_over(np.array([2, 7], np.int32), 1)) == [(0, [2])]
+    assert hand_over(reads, 2, 7, reader=1) == [(0, [2])]
     beyond = plan.next_use_of("space", np.array([6, 2]))
-    assert passed(reads.note_handed_over(np.array([6, 3], np.int32), 1)) == [(0, [3]), (1, [6])]
+    assert hand_over(reads, 6, 3, reader=1) == [(0, [3]), (1, [6])]
     later = plan.next_use_of("space", np.array([6, 2]))
     assert later[0] > beyond[0], "who reads it in the next epoch has it already: it is not brought back for that"
     assert later[1] == beyond[1]
-    assert passed(reads.note_handed_over(np.array([1], np.int32), 2)) == [], "another node reads it"
+    assert hand_over(reads, 1, reader=2) == [], "another node reads it"
     reads.follow_reader(0, 0.0, 1.0)
     window = plan.window("job/peers", 0, 9)
     assert window is not None
@@ -82,7 +95,7 @@ def test_an_epoch_that_is_set_anew_goes_on_where_it_was() -> None:
     assert not reads.is_current(0)
     set_epoch(reads, 0, 5, 1, 6, 0)
     assert reads.is_current(0)
-    assert passed(reads.follow_reader(0, 0.5, 1.0)) == [(0, [5, 1])]
+    assert passed(reads.follow_reader(0, 0.5, 1.0)) == [], "what was read before is not read again"
     assert plan.next_use_of("space", np.array([6, 0])).tolist() == [0.0, 0.25]
 
 

@@ -10,7 +10,7 @@ from cachefs_cluster.placement.groups import groups_of
 from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
 from cachefs_daemon.runtime.threads import Threads
 from tests import virtual_time
-from tests.simulated_cluster import SNAPSHOT, Setting, SimulatedCluster, simulated
+from tests.simulated_cluster import SNAPSHOT, Setting, SimulatedCluster, SimulatedJob, simulated
 
 
 def origin_reads(cluster: SimulatedCluster) -> float:
@@ -56,7 +56,7 @@ def test_orders_that_are_published_as_epochs_begin_are_coordinated_though_some_n
         assert epoch.local > 0.38, "0.25 if blocks stayed at home; with one epoch known ahead 0.4 in the end"
     first, *others = cluster.remembered.values()
     for other in others:
-        assert (other.epoch, other.settled) == (first.epoch, first.settled)
+        assert (other.epoch, other.count) == (first.epoch, first.count)
         assert (other.holders == first.holders).all()
 
 
@@ -66,10 +66,10 @@ def test_a_job_that_reads_each_epoch_as_the_first_one_reads_here_from_then_on() 
     assert cluster.figures[1].local > 0.9
 
 
-def test_orders_that_come_too_late_cost_no_more_than_blocks_at_home() -> None:
+def test_orders_that_come_late_in_an_epoch_cost_no_more_than_blocks_at_home() -> None:
     cluster = simulated(Setting(capacity=1.1, epochs=2, ahead=1, told=(3.0, 4.0)))
-    assert origin_reads(cluster) <= 1.07, "as if blocks stayed at home: nobody knows in time who reads what is there"
-    assert {known.settled for known in cluster.remembered.values()} == {(-1, -1)}
+    assert origin_reads(cluster) <= 1.07, "as if blocks stayed at home: nodes do not know in time what is read there"
+    assert not cluster.disagreements
 
 
 def test_a_node_that_is_lost_costs_its_share_and_no_more() -> None:
@@ -83,6 +83,63 @@ def test_with_second_copies_a_node_that_is_lost_costs_no_read_of_the_origin() ->
     cluster = simulated(Setting(capacity=3.0, loss=9.0, replicas=2))
     assert sum(epoch.again for epoch in cluster.figures) == 0
     assert origin_reads(cluster) == 1.0
+
+
+# --- several jobs -----------------------------------------------------------------------------------------------------
+
+ALL = (0, 1, 2, 3)
+
+
+def local_shares(cluster: SimulatedCluster, job: str, since: int = 1) -> float:
+    """Of the reads of a job from that epoch on."""
+    epochs = cluster.figures_by_epoch(job)[since:]
+    return 1 - sum(one.from_peers + one.from_origin for one in epochs) / sum(one.reads for one in epochs)
+
+
+def test_two_jobs_on_one_dataset_read_as_much_locally_as_one_and_fetch_each_block_once() -> None:
+    other = SimulatedJob("other", ALL, seed=1000, rate=25)
+    cluster = simulated(Setting(capacity=1.1, rate=25, jobs=(other,)))
+    assert cluster.origin_reads <= 1.01 * cluster.setting.files
+    assert min(local_shares(cluster, "job"), local_shares(cluster, "other")) > 0.44, "0.25 if blocks stayed at home"
+    assert not cluster.disagreements
+
+
+def test_a_job_of_another_pace_on_other_nodes_takes_part() -> None:
+    half = SimulatedJob("half", (1, 3), seed=1000, rate=25)
+    slow = SimulatedJob("slow", ALL, seed=2000, rate=10, epochs=2)
+    cluster = simulated(Setting(capacity=1.1, rate=25, jobs=(half, slow), epochs=4))
+    assert cluster.origin_reads <= 1.01 * cluster.setting.files
+    assert min(local_shares(cluster, job) for job in ("job", "half", "slow")) > 0.38
+    assert not cluster.disagreements
+
+
+def test_copies_stay_where_they_are_when_a_job_comes_or_is_killed() -> None:
+    """The first job leads, and then the one that is left."""
+    late = SimulatedJob("late", ALL, seed=1000, rate=25, start=18, epochs=3)
+    killed = SimulatedJob("killed", ALL, seed=2000, rate=25, end=40, epochs=9)
+    cluster = simulated(Setting(capacity=1.1, rate=25, jobs=(late, killed)))
+    assert cluster.origin_reads <= 1.02 * cluster.setting.files
+    assert local_shares(cluster, "late") > 0.38
+    assert not cluster.disagreements
+
+
+def test_a_job_that_resumes_in_a_late_epoch_takes_part() -> None:
+    resumed = SimulatedJob("resumed", ALL, seed=1000, rate=25, start=5, epochs=43, resumes=40)
+    cluster = simulated(Setting(capacity=1.1, rate=25, jobs=(resumed,)))
+    assert cluster.origin_reads <= 1.01 * cluster.setting.files
+    assert local_shares(cluster, "resumed") > 0.40
+    assert not cluster.disagreements
+
+
+def test_jobs_that_publish_their_orders_as_epochs_begin_take_part() -> None:
+    other = SimulatedJob("other", ALL, seed=1000, rate=25)
+    cluster = simulated(Setting(capacity=1.1, rate=25, ahead=1, told=(0.1, 1.0), jobs=(other,)))
+    assert cluster.origin_reads <= 1.01 * cluster.setting.files
+    assert min(local_shares(cluster, "job"), local_shares(cluster, "other")) > 0.36
+    assert not cluster.disagreements
+
+
+# --- while consumers come and go --------------------------------------------------------------------------------------
 
 
 def test_what_is_kept_for_others_counts_while_ranks_change_their_sampler_one_after_the_other() -> None:
@@ -104,7 +161,7 @@ def test_what_is_kept_for_others_counts_while_ranks_change_their_sampler_one_aft
                 assert np.isfinite(left).mean() > 0.9, (rank, orders)
         [last] = node.shared.remote_read_keys
         assert last != key
-        assert set(node.plan.consumers()) == {node.key, last}
+        assert set(node.plan.consumers()) == {node.ranks[0].key, last}
 
     with_cluster(Setting(files=400), scene)
 

@@ -1,12 +1,10 @@
 """What is mine to keep, and what goes first."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.copies import FirstReads
-from cachefs.planning.cluster.homes import NO_NODE
+from cachefs.planning.cluster.moves import NEVER, EpochMoves
 from cachefs.planning.cluster.ownership import COPY_PENALTY, COPY_WINDOW_SECONDS, Ownership, owned_now
 
 IDS = np.arange(6, dtype=np.int32)
@@ -68,22 +66,16 @@ def test_an_unknown_snapshot_is_ignored() -> None:
 
 
 @given(st.integers(1, 4), st.integers(0, 30), st.integers(0, 99), st.data())
-def test_a_block_is_its_holder_s_until_it_is_read(nodes: int, blocks: int, seed: int, data: st.DataObject) -> None:
+def test_a_block_is_its_holder_s_until_its_next_holder_reads_it(
+    nodes: int, blocks: int, seed: int, data: st.DataObject
+) -> None:
     draw = np.random.default_rng(seed)
-    reader = draw.integers(0, nodes + 1, blocks).astype(np.uint16)
-    reader[reader == nodes] = NO_NODE
-    reads = FirstReads(reader, np.where(reader == NO_NODE, 2, draw.integers(0, 10, blocks) / 10).astype(np.float32))
     holders, following = (draw.integers(0, nodes, blocks).astype(np.uint16) for _ in range(2))
+    times = np.where(holders == following, NEVER, draw.integers(0, 10, blocks) / 10).astype(np.float32)
+    moves = EpochMoves(following, np.zeros(blocks, np.uint8), times)
     passed = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.35, 1.0]), min_size=nodes, max_size=nodes)))
     me = data.draw(st.integers(0, nodes - 1))
-    found = owned_now(holders, following, reads, passed, me)
-    assert reads.positions is not None
+    found = owned_now(holders, moves, passed, me)
     for block in range(blocks):
-        is_read = reader[block] != NO_NODE and reads.positions[block] < passed[reader[block]]
+        is_read = times[block] < passed[following[block]]
         assert found[block] == ((following if is_read else holders)[block] == me)
-
-
-def test_without_places_nobody_can_tell() -> None:
-    reads = FirstReads(np.zeros(3, np.uint16), None)
-    with pytest.raises(ValueError, match="not known"):
-        owned_now(reads.reader, reads.reader, reads, np.zeros(1), 0)
