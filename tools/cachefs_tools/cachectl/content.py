@@ -52,6 +52,7 @@ from cachefs_tools.escaped_names import escape_name
 
 # Deadline in seconds for counting a large dataset.
 FORECAST_SECONDS = 600.0
+NO_CLUSTER_WARMUPS = "the daemon's release has no warmups of the cluster; update it, or leave out --cluster"
 
 
 def dataset_path(text: str | bytes) -> bytes:
@@ -152,6 +153,8 @@ def warmup(  # noqa: PLR0913  # one for each option
     )  # fmt: skip
     if dry_run:
         forecast = session.call(WARMUP_FORECAST, request, FORECAST_SECONDS)
+        if cluster and forecast.holds < 0:
+            raise ConfigError(NO_CLUSTER_WARMUPS)
         session.print_result(forecast, *warmup_forecast_lines(dataset, forecast))
         return
     last = show_warmup(session, check_support(session.stream(WARMUP, request), request))
@@ -165,7 +168,7 @@ def check_support(updates: Iterator[WarmupProgress], request: WarmupRequest) -> 
     """Pass updates on. Raises ConfigError where the daemon's release would warm this node alone: it stops then."""
     for update in updates:
         if request.cluster and not update.cluster:
-            raise ConfigError("the daemon's release has no warmups of the cluster; update it, or leave out --cluster")
+            raise ConfigError(NO_CLUSTER_WARMUPS)
         yield update
 
 
