@@ -179,6 +179,7 @@ class OriginShare(Message, frozen=True):
     jobs: int  # jobs that use the origin
     all_want: float
     all_get: float
+    fetched: int = 0  # bytes that this node has fetched for it since the job has last begun to use the origin
 
 
 class JobView(Message, frozen=True):

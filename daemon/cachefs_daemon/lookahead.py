@@ -60,7 +60,7 @@ class NodeLookahead:
         self._fetches = fetches
         self.shares = OriginShares(
             limiter,
-            fetcher.in_flight_fetches.take_job_bytes,
+            fetcher.in_flight_fetches.job_bytes,
             lambda: fetches.demands,
             parts.catalog.endpoint_of,
         )

@@ -9,7 +9,7 @@ are fetched before reads ahead.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -55,7 +55,8 @@ class InFlightFetches:
         )
         self._block_listeners: list[BlockListener] = []
         self.fetched_blocks = self.fetched_bytes = 0  # from origins, since the daemon started
-        self._job_bytes: Counter[tuple[str, Endpoint]] = Counter()  # from origins, by job and server
+        # Bytes from origins by job and server. `OriginShares` removes jobs that have ended.
+        self.job_bytes: Counter[tuple[str, Endpoint]] = Counter()
         self.peer_blocks = self.peer_bytes = 0  # from peers, since the daemon started
         self.latency = FetchLatency(FIRST_LATENCY)  # of a fetch, from its permit until its block is in a tier
 
@@ -68,11 +69,6 @@ class InFlightFetches:
     def partial_blocks(self) -> PartialBlocks:
         """Parts of blocks that are here before the whole block."""
         return self._origin_source.partial_blocks
-
-    def take_job_bytes(self) -> Mapping[tuple[str, Endpoint], int]:
-        """Return the bytes that were fetched from origins since the last call, by job and server."""
-        taken, self._job_bytes = self._job_bytes, Counter()
-        return taken
 
     def add_block_listener(self, listener: BlockListener) -> None:
         """Call *listener* for each fetched block from now on."""
@@ -353,7 +349,7 @@ class InFlightFetches:
         else:
             self.fetched_blocks += 1
             self.fetched_bytes += fetch.source.length
-            self._job_bytes[fetch.permit.job, fetch.source.origin.endpoint] += fetch.source.length
+            self.job_bytes[fetch.permit.job, fetch.source.origin.endpoint] += fetch.source.length
         for listener in self._block_listeners:
             listener(fetch.source.snapshot, PEER if fetch.source_peer else ORIGIN, fetch.source.length)
 

@@ -62,14 +62,15 @@ class OriginShares:
     def __init__(
         self,
         limiter: ConcurrencyLimiter,
-        take_fetched: Callable[[], Mapping[tuple[str, Endpoint], int]],
+        fetched: Counter[tuple[str, Endpoint]],
         demands: Callable[[], Mapping[str, JobDemand]],
         endpoint_of: Callable[[str], Endpoint | None],
     ) -> None:
-        """take_fetched: returns the bytes that were fetched since the last call, by job and server. demands: returns
-        the demand of each job. endpoint_of: returns the server of a snapshot, by the snapshot's id."""
+        """fetched: bytes that were fetched by job and server; jobs that have ended are removed from it. demands:
+        returns the demand of each job. endpoint_of: returns the server of a snapshot, by the snapshot's id."""
         self._limiter = limiter
-        self._take_fetched = take_fetched
+        self._fetched = fetched
+        self._fetched_before: dict[tuple[str, Endpoint], int] = {}
         self._demands = demands
         self._endpoint_of = endpoint_of
         self._sampled_at = time.monotonic()
@@ -97,18 +98,23 @@ class OriginShares:
             for snapshot, rate in demand.wants.items():
                 if (endpoint := self._endpoint_of(snapshot)) is not None:
                     wants[endpoint.name, job] += int(rate)
-        gets = {(endpoint.name, job): size / seconds for (job, endpoint), size in self._take_fetched().items()}
+        gets: Counter[tuple[str, str]] = Counter()
+        for (job, endpoint), size in self._fetched.items():
+            gets[endpoint.name, job] += size - self._fetched_before.get((job, endpoint), 0)
+        self._fetched_before = dict(self._fetched)
         waits = {(server.name, job) for server, job in self._limiter.urgent_jobs() if isinstance(server, Endpoint)}
         known = {(origin, job) for origin, uses in self._uses.items() for job in uses}
         for origin, job in known | wants.keys() | gets.keys() | waits:
             use = self._uses.setdefault(origin, {}).setdefault(job, OriginUse())
             key = origin, job
-            use.add_sample(wants[key], gets.get(key, 0.0), key in waits, weight)
+            use.add_sample(wants[key], gets[key] / seconds, key in waits, weight)
         self._uses = {
             origin: left
             for origin, uses in self._uses.items()
             if (left := {job: use for job, use in uses.items() if not use.is_over})
         }
+        for job, endpoint in [key for key in self._fetched if key[0] not in self._uses.get(key[1].name, {})]:
+            del self._fetched[job, endpoint]
         self._note_held_back()
 
     def _note_held_back(self) -> None:
@@ -151,6 +157,9 @@ class OriginShares:
                     jobs=sum(bool(one) and wants[one] >= _MIN_RATE for one in uses),
                     all_want=sum(wants.values()),
                     all_get=given,
+                    fetched=sum(
+                        size for (one, endpoint), size in self._fetched.items() if (one, endpoint.name) == (job, origin)
+                    ),
                 )
             )
         return found

@@ -1,7 +1,8 @@
 """Shares of an origin: three jobs that want 3, 2 and 1 parts of what the origin gives half of.
 
-Each job reads samples of its own, all cold, with a rank on each node. First the origin gives more than all want, then
-half of it. Then all have the same weight at first, and weights 3, 2 and 1, set while they run, in the end.
+Each job reads samples of its own, all cold, with a rank on each node. First all have the same weight, then 3, 2 and 1,
+set while they run; then the origin gives more than all want. (In another order, jobs would at first read what they
+have fetched ahead.)
 """
 
 import time
@@ -11,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from cachefs.job_messages import JobPriorityRequest
+from cachefs.job_messages import JobName, JobPriorityRequest
 from cachefs.planning.requests.shares import max_min_shares
-from cachefs.rpc import JOB_PRIORITY
+from cachefs.rpc import JOB_PRIORITY, JOB_SHOW
 from cachefs_bench.cluster.run import (
     BoundCheck,
     ClusterLoad,
@@ -33,10 +34,10 @@ from cachefs_bench.sample_data import sample_name
 _PARTS: Final = {"a": 3, "b": 2, "c": 1}
 _WEIGHTS: Final = {"a": 3.0, "b": 2.0, "c": 1.0}
 # Seconds for which a phase is measured.
-_MEASURED_SECONDS: Final = 16.0
+_MEASURED_SECONDS: Final = 20.0
 # Bandwidth of the link, as a multiple of what all jobs want: too little, and enough.
 _TOO_LITTLE: Final = 0.5
-_ENOUGH: Final = 1.1
+_ENOUGH: Final = 1.25
 # Samples that a job has beyond those that it reads, as a share of them: blocks are fetched ahead of the readers.
 _SPARE: Final = 0.3
 _LATENCY: Final = 0.01
@@ -53,7 +54,7 @@ class _Phase:
     name: str
     weights: Mapping[str, float]
     bandwidth: float  # of the link, as a multiple of what all jobs want
-    # Seconds until it is measured: jobs that are ahead of their readers lose that lead.
+    # Seconds until it is measured.
     settle: float
 
     def expected(self, rate: float) -> dict[str, float]:
@@ -63,9 +64,9 @@ class _Phase:
 
 
 _PHASES: Final = (
-    _Phase("enough for all", {}, _ENOUGH, 8.0),
-    _Phase("the same weights", {}, _TOO_LITTLE, 24.0),
+    _Phase("the same weights", {}, _TOO_LITTLE, 10.0),
     _Phase("weights 3, 2 and 1", _WEIGHTS, _TOO_LITTLE, 8.0),
+    _Phase("enough for all", _WEIGHTS, _ENOUGH, 16.0),
 )
 
 
@@ -77,7 +78,7 @@ def shares(load: ClusterLoad, work: Path, report: Callable[[str], None]) -> dict
         load,
         files=sum(counts.values()),
         epochs=1,
-        origin=_link(load, _ENOUGH),
+        origin=_link(load, _TOO_LITTLE),
         connections=max(4, _CONNECTIONS // load.nodes),
     )
     checks: list[BoundCheck] = []
@@ -124,40 +125,65 @@ def _measure(run: ClusterRun, jobs: Mapping[str, LabJob], phase: _Phase) -> dict
     for name, weight in phase.weights.items():
         run.nodes[0].client.call(JOB_PRIORITY, JobPriorityRequest(job=name, weight=weight))
     time.sleep(phase.settle)
-    before, sent, began = _positions(jobs), run.origin_counters().bytes, time.monotonic()
+    before, sent, began = _progress(run, jobs), run.origin_counters().bytes, time.monotonic()
     time.sleep(_MEASURED_SECONDS)
-    after, sent_later, ended = _positions(jobs), run.origin_counters().bytes, time.monotonic()
-    gets = {
-        name: sum(
-            (late[1] - early[1]) / (late[0] - early[0]) for early, late in zip(before[name], after[name], strict=True)
-        )
-        for name in jobs
-    }
+    after, sent_later, ended = _progress(run, jobs), run.origin_counters().bytes, time.monotonic()
+    found = {name: before[name].rates_until(after[name], run.load.size) for name in jobs}
     return {
         "phase": phase.name,
         "weights": dict(phase.weights),
         "expected": phase.expected(run.load.rate),
-        "samples_per_second": gets,
+        "fetched_per_second": {name: fetched for name, (fetched, _) in found.items()},
+        "read_per_second": {name: read for name, (_, read) in found.items()},
         "link_used": (sent_later - sent) / (ended - began) / link.bandwidth,
     }
 
 
-def _positions(jobs: Mapping[str, LabJob]) -> dict[str, list[tuple[float, int]]]:
-    """Return the last reported moment and number of reads of each rank, by job."""
-    return {name: [(rank.progress.when, rank.progress.position) for rank in job.ranks] for name, job in jobs.items()}
+@dataclass(frozen=True, slots=True)
+class _JobProgress:
+    """The progress of a job at one moment."""
+
+    # Bytes that all nodes have fetched for it, and when that was asked.
+    fetched: int
+    when: float
+    # The last reported moment and number of reads of each rank.
+    positions: list[tuple[float, int]]
+
+    def rates_until(self, later: "_JobProgress", size: int) -> tuple[float, float]:
+        """Return the samples of *size* bytes that were fetched, and that were read, each second until *later*."""
+        read = sum(
+            (late[1] - early[1]) / (late[0] - early[0])
+            for early, late in zip(self.positions, later.positions, strict=True)
+        )
+        return (later.fetched - self.fetched) / size / (later.when - self.when), read
+
+
+def _progress(run: ClusterRun, jobs: Mapping[str, LabJob]) -> dict[str, _JobProgress]:
+    found = {}
+    for name, job in jobs.items():
+        views = [node.client.call(JOB_SHOW, JobName(job=name)) for node in run.nodes]
+        fetched = sum(share.fetched for view in views for share in view.origins)
+        positions = [(rank.progress.when, rank.progress.position) for rank in job.ranks]
+        found[name] = _JobProgress(fetched, time.monotonic(), positions)
+    return found
 
 
 def _line(found: Mapping[str, Any]) -> str:
     gets = (
-        f"{name} {found['samples_per_second'][name]:.1f} of {found['expected'][name]:.1f} samples/s" for name in _PARTS
+        f"{name} got {found['fetched_per_second'][name]:.1f} of {found['expected'][name]:.1f} samples/s, and read "
+        f"{found['read_per_second'][name]:.1f}"
+        for name in _PARTS
     )
-    return f"{', '.join(gets)}; link {found['link_used']:.3f} used"
+    return f"{'; '.join(gets)}; link {found['link_used']:.3f} used"
 
 
 def _checks(found: Mapping[str, Any], phase: _Phase) -> list[BoundCheck]:
-    relative = {name: found["samples_per_second"][name] / share for name, share in found["expected"].items()}
     if phase.bandwidth >= 1:
-        return [check_at_least(f"{phase.name}: least of what a job gets / wants", min(relative.values()), 0.99)]
+        reads = {name: found["read_per_second"][name] / wants for name, wants in found["expected"].items()}
+        return [check_at_least(f"{phase.name}: least of what a job reads / wants", min(reads.values()), 0.99)]
+    # What a job gets, of what all get: the link's own rate is checked apart.
+    given = sum(found["fetched_per_second"].values()) / sum(found["expected"].values())
+    relative = {name: found["fetched_per_second"][name] / share / given for name, share in found["expected"].items()}
     return [
         check_at_most(f"{phase.name}: largest deviation of a job's share", _deviation(relative), 0.05),
         check_at_least(f"{phase.name}: part of the link that is used", found["link_used"], 0.95),

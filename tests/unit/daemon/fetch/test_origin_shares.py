@@ -1,5 +1,6 @@
 """What jobs want of an origin, what they get, and who is held back."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
@@ -22,14 +23,12 @@ class Scene:
         self.now = 1000.0
         self.wants = {"a": 30 * MIB, "b": 10 * MIB}
         self.gets = {"a": 10 * MIB, "b": 10 * MIB}
-        self.shares = OriginShares(self.limiter, self._fetched, self._demands, lambda _: self.endpoint)
+        self.fetched: Counter[tuple[str, Endpoint]] = Counter()
+        self.shares = OriginShares(self.limiter, self.fetched, self._demands, lambda _: self.endpoint)
         self.shares._sampled_at = self.now
         for number in range(8):
             permit = self.limiter.new_permit(bytes([number]), 1, self.endpoint, ahead=False, purpose=ReadPurpose("a"))
             permit.request(lambda: None)
-
-    def _fetched(self) -> Mapping[tuple[str, Endpoint], int]:
-        return {(job, self.endpoint): size for job, size in self.gets.items()}
 
     def _demands(self) -> Mapping[str, JobDemand]:
         return {job: JobDemand({"snapshot": want}, None) for job, want in self.wants.items()}
@@ -37,6 +36,7 @@ class Scene:
     def sample(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now += 1.0
+            self.fetched.update({(job, self.endpoint): size for job, size in self.gets.items()})
             self.shares.sample(self.now)
 
 
@@ -66,6 +66,7 @@ def test_a_job_that_has_gone_leaves_nothing() -> None:
     scene.gets.clear()
     scene.limiter._queues.clear()
     scene.sample(120)
+    assert not scene.fetched
     assert (scene.shares.local_uses, scene.shares.held_back, scene.shares.shares_of("a")) == ({}, 0, [])
 
 
