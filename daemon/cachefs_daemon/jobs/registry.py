@@ -394,7 +394,9 @@ class JobRegistry:
         """Set the weight of a job of this node. Raises NotFound, and ConfigError for a job that has ended."""
         job = self.get(name)
         if job.state != JobState.RUNNING:
-            raise ConfigError(f"job {name_without_owner(name)} has {job.state}; only a running job has a weight")
+            raise ConfigError(
+                f"job {name_without_owner(name)} runs no longer ({job.state}); only a running job has a weight"
+            )
         job.priority = priority
         self.weights[name] = priority.weight
         self.unsaved_jobs.add(name)

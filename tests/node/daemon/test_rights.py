@@ -201,6 +201,10 @@ def test_each_user_has_jobs_of_its_own(users: Users, daemon: Daemon) -> None:
     root = daemon.client.call(JOB_SHOW, JobName(job="train"))
     assert root.job == "train"
     assert {"train", f"train~{NOBODY}"} <= jobs(daemon)
+    # A user may give way, and take nothing from the jobs of others.
+    assert users.cachectl("job", "priority", "train", "0.5").returncode == 0
+    assert daemon.client.call(JOB_SHOW, JobName(job=f"train~{NOBODY}")).weight == 0.5
+    assert "only administrators" in users.cachectl("job", "priority", "train", "2").stderr
     # Theirs is cancelled by the name that they gave it, and root's lives on.
     assert users.cachectl("job", "cancel", "train").returncode == 0
     assert daemon.client.call(JOB_SHOW, JobName(job="train")).state == "running"

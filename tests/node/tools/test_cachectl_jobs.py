@@ -30,8 +30,14 @@ def test_publish_show_stalls_and_cancel(tmp_path: Path) -> None:
         text = run(daemon, "job", "show", "train").stdout
         assert "train: running" in text
         assert "waiting" in text
+        assert "train has weight 2" in run(daemon, "job", "priority", "train", "2").stdout
+        assert answer(daemon, "job", "show", "train")["weight"] == 2
+        assert "weight 2" in run(daemon, "job", "show", "train").stdout
+        refused = run(daemon, "job", "priority", "train", "0")
+        assert (refused.returncode, "expected 0.01 to 100" in refused.stderr) == (1, True)
         assert "train is cancelled" in run(daemon, "job", "cancel", "train").stdout
         assert answer(daemon, "job", "show", "train")["state"] == "cancelled"
+        assert "only a running job has a weight" in run(daemon, "job", "priority", "train", "2").stderr
         assert run(daemon, "job", "show", "nobody").returncode == 1
 
 

@@ -7,8 +7,9 @@ import pytest
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublication, SampleMap
 from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs_daemon.datasets.stamps import ChangeStamp
 from cachefs_daemon.jobs import job_files as job_store
-from cachefs_daemon.jobs.job_files import ConsumerRecord, JobFiles, JobRecord
+from cachefs_daemon.jobs.job_files import ConsumerRecord, JobFiles, JobPriority, JobRecord
 from cachefs_daemon.runtime.boot_clock import BootMoment
 
 
@@ -26,7 +27,8 @@ def record(job: str = "train", orders: dict[int, bytes] | None = None, paths: in
         for name in ("0", "a strange/name")
     ]
     sample_map = SampleMap(kind="files", paths=[b"path \xff %d" % number for number in range(paths)])
-    return JobRecord(job, "test", 17.0, consumers, [sample_map], {"ab" * 16: 0})
+    priority = JobPriority(2.5, ChangeStamp(3, nonce=7))
+    return JobRecord(job, "test", 17.0, consumers, [sample_map], {"ab" * 16: 0}, priority)
 
 
 def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:

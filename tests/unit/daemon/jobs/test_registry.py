@@ -19,6 +19,7 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build_snapshot_file
 from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.datasets.stamps import ChangeStamp
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs import consumer as consumer_module
 from cachefs_daemon.jobs import epochs as epochs_module
@@ -26,7 +27,7 @@ from cachefs_daemon.jobs import liveness
 from cachefs_daemon.jobs import registry as registry_module
 from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader, LoaderParts
-from cachefs_daemon.jobs.job_files import ConsumerRecord, JobRecord
+from cachefs_daemon.jobs.job_files import ConsumerRecord, JobPriority, JobRecord
 from cachefs_daemon.jobs.persistence import record_of
 from cachefs_daemon.jobs.plan_memory import BYTES_PER_BLOCK, BYTES_PER_PATH, BYTES_PER_READ, PlanMemory, PlanPurpose
 from cachefs_daemon.jobs.registry import JobRegistry
@@ -596,6 +597,26 @@ def test_orders_that_were_read_take_no_room(tmp_path: Path) -> None:
         await until_async(
             lambda: jobs.loader.plan_memory.used == BYTES_PER_BLOCK * FILES + BYTES_PER_READ * FILES + 3 * len(order)
         )
+
+    play(tmp_path, scene)
+
+
+def test_a_weight_outlives_a_restart_and_ends_with_its_job(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        request = JobPublication(
+            job="j", dataset="train", consumer="0", spec=SamplerSpec(kind="numpy", size=FILES), pid=os.getpid()
+        )
+        known = ConsumerRecord(request, -1, "", os.getpid(), None, {}, [], [])
+        jobs.restore(JobRecord("j", "", 0.0, [known], [], {}, JobPriority(2.0, ChangeStamp(1))), {})
+        assert jobs.weights == {"j": 2.0}
+        jobs.set_priority("j", JobPriority(0.5, ChangeStamp(2)))
+        assert (jobs.weights, [record_of(job).priority.weight for job in jobs]) == ({"j": 0.5}, [0.5])
+        jobs.cancel("j")
+        assert jobs.weights == {}
+        with pytest.raises(ConfigError, match="only a running job has a weight"):
+            jobs.set_priority("j", JobPriority(2.0))
+        jobs.publish(request)
+        assert [job.priority.weight for job in jobs] == [1.0]
 
     play(tmp_path, scene)
 
