@@ -370,9 +370,9 @@ class FetchPlan:
         readers: dict[str, list[str]] = {}
         for consumer in self._plan.consumers():
             readers.setdefault(job_of_consumer(consumer), []).append(consumer)
-        places = max(
-            _MIN_PLACES, min(self._limits.max_blocks, MAX_JOBS_AHEAD * self._limits.max_blocks // (len(readers) or 1))
-        )
+        # Jobs that want nothing take no places.
+        all_places = MAX_JOBS_AHEAD * self._limits.max_blocks
+        places = max(_MIN_PLACES, min(self._limits.max_blocks, all_places // max(1, len(self.demands))))
         known = self._in_flight.keys() | self._backoff.paused
         chosen: list[list[UpcomingBlock]] = []
         for one in [job] if job else readers:

@@ -1,6 +1,7 @@
 """What is fetched next, how much of it at once, and what failures change."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -77,6 +78,35 @@ def test_free_room_is_filled_in_the_order_of_deadlines() -> None:
     names = [one.name for one in scene.fill(5)]
     assert set(names[:2]) == {("slow", 7), ("fast", 3)}, "both are needed now"
     assert names[2:] == [("fast", 1), ("fast", 4), ("slow", 5)]
+
+
+def test_each_job_has_places_of_its_own_and_jobs_that_want_nothing_take_none() -> None:
+    scene = Scene(FetchLimits(2.0, WORTH, 8 * SIZE, 8), slow=list(range(100)), fast=list(range(100)))
+    scene.plan.set_progress("fast", 0, 0, 100 * RATE)
+    found = scene.fill(1000)
+    assert Counter(one.consumer for one in found) == {"slow": 8, "fast": 8}
+    assert scene.fill(1000) == []
+    scene.land([one for one in found if one.consumer == "fast"])
+    assert Counter(one.consumer for one in scene.fill(1000)) == {"fast": 8}
+    many = Scene(FetchLimits(2.0, WORTH, 8 * SIZE, 8), **{f"job{number}": list(range(100)) for number in range(40)})
+    for number in range(1, 40):
+        many.presence.states[f"job{number}"][:] = IN_MEMORY
+    many.look_again(2.0)
+    assert Counter(one.consumer for one in many.fill(1000)) == {"job0": 8}
+
+
+def test_a_block_is_urgent_when_its_job_needs_it_soon_or_would_not_be_in_time() -> None:
+    scene = Scene(job=list(range(100)))
+    scene.fetches.update_window({}, FetchLatency(0.1), scene.now)
+    found = {one.number: scene.fetches.urgent_after(one) for one in scene.fill(100)}
+    assert (found[0], found[10]) == (0, 0)
+    assert found[99] == pytest.approx(9.9 - 2 * scene.fetches.last_window)
+    for _ in range(100):
+        scene.delivered += 5 * SIZE  # a second: less than the job reads
+        scene.look_again(1.01)
+    [late] = [one for one in found if one == 99]
+    block = UpcomingBlock("job", late, SIZE, 9.0, "job")
+    assert scene.fetches.urgent_after(block) == 0, "it must begin now, at the rate of that origin"
 
 
 @dataclass
