@@ -114,7 +114,7 @@ class OriginShares:
             if (left := {job: use for job, use in uses.items() if not use.is_over})
         }
         for job, endpoint in [key for key in self._fetched if key[0] not in self._uses.get(key[1].name, {})]:
-            del self._fetched[job, endpoint]
+            del self._fetched[job, endpoint], self._fetched_before[job, endpoint]
         self._note_held_back()
 
     def _note_held_back(self) -> None:

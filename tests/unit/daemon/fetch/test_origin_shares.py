@@ -67,6 +67,11 @@ def test_a_job_that_has_gone_leaves_nothing() -> None:
     scene.limiter._queues.clear()
     scene.sample(120)
     assert not scene.fetched
+    scene.fetched["a", scene.endpoint] = 1 * MIB  # it comes back
+    scene.now += 1.0
+    scene.shares.sample(scene.now)
+    assert scene.shares.shares_of("a")[0].gets > 0
+    scene.sample(120)
     assert (scene.shares.local_uses, scene.shares.held_back, scene.shares.shares_of("a")) == ({}, 0, [])
 
 
