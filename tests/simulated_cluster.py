@@ -407,6 +407,7 @@ class SimulatedCluster:
             lambda space, blocks: None,  # it has no transient blocks
             states_of=lambda snapshot: node.state,
             publish_announcement=announce,
+            are_others_complete=lambda: not self.lost,  # blocks are on the way to other nodes only after a loss
         )
         return SharedSnapshot(SNAPSHOT, self.ring(self.names), surroundings)
 

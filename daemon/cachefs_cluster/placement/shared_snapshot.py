@@ -391,12 +391,8 @@ class SharedSnapshot:
                 takes = decision.takes_over(group.digest, epoch, blocks)
                 reads = np.flatnonzero(takes & (decision.moves.following[blocks] == self._me))
                 taken = np.empty(len(reads), _NO_READS.dtype)
-                taken["epoch"], taken["read"], taken["block"], taken["decided"] = (
-                    epoch,
-                    first + reads,
-                    blocks[reads],
-                    number,
-                )
+                taken["epoch"], taken["read"], taken["decided"] = epoch, first + reads, number
+                taken["block"] = blocks[reads]
                 found.append(taken)
         return np.concatenate(found)
 
@@ -467,6 +463,8 @@ class SharedSnapshot:
         self._eligible = [group for group in groups if self._is_eligible(group)]
         former = holders.former
         changed = await holders.follow_ring(self._ring, self._position.epoch, self._position.done)
+        if holders.former is not None and holders.former is not former:
+            self._handoffs.add_handoffs(holders.former)
         changed |= await self._follow_leader(holders, space)
         stands_anew, self._is_order_missing = False, False
         if self._leader is not None:
@@ -480,15 +478,12 @@ class SharedSnapshot:
                 if len(self._deciding_groups()) > 1:
                     self._remote_reads.mark_outdated()
                 if not deciding <= {group.digest for group in self._deciding_groups()}:
-                    # A group has ended: copies that were to go where it reads them stay.
+                    # A group has ended: copies that were to go where it reads them may be where they were.
                     holders.remember_holders(epoch, self._position.done)
-                    changed = True
             if is_new or changed:
                 changed |= not self._is_ownership_exact
                 if (known := holders.state_at(epoch)) is not None:
                     around.store_holders(self.snapshot, known)
-        if holders.former is not None and holders.former is not former:
-            self._handoffs.add_handoffs(holders.former)
         if changed:
             self._remote_reads.mark_outdated()
         await self._remote_reads.plan_reads(groups, space, holders.ring.ids, self._kept_in)
