@@ -132,7 +132,7 @@ def warmup(  # noqa: PLR0913  # one for each option
     session: CommandSession, dataset: str, paths: tuple[str, ...], more_paths: tuple[str, ...], fraction: float,
     list_file: BinaryIO | None, null: bool, dry_run: bool, wait: bool, cluster: bool, at: float, before: str,
 ) -> None:  # fmt: skip
-    """Bring files onto this node, or all nodes of its cluster, before they are read.
+    """Bring files onto a node or its cluster before they are read.
 
     With PATHs, only the files at or below them are brought. PATHs are relative to the dataset, as `ls` shows them. Of a
     list, those that are not there are left out and counted, and the exit status is 4. With --cluster, the warmup goes
