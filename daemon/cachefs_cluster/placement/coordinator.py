@@ -20,6 +20,7 @@ from cachefs.planning.cluster.schedule import (
     order_timings,
     schedules_differ,
 )
+from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS
 from cachefs_cluster.placement.group_orders import is_epoch_known
 from cachefs_cluster.placement.groups import ConsumerGroup
 from cachefs_cluster.placement.snapshot_context import EpochPosition
@@ -48,7 +49,8 @@ class Coordinator:
         self._positions_of = positions_of
         self._slowest_position = slowest_position
         self._lead_seconds = lead_seconds
-        self._clocks: dict[str, GroupClock] = {}  # by digest of the group
+        self._clocks: dict[str, GroupClock] = {}  # by digest of the group, on the clock of `_clocks_of`
+        self._clocks_of = 0, ""  # term, and digest of the group that leads
         self._progress = 0.0  # epochs done by the slowest consumer of the leader
         self._lead = 0.0  # epochs of the leader by which blocks change hands before they are read
         self._announced_at = 0.0  # `_progress` at the latest announcement
@@ -77,7 +79,7 @@ class Coordinator:
         sizes: number of blocks that each may read, by digest.
         """
         before, last = self.announcement, self.find_leader(eligible)
-        self._follow_progress(last)
+        self._follow_progress(self.find_leader(groups))
         if self._me != min((node for group in groups for node in group.nodes), default=""):
             return False
         by_digest = {group.digest: group for group in eligible}
@@ -91,9 +93,13 @@ class Coordinator:
         ]
         chosen = choose_leader(candidates, last.digest if last is not None else "")
         leader = by_digest[chosen]
-        schedules = self._schedules(leader, [group for digest, group in by_digest.items() if digest != chosen])
         first = self._slowest_position(leader).epoch
-        if leader.name != before.leader or first < self._first_number:
+        is_new_term = leader.name != before.leader or first < self._first_number
+        clocks_of = before.term + is_new_term, chosen
+        if clocks_of != self._clocks_of:
+            self._clocks, self._clocks_of = {}, clocks_of
+        schedules = self._schedules(leader, [group for digest, group in by_digest.items() if digest != chosen])
+        if is_new_term:
             self._announce(leader.name, first, schedules, is_new_term=True)
             self._follow_progress(leader)
             self._announced_at = self._progress
@@ -105,7 +111,7 @@ class Coordinator:
         """Follow the leader as far as it goes on."""
         if leader is not None and (at := self._slowest_position(leader)).epoch >= self._first_number:
             self._progress = at.epoch + at.done
-            self._lead = self._lead_seconds() * at.rate
+            self._lead = min(1.0, self._lead_seconds() * at.rate)
 
     @property
     def _first_number(self) -> int:
@@ -118,7 +124,7 @@ class Coordinator:
         before = self.announcement
         term, left_at = before.term, before.left_at
         if is_new_term:
-            term, left_at = term + 1, self._progress + self._lead
+            term, left_at = term + 1, min(self._progress + self._lead, MAX_EPOCHS)
         self.announcement = Announcement(before.serial + 1, self._me, term, leader, first_epoch, left_at, schedules)
         self._announced_at = self._progress
 

@@ -7,7 +7,7 @@ from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_cluster.placement.coordinator import NOTICE, Coordinator
 from cachefs_cluster.placement.groups import ConsumerGroup, GroupMember
 from cachefs_cluster.placement.snapshot_context import EpochPosition
-from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
+from cachefs_cluster.sharing.sections import ANNOUNCEMENTS, ConsumerFacts, OrderRef, SharedAnnouncement
 
 SNAPSHOT = "a" * 32
 
@@ -180,3 +180,38 @@ def test_orders_that_are_published_one_by_one_are_announced_once_the_next_is_kno
     assert scene.step(issuer)
     [schedule] = issuer.announcement.schedules
     assert (schedule.number, schedule.since, schedule.groups[0].known) == (0, 0.02 + NOTICE, 2)
+
+
+def test_after_a_change_of_the_leader_groups_are_timed_by_the_new_one_alone() -> None:
+    leader, other, third = group("job"), group("other", "bc", seed=1, epochs=1000), group("third", "ab", seed=2)
+    scene = Scene([leader, other, third], {"job": 1.5, "other": 900.5, "third": 1.5})
+    issuer = scene.coordinator("a")
+    scene.step(issuer)
+    assert issuer.announcement.leader == "job"
+    scene.groups.remove(leader)
+    scene.progress = {"other": 901.5, "third": 2.5}
+    scene.step(issuer)
+    assert issuer.announcement.leader == "other"
+    [_, timing] = issuer.announcement.schedules[0].groups
+    assert timing.interval == 1.0, "its epochs last as long as the leader's"
+
+
+def test_an_announcement_is_valid_whatever_rates_nodes_publish() -> None:
+    scene = Scene([group("job"), group("other", "bc", seed=1)], {"job": 1.5, "other": 1.5}, rate=1e308)
+    issuer = scene.coordinator("a")
+    scene.step(issuer)
+    scene.groups.pop(0)
+    scene.step(issuer := _taken_over_by(scene, issuer, "b"))
+    assert issuer.announcement.leader == "other"
+    value = SharedAnnouncement(replace(issuer.announcement, issuer="b" * 16))
+    assert ANNOUNCEMENTS.decode(SNAPSHOT, ANNOUNCEMENTS.encode(value)) == value
+
+
+def _taken_over_by(scene: Scene, before: Coordinator, node: str) -> Coordinator:
+    """Return the coordinator of another node that has followed everything so far."""
+    found = scene.coordinator(node)
+    found.follow([before.announcement])
+    scene.groups.append(first := group("job"))
+    scene.step(found)
+    scene.groups.remove(first)
+    return found
