@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from cachefs.errors import NotFound
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.space import BlockSpace, Samples
 from cachefs.planning.cluster.ownership import Ownership
@@ -260,6 +261,7 @@ class SimulatedCluster:
         self.rooms: dict[str, PlanMemory] = {}
         self.names = [chr(ord("a") + number) for number in range(setting.nodes)]
         self.lost: set[str] = set()
+        self.unknown_maps: set[str] = set()  # digests of sample maps that no node can fetch
         self.disagreements: set[tuple[str, int]] = set()  # leader and epoch for which nodes had different holders
         self._digests: dict[tuple[str, int, tuple[str, ...]], bytes] = {}
         self._later: list[tuple[float, partial[None]]] = []
@@ -359,6 +361,8 @@ class SimulatedCluster:
 
     def share(self, node: SimulatedPeer) -> SharedSnapshot:
         async def samples(group: ConsumerGroup, digest: str) -> Samples:
+            if digest in self.unknown_maps:
+                raise NotFound("the sample map is not known")
             return self.samples
 
         async def remembered(space: BlockSpace) -> HolderState | None:

@@ -83,8 +83,9 @@ class GroupReads:
         return reads
 
     async def load_orders(self, group: ConsumerGroup, epoch: int) -> Orders | None:
-        """Return the orders of all consumers of a group; None if unknown. Raises CachefsError."""
-        if not is_epoch_known(group, epoch):
+        """Return the orders of all consumers of a group; None if these or its samples are unknown. Raises
+        CachefsError."""
+        if not is_epoch_known(group, epoch) or not all(digest in self._samples.by_map for digest in group.maps):
             return None
         return await self._context.orders.orders_of(group, self._samples.by_map, epoch)
 

@@ -98,9 +98,12 @@ class SharedSnapshot:
             self._slowest_position,
             lambda: context.standing.copy_window + LEAD_SECONDS,
         )
-        self._eligible: list[ConsumerGroup] = []  # groups whose reads may decide, if their readers are not apart
+        # Groups whose reads may decide, if their readers are not apart; None: not known yet.
+        self._eligible: list[ConsumerGroup] | None = None
         self._apart: set[str] = set()  # digests of the groups whose readers are apart
-        self._term = 0  # of the announcement by which copies are coordinated here
+        # Leadership by which copies are coordinated here: nodes that did not know of each other may have announced
+        # different ones for the same term.
+        self._leadership = _leadership_of(self._coordinator.announcement)
         self._leader: ConsumerGroup | None = None  # by whose epochs the holders are decided
         self._leader_position = _START_POSITION  # of its slowest consumer, also after its end
         self._decided_epoch = -1  # of the leader, at the latest decision
@@ -201,18 +204,22 @@ class SharedSnapshot:
             self._handoffs.expire()
 
     def _coordinate(self) -> None:
-        """Announce what has changed, where this node is the one that announces."""
-        ids = set(self._ring.ids)
-        groups = [group for group in self._groups if group.nodes & ids]
-        eligible = [group for group in self._eligible if group.digest not in self._apart and group.nodes & ids]
-        sizes = {group.digest: self._samples.block_count(group) for group in eligible}
-        if self._coordinator.issue(groups, eligible, sizes):
-            self._publish_announcement()
+        """Announce what has changed, where this node is the one that announces and knows which groups may decide."""
+        if self._eligible is not None:
+            self._announce_changes(self._eligible)
         leader = self._coordinator.find_leader(self._groups)
         if leader is not None:
             self._leader_position = self._slowest_position(leader)
             if self.holders is not None and self._leader_position.epoch > self._decided_epoch:
                 self._wakeup.set()
+
+    def _announce_changes(self, eligible: Sequence[ConsumerGroup]) -> None:
+        ids = set(self._ring.ids)
+        groups = [group for group in self._groups if group.nodes & ids]
+        eligible = [group for group in eligible if group.digest not in self._apart and group.nodes & ids]
+        sizes = {group.digest: self._samples.block_count(group) for group in eligible}
+        if self._coordinator.issue(groups, eligible, sizes):
+            self._publish_announcement()
 
     def _publish_announcement(self) -> None:
         self._context.publish_announcement(self.snapshot, self._coordinator.announcement)
@@ -261,6 +268,11 @@ class SharedSnapshot:
     def leader(self) -> str:
         """Name of the job and loader that lead the decisions about copies; empty if there is none."""
         return self._leader.name if self._leader is not None else ""
+
+    @property
+    def announcement(self) -> Announcement:
+        """The announcement that this node follows."""
+        return self._coordinator.announcement
 
     def holders_of_block(self, block: int) -> tuple[int, tuple[int, ...], int]:
         """Return the holder of a block, other possible holders, and its home: places in the ring, or NO_NODE."""
@@ -519,14 +531,15 @@ class SharedSnapshot:
         """Follow a change of the leader as announced, and other nodes' holders. Returns whether what this node keeps is
         to be computed anew: where another group leads from now on, copies stay where they are."""
         announcement, adopted = self._coordinator.announcement, self._adopted
+        leadership = _leadership_of(announcement)
         leader = self._coordinator.find_leader(self._groups) if holders.ring.is_known else None
         self._adopted = None
         if adopted is not None and adopted.job != holders.leader:
             adopted = None
-        if announcement.term == self._term and adopted is None:
+        if leadership == self._leadership and adopted is None:
             self._leader = leader if leader is not None else self._leader
             return False
-        stops = announcement.term != self._term and bool(holders.leader)
+        stops = leadership != self._leadership and bool(holders.leader)
         if stops:
             self._taken_in[:] = -1
             epoch, done = divmod(announcement.left_at, 1.0)
@@ -534,7 +547,7 @@ class SharedSnapshot:
             self._leader = None
             self._remote_reads.mark_outdated()
         if not announcement.leader:
-            self._term = announcement.term
+            self._leadership = leadership
         if leader is None:
             return False
         goes_on = bool(holders.by_epoch) and adopted is None
@@ -543,7 +556,7 @@ class SharedSnapshot:
             await self._wait_for_positions(leader, known.epoch)
         positions = [position.epoch for position in self._context.positions_of(leader)]
         self._leader, self._leader_position = leader, self._slowest_position(leader)
-        self._term = announcement.term
+        self._leadership = leadership
         first = announcement.first_epoch if goes_on else self._leader_position.epoch
         await holders.start_coordination(leader.name, first, max(positions, default=first), known)
         log.info(
@@ -633,6 +646,10 @@ class SharedSnapshot:
         self._taken_over, self._awaited = {}, {}
         for group in self._deciding_groups():
             self._take_over_blocks(group)
+
+
+def _leadership_of(announcement: Announcement) -> tuple[int, str, int, float]:
+    return announcement.term, announcement.leader, announcement.first_epoch, announcement.left_at
 
 
 def _progress_by_node(

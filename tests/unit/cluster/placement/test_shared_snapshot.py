@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import msgspec
 import numpy as np
+import pytest
 
 from cachefs_cluster.placement.groups import groups_of
 from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
@@ -182,6 +184,82 @@ def test_room_is_taken_for_one_job_after_the_other() -> None:
         assert room.used == 0
 
     with_cluster(Setting(files=400), scene)
+
+
+def test_a_node_that_has_just_started_does_not_end_what_others_coordinate() -> None:
+    """It is the first one by id, and learns of the announcement before it knows which blocks jobs may read."""
+
+    async def scene(cluster: SimulatedCluster) -> None:
+        await announced(cluster)
+        node, other = cluster.nodes[:2]
+        before = other.shared.announcement
+        assert before.leader == "job"
+        await node.shared.close()
+        node.shared = cluster.share(node)
+        node.shared.offer_announcement(before)
+        node.shared.set_groups(groups_of(node.facts))
+        node.shared.follow_readers()
+        assert node.shared.announcement == before
+        await announced(cluster)
+        assert {one.shared.announcement.term for one in cluster.nodes} == {before.term}
+
+    with_cluster(Setting(files=400), scene)
+
+
+def test_nodes_that_began_with_different_leaders_follow_the_one_that_ranks_higher() -> None:
+    """Both have announced a first term before they heard of each other."""
+
+    async def scene(cluster: SimulatedCluster) -> None:
+        node = cluster.nodes[1]
+        await announced(cluster)
+        before = node.shared.announcement
+        facts = {name: [*one, msgspec.structs.replace(one[0], job="other")] for name, one in node.facts.items()}
+        node.shared.set_groups(groups_of(facts))
+        other = next(group for group in groups_of(facts) if group.job == "other")
+        timing = replace(before.schedules[0].groups[0], group=other.digest, readers=other.readers_digest)
+        schedules = tuple(replace(one, groups=(timing,)) for one in before.schedules)
+        node.shared.offer_announcement(replace(before, issuer=" ", leader="other", schedules=schedules))
+        await cluster._settle()
+        assert node.shared.holders is not None
+        assert (node.shared.leader, node.shared.holders.leader) == ("other", "other")
+
+    with_cluster(Setting(files=400), scene)
+
+
+def test_copies_are_coordinated_though_the_samples_of_one_of_the_jobs_are_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene(cluster: SimulatedCluster) -> None:
+        await announced(cluster)
+        node = cluster.nodes[1]
+        facts = {
+            name: [*one, msgspec.structs.replace(one[0], job="other", map="b" * 32)] for name, one in node.facts.items()
+        }
+        node.shared.set_groups(groups_of(facts))
+        other = next(group for group in groups_of(facts) if group.job == "other")
+        cluster.unknown_maps.add("b" * 32)
+        before = node.shared.announcement
+        known = before.schedules[0].groups[0]
+        timing = replace(known, group=other.digest, readers=other.readers_digest, begin=0.0)
+        schedules = tuple(replace(one, groups=(*one.groups, timing)) for one in before.schedules)
+        node.shared.offer_announcement(replace(before, serial=before.serial + 1, schedules=schedules))
+        await asyncio.sleep(1.0)
+        assert "could not be updated" not in caplog.text
+        assert "not known" in node.shared.problem
+
+    with_cluster(Setting(files=400), scene)
+
+
+async def announced(cluster: SimulatedCluster) -> None:
+    """Let all nodes learn of what is announced, and decide by it."""
+    for _ in range(2):
+        await cluster._settle()
+        for node in cluster.nodes:
+            node.shared.follow_readers()
+        for _, what in cluster._later:
+            what()
+        cluster._later.clear()
+    await cluster._settle()
 
 
 def explicit(cluster: SimulatedCluster, rank: int, *, orders: bool) -> ConsumerFacts:
