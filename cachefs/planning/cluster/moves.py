@@ -22,7 +22,7 @@ local, and .383 and .362 without prices. Prices are the multipliers of the rooms
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 import numpy as np
@@ -92,9 +92,11 @@ class EpochMoves:
         """Return the moves that lead from *holders* to *following*, wherever these come from. The arguments are those
         of `next_holders`."""
         found = cls.of(holders, np.zeros(0, np.intp), holders[:0], np.zeros(0, np.uint8), np.zeros(0, np.float32))
-        for layers in _layers_of(len(holders), epochs, since):
+        # Moves without a read from *since* on are those that an earlier schedule of the epoch decided.
+        starts = dict.fromkeys((since, 0.0))
+        for layers in chain.from_iterable(_layers_of(len(holders), epochs, start) for start in starts):
             before, after = holders[layers.part], following[layers.part]
-            blocks = np.flatnonzero(before != after)
+            blocks = np.flatnonzero((before != after) & (found.events[layers.part] == NO_EVENT))
             layer = _taking_layer(layers, blocks, before[blocks], after[blocks])
             events, times = layers.reads_at(layer, blocks)
             found.events[blocks + layers.part.start], found.times[blocks + layers.part.start] = events, times

@@ -372,3 +372,18 @@ def test_moves_follow_from_the_holders_before_and_after(case: Cluster) -> None:
     assert (found.following == decided.following).all()
     assert (found.events == decided.events).all()
     assert (found.times == decided.times).all()
+
+
+def test_moves_that_an_earlier_schedule_of_the_epoch_decided_follow_from_the_holders_too() -> None:
+    draw = np.random.default_rng(1)
+    epochs = scheduled([ranks(draw, 3000, 4) for _ in range(4)])
+    holders, sizes, rooms = (
+        draw.integers(0, 4, 3000).astype(np.uint16),
+        np.full(3000, SIZE, np.uint32),
+        np.full(4, 1 << 40),
+    )
+    first = next_holders(holders, epochs, rooms, sizes)
+    anew = next_holders(first.holders_at(0.5, holders), epochs, rooms, sizes, 0.5).keep_earlier(first, 0.5)
+    assert (anew.times < 0.5).any()
+    found = EpochMoves.between(holders, anew.following, epochs, 0.5)
+    assert (found.times == anew.times).all()
