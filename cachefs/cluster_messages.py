@@ -115,7 +115,7 @@ class ClusterStatus(Message, frozen=True):
     # Problem of the source; "" without one.
     problem: str
     remarks: list[str] = msgspec.field(default_factory=list)
-    # Copies that the cluster keeps of each block.
+    # Most copies that the cluster keeps of a block: of hot datasets.
     replicas: int = 1
     # Seconds until the blocks of a node that is away get other homes.
     grace: float = 0.0
@@ -123,6 +123,8 @@ class ClusterStatus(Message, frozen=True):
     members: list[MemberStatus] = msgspec.field(default_factory=list)
     # The warmups of the cluster that run or wait, oldest first.
     warmups: list[WarmupProgress] = msgspec.field(default_factory=list)
+    # Names of the datasets that have second copies now.
+    hot: list[str] = msgspec.field(default_factory=list)
 
 
 class DrainRequest(Message, frozen=True):

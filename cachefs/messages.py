@@ -385,6 +385,8 @@ class ClusterBrief(Message, frozen=True):
     # Nodes by state.
     states: dict[str, int] = {}
     problem: str = ""
+    # Names of the datasets that have second copies now.
+    hot: list[str] = []
 
 
 class PeerCounts(Message, frozen=True):
@@ -410,6 +412,8 @@ class PeerCounts(Message, frozen=True):
     given: int = 0
     # Blocks fetched to bring this node up to its share, without a present reader.
     filled: int = 0
+    # Second copies of blocks of hot datasets, fetched from other nodes.
+    second_copies: int = 0
     # Bytes received from other nodes by network card of this node.
     cards: dict[str, int] = msgspec.field(default_factory=dict)
     # Addresses that do not answer, of nodes that answer at another address.

@@ -14,6 +14,7 @@ import numpy as np
 from cachefs.errors import NotFound
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.space import BlockSpace, Samples
+from cachefs.planning.cluster.copies import missing_second_copies, second_copy_room
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.cluster.rendezvous import RingMember as Placed
 from cachefs.planning.cluster.schedule import Announcement
@@ -38,6 +39,7 @@ SIZE = 110_000
 LATENCY = 0.05  # seconds of a transfer between nodes; from the origin it takes twice as long
 HEARD = 0.15  # seconds until a word is heard by others
 NEWS = 1.0  # seconds between two words of where the others are
+BATCH = 64  # second copies that a node fetches at once
 SNAPSHOT = "space"
 
 
@@ -77,7 +79,7 @@ class Setting:
     told: tuple[float, float] = (0.5, 1.0)
     # Its epochs are the first one again and again, as where a script does not set the epoch of its sampler.
     repeats: bool = False
-    # Copies of each block.
+    # Most copies of each block.
     replicas: int = 1
     # Seconds after which the last node is lost for good; 0: never. The others notice at once.
     loss: float = 0.0
@@ -189,6 +191,7 @@ class SimulatedPeer:
         self.fetches = FetchPlan(self.plan, self.presence, limits, self.cluster.now, self.standing)
         self.latency = FetchLatency(LATENCY)
         self.shared = self.cluster.share(self)
+        self.second_copies = 0  # second copies fetched
 
     @property
     def is_done(self) -> bool:
@@ -215,6 +218,19 @@ class SimulatedPeer:
             room = self.tier.free + self.policy.replaceable_bytes(part.last_key)
             self._start(fetches.fit_into_room(part.blocks, room))
         fetches.note_idle()
+
+    def make_second_copies(self) -> None:
+        """Fetch second copies from the other nodes, as far as there is room."""
+        second, owned = self.standing.second_copies.get(SNAPSHOT), self.standing.owned.get(SNAPSHOT)
+        if not self.shared.is_hot or not self.ranks or second is None or owned is None:
+            return
+        present, sizes = self.state != ABSENT, np.full(len(owned), SIZE, np.uint32)
+        soon = self.plan.next_use_of(SNAPSHOT, np.arange(len(owned))) <= self.standing.copy_window
+        room = self.tier.free + second_copy_room(owned, second, present, soon, sizes)
+        for block in missing_second_copies(second & ~owned, present, sizes, room)[:BATCH].tolist():
+            others = [one for one in self.cluster.nodes if one is not self and one.name not in self.cluster.lost]
+            if block not in self.flights and any(one.state[block] != ABSENT for one in others):
+                self.second_copies += self.take(block)
 
     def _start(self, blocks: Sequence[UpcomingBlock]) -> None:
         self.fetches.note_started(blocks)
@@ -476,6 +492,7 @@ class SimulatedCluster:
             await self._settle()
             for node in nodes:
                 node.fetch()
+                node.make_second_copies()
         for node in self.nodes:
             await node.shared.close()
         return self

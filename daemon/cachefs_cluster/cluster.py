@@ -200,6 +200,7 @@ class JoinedCluster:
                 snapshots=lambda: node.catalog.read_snapshots(sharing.used.is_read),
                 is_snapshot_pending=lambda: sharing.is_behind,
                 shared_snapshot=self.placement.shared_snapshot,
+                presence=storage.planning.presence,
                 free_bytes=lambda: sum(storage.tiering.unlocked.free_by_tier),
                 replicas=self._section.replicas,
                 bandwidth=self._section.bandwidth,
@@ -215,7 +216,6 @@ class JoinedCluster:
         fetcher = PartFetcher(
             PartParts(
                 me=self._membership.view.me,
-                replicas=self._section.replicas,
                 warmups=node.content.warmups,
                 fetcher=node.fetcher,
                 catalog=node.catalog,
@@ -232,7 +232,6 @@ class JoinedCluster:
                 threads=node.threads,
                 fetcher=fetcher,
                 state_dir=self._state_dir,
-                replicas=self._section.replicas,
                 grace=self._section.grace,
             )
         )
@@ -303,10 +302,12 @@ class JoinedCluster:
         return msgspec.structs.replace(status, remarks=[*status.remarks, *conflicts], warmups=warmups)
 
     def _status(self, counters: dict[str, NodeCounters]) -> ClusterStatus:
-        return cluster_status(self._membership.view, self._section, self._plane.traffic, counters)
+        status = cluster_status(self._membership.view, self._section, self._plane.traffic, counters)
+        return msgspec.structs.replace(status, hot=self.placement.hot_datasets())
 
     def brief(self) -> ClusterBrief:
-        return cluster_brief(self._membership.view, self._section)
+        brief = cluster_brief(self._membership.view, self._section)
+        return msgspec.structs.replace(brief, hot=self.placement.hot_datasets())
 
     async def drain(self, node: str, *, undo: bool) -> DrainStatus:
         return await self._draining.drain(node, undo=undo)
@@ -327,6 +328,7 @@ class JoinedCluster:
             served_bytes=sum(one.bytes for one in served),
             served_fetched=sum(one.fetched for one in served),
             filled=self._rebalance.fetched_blocks,
+            second_copies=self._rebalance.second_copies,
             cards=self._plane.client.received_by_card(),
             rails_down=self._plane.client.rails_down,
             **asdict(self._source.counts),

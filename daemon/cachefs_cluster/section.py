@@ -233,11 +233,11 @@ class ClusterSection(ClusterTable):
     )
     replicas: Annotated[int, Field(ge=1, le=2)] = Field(
         default=1,
-        description="copies of each block that the cluster keeps: 1 or 2, the second in another `zone` if there are "
-        "zones, so that the death of a node causes no read of the origin. Two copies need twice the room. Set the same "
-        "on all nodes.\n\n"
-        "The second copy comes as blocks of published jobs are fetched ahead, and as members change; until then a "
-        "block that is only read has one copy",
+        description="most copies that the cluster keeps of a block: 1 or 2. With 2, hot datasets have second copies, "
+        "in another `zone` if there are zones, so that the death of a node causes no read of the origin. A dataset is "
+        "hot while published jobs read each of its blocks at least once in two hours. Set the same on all nodes.\n\n"
+        "Second copies take the room that first copies leave, come from other nodes, and are evicted before first "
+        "copies. For all of a dataset they need as much room as the dataset",
     )
     grace: Seconds = Field(
         default=30.0,

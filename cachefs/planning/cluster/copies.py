@@ -12,6 +12,12 @@ dataset, the node could not keep these blocks.
 copies move to their readers. The second copy stays at the block's second home, which is in another zone than its home;
 where the holder is that node or in its zone, the second copy stays at the home instead. The two copies are therefore
 never in one zone, nor on one node, wherever a block is held.
+
+Only hot snapshots have second copies. If a node is lost, its part of the blocks has to be read from the origin again,
+and a second copy saves the reads that come before the node is back or replaced. `is_hot` decides by how often each
+block is read, as all nodes are told by the node that announces schedules. Second copies get the room that is left: a
+node fetches them from other nodes (`missing_second_copies`) once it has all blocks that it holds, and evicts them
+before these.
 """
 
 import math
@@ -40,6 +46,60 @@ RESERVED_DEVIATIONS: Final = 2.0
 # block.
 _MIN_EPOCHS_AHEAD: Final = 4
 _MAX_EPOCHS_AHEAD: Final = 16
+# Seconds until a lost node is back, or another one has taken its place.
+AWAY_SECONDS: Final = 3600.0
+# Part of the lost blocks that must be read within that time for second copies to pay, and below which they do no more.
+HOT_PART: Final = 0.5
+COLD_PART: Final = 0.25
+
+
+def is_hot(block_reads: float | None, was_hot: bool) -> bool:
+    """Return whether a snapshot is to have second copies. block_reads: reads of each block per second, by all jobs
+    together; None: unknown, and nothing changes.
+
+    In shuffled epochs all blocks are read equally often, so of the blocks of a lost node the part `block_reads x
+    AWAY_SECONDS` is read while the node is away, 1 at most: as much of its share the origin would have to give again.
+    """
+    if block_reads is None:
+        return was_hot
+    return block_reads * AWAY_SECONDS >= (COLD_PART if was_hot else HOT_PART)
+
+
+def missing_second_copies(
+    second: npt.NDArray[np.bool_],
+    present: npt.NDArray[np.bool_],
+    sizes: "np.ndarray[tuple[int], np.dtype[np.uint32]]",
+    room: int,
+) -> Ids:
+    """Return the second copies that a node lacks and has room for: shape (n,), int32. second, present: which blocks it
+    keeps the second copy of, and has; of shape (blocks,); sizes: bytes of each block; room: bytes that they may take in
+    all (see `second_copy_room`)."""
+    ids = np.flatnonzero(second & ~present).astype(np.int32)
+    fits: Ids = ids[: int(np.searchsorted(np.cumsum(sizes[ids], dtype=np.int64), room, "right"))]
+    return fits
+
+
+def second_copy_room(
+    owned: npt.NDArray[np.bool_],
+    second: npt.NDArray[np.bool_] | None,
+    present: npt.NDArray[np.bool_],
+    soon: npt.NDArray[np.bool_],
+    sizes: npt.NDArray[np.uint32],
+) -> int:
+    """Return the bytes that one snapshot leaves for second copies, beside what is free; below 0 where it needs more
+    than it has. owned, second, present: which blocks a node keeps, keeps the second copy of, and has; soon: which are
+    about to be read there; all of shape (blocks,).
+
+    Copies that were read leave their room. Blocks that the node keeps and lacks need room, and so do the next copies
+    that it fetches to read them, as many as there are now: otherwise they would displace second copies, which would be
+    fetched again.
+    """
+    copies = present & ~owned
+    if second is not None:
+        copies &= ~second
+    spare, needed = copies & ~soon, copies & soon
+    needed |= owned & ~present
+    return int(sizes[spare].sum(dtype=np.int64)) - int(sizes[needed].sum(dtype=np.int64))
 
 
 def second_keepers(holders: NodeNumbers, first: NodeNumbers, second: NodeNumbers, zones: Zones) -> NodeNumbers:

@@ -281,17 +281,17 @@ class NodeCandidates:
         return found
 
 
-def blocks_at_home(hashes: Hashes, members: Sequence[RingMember], me: str, replicas: int) -> npt.NDArray[np.bool_]:
-    """Return which blocks have their home, or that of their second copy, on member *me*: shape (blocks,), bool.
+def blocks_at_home(hashes: Hashes, members: Sequence[RingMember], me: str) -> npt.NDArray[np.bool_]:
+    """Return which blocks have their home on member *me*: shape (blocks,), bool.
 
-    hashes: of all blocks, see cachefs.planning.cluster.rendezvous; replicas: 1 or 2. All False where *me* is no member.
+    hashes: of all blocks, see cachefs.planning.cluster.rendezvous. All False where *me* is no member.
     """
     found = np.zeros(len(hashes), np.bool_)
     for start in range(0, len(hashes) if any(member.id == me for member in members) else 0, _BLOCKS_PER_PASS):
-        homes = BlockHomes(hashes[start : start + _BLOCKS_PER_PASS], replicas)
+        homes = BlockHomes(hashes[start : start + _BLOCKS_PER_PASS])
         homes.set_members(members)
         number = [member.id for member in homes.members].index(me)
-        found[start : start + _BLOCKS_PER_PASS] = (homes.first == number) | (homes.second == number)
+        found[start : start + _BLOCKS_PER_PASS] = homes.first == number
     return found
 
 

@@ -4,6 +4,9 @@ read.
 A node has more blocks than those that it holds for the cluster: blocks that it has fetched from their holder to read
 them, and blocks that it has handed on. These are copies, whose original is on another node. A copy is therefore fetched
 within the window of the next reads and no earlier, and is the first to be evicted once it has been read.
+
+Some of the copies are second copies (see cachefs.planning.cluster.copies): other nodes read the block here if its
+holder is lost. They are evicted after the other copies, and before all blocks that are this node's to keep.
 """
 
 from collections import deque
@@ -23,6 +26,11 @@ OwnedMarks = npt.NDArray[np.bool_]
 # Added to a score in seconds: 30,000 years, more than the raise of blocks in page caches. Blocks that are never read
 # again have infinity, and are still evicted first.
 COPY_PENALTY: Final = 1e12
+# The same for second copies. Blocks that a node fetches in order to read them displace blocks that score more than half
+# of COPY_PENALTY, so they displace second copies too.
+SECOND_COPY_PENALTY: Final = 0.75 * COPY_PENALTY
+# Highest score of a second copy without that penalty: it is worth as much where this node never reads it.
+_MAX_SECOND_SCORE: Final = 1e10
 # Seconds: blocks read sooner count as about to be read, unless the fetcher sets another distance.
 COPY_WINDOW_SECONDS: Final = 5.0
 # Changes that are remembered for policies that poll: more than an epoch has windows.
@@ -43,6 +51,8 @@ class Ownership:
         # By snapshot: blocks that other nodes are to keep since the members changed, and have not fetched from here
         # yet. A subset of `owned`, evicted last, since no other node may have them. Not to be changed by readers.
         self.pending_handoffs: Mapping[str, OwnedMarks] = {}
+        # By snapshot: blocks of which this node keeps the second copy while it does not own them. Not to be changed.
+        self.second_copies: Mapping[str, OwnedMarks] = {}
         # Seconds ahead of readers within which copies are fetched: in that time copies count as the plan says.
         self.copy_window = COPY_WINDOW_SECONDS
         # (number, snapshot, blocks): blocks that ceased to be this node's; None: all blocks must be checked again.
@@ -87,9 +97,15 @@ class Ownership:
         self.pending_handoffs = others if pending is None else {**others, snapshot: pending}
         self._note_lost(snapshot, None)  # blocks that were to be evicted next may be owed now
 
+    def set_second_copies(self, snapshot: str, marks: OwnedMarks | None) -> None:
+        """Replace the record of second copies; None: none. *marks* is not copied."""
+        others = {known: one for known, one in self.second_copies.items() if known != snapshot}
+        self.second_copies = others if marks is None else {**others, snapshot: marks}
+
     def forget_snapshot(self, snapshot: str) -> None:
         """Drop the record of *snapshot*: all its blocks are kept as the plan says."""
         self.set_pending_handoffs(snapshot, None)
+        self.set_second_copies(snapshot, None)
         if snapshot in self.owned:
             self.owned = {known: mine for known, mine in self.owned.items() if known != snapshot}
             self._note_lost(snapshot, None)
@@ -119,6 +135,19 @@ class Ownership:
         raised: npt.NDArray[np.bool_] = ~mine[ids.astype(np.intp, copy=False)]
         raised &= scores > self.copy_window
         return raised
+
+    def raise_copies(
+        self, snapshot: str, ids: Numbers, copies: npt.NDArray[np.bool_], scores: npt.NDArray[np.float64]
+    ) -> None:
+        """Raise the *scores* of blocks that are *copies* to be evicted first, in place: second copies less than others.
+        ids, copies, scores: shape (n,)."""
+        marks = self.second_copies.get(snapshot)
+        if marks is None:
+            scores[copies] += COPY_PENALTY
+            return
+        second = copies & marks[ids.astype(np.intp, copy=False)]
+        scores[copies & ~second] += COPY_PENALTY
+        scores[second] = np.minimum(scores[second], _MAX_SECOND_SCORE) + SECOND_COPY_PENALTY
 
     def _note_lost(self, snapshot: str, ids: Ids | None) -> None:
         self._lost.append((self._changes, snapshot, ids))

@@ -80,6 +80,8 @@ class Announcement:
     left_at: float = 0.0
     # By number.
     schedules: tuple[EpochSchedule, ...] = ()
+    # Whether the snapshot is hot: it has second copies, where the configuration allows two.
+    is_hot: bool = False
 
     def outranks(self, other: "Announcement") -> bool:
         """Return whether nodes follow this one rather than *other*."""

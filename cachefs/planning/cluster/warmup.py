@@ -63,20 +63,17 @@ class MemberPart:
 
 
 def member_parts(
-    hashes: Hashes, sizes: Bytes, spans: Bytes, members: Sequence[RingMember], capacities: Sequence[int], replicas: int
+    hashes: Hashes, sizes: Bytes, spans: Bytes, members: Sequence[RingMember], capacities: Sequence[int]
 ) -> list[MemberPart]:
     """Return the part of each member, in the order of their ids.
 
     hashes, sizes, spans: of each block, shape (blocks,); spans are bytes in a tier. capacities: bytes of the tiers of
     each member; 0 where unknown, which counts as enough.
     """
-    homes = BlockHomes(hashes, replicas)
+    homes = BlockHomes(hashes)
     homes.set_members(members)
-    totals = np.zeros((2, len(members)))
-    for nodes in (homes.first, homes.second):
-        is_placed = nodes != NO_NODE
-        for total, each in zip(totals, (sizes, spans), strict=True):
-            total += np.bincount(nodes[is_placed], each[is_placed], len(members))
+    is_placed = homes.first != NO_NODE
+    totals = np.array([np.bincount(homes.first[is_placed], each[is_placed], len(members)) for each in (sizes, spans)])
     return [
         MemberPart(round(size), round(size * min(1.0, capacity / taken)) if capacity and taken else round(size))
         for size, taken, capacity in zip(*totals.tolist(), capacities, strict=True)

@@ -37,6 +37,10 @@ class ClusterPlacement:
         """Return the shared snapshot; None if no job of several nodes reads it."""
         return self.cooperation.shared_snapshot(snapshot) if self.cooperation is not None else None
 
+    def hot_datasets(self) -> list[str]:
+        """Return the names of the datasets that have second copies now."""
+        return self.cooperation.hot_datasets() if self.cooperation is not None else []
+
     async def close(self) -> None:
         if self.cooperation is not None:
             await self.cooperation.close()

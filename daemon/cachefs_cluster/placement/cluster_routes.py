@@ -59,7 +59,7 @@ class ClusterRoutes:
                 view.me, holder, home, at_home.stand_in_node, (*before, *at_home.possible_holders)
             )
             route = replace(route, peers_before_origin=at_home.peers_before_origin)
-        if any(ids[number] == view.me for number in second):
+        if one.is_hot and any(ids[number] == view.me for number in second):
             route = replace(route, is_kept_here=True)
         return route if route.has_other_nodes else None
 

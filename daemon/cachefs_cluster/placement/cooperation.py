@@ -166,6 +166,11 @@ class Cooperation:
         """Return the ids of the snapshots that jobs of several nodes read."""
         return [snapshot for snapshot, shared in self._snapshots.items() if shared.has_readers]
 
+    def hot_datasets(self) -> list[str]:
+        """Return the names of the datasets that are read often enough to have second copies."""
+        hot = [snapshot for snapshot in self._snapshots.values() if snapshot.is_hot]
+        return sorted({name for snapshot in hot for name in snapshot.datasets})
+
     def demands_of_snapshots(self) -> list[SnapshotDemand]:
         """Return the demand of the consumers of all nodes, one per snapshot."""
         return [snapshot.demand_of_groups() for snapshot in self._snapshots.values()]
@@ -256,9 +261,7 @@ class Cooperation:
         ring = placement_ring_of(view)
         if view.me in ring.ids and space.snapshot not in self._parts.standing.owned:
             hashes = await self._parts.threads.planning(space_hashes, space)
-            mine = await self._parts.threads.planning(
-                blocks_at_home, hashes, ring.members, view.me, self._parts.replicas
-            )
+            mine = await self._parts.threads.planning(blocks_at_home, hashes, ring.members, view.me)
             self._parts.standing.set_owned(space.snapshot, mine)
 
     async def _load_samples(self, group: ConsumerGroup, digest: str) -> Samples | None:

@@ -1,4 +1,5 @@
-"""Chooses the group that leads the decisions about a snapshot's copies, and announces schedules for them.
+"""Chooses the group that leads the decisions about a snapshot's copies, and announces schedules for them, and whether
+the snapshot is hot.
 
 Every node has a coordinator, which follows the announcement with the highest serial. On the first node (by id) that has
 a consumer of the snapshot it issues announcements. Every node passes on the one that it follows: when the issuer goes,
@@ -7,8 +8,10 @@ the next node continues from there.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+from cachefs.planning.cluster.copies import is_hot
 from cachefs.planning.cluster.schedule import (
     Announcement,
     EpochSchedule,
@@ -70,23 +73,40 @@ class Coordinator:
         return next((group for group in named if group.digest in digests), named[0] if named else None)
 
     def issue(
-        self, groups: Sequence[ConsumerGroup], eligible: Sequence[ConsumerGroup], sizes: Mapping[str, int]
+        self,
+        groups: Sequence[ConsumerGroup],
+        eligible: Sequence[ConsumerGroup],
+        sizes: Mapping[str, int],
+        block_reads: float | None = None,
     ) -> bool:
         """Announce what has changed, if this node is the issuer. Returns whether anything has. Call several times a
         second.
 
         groups: all that read the snapshot, of nodes that count for placement; eligible: those whose reads may decide;
-        sizes: number of blocks that each may read, by digest.
+        sizes: number of blocks that each may read, by digest. block_reads: reads of each block per second, by all of
+        them; None: unknown.
         """
         before, last = self.announcement, self.find_leader(eligible)
         self._follow_progress(self.find_leader(groups))
         if self._me != min((node for group in groups for node in group.nodes), default=""):
             return False
-        by_digest = {group.digest: group for group in eligible}
+        self._announce_schedules({group.digest: group for group in eligible}, last, sizes)
+        hot = is_hot(block_reads, before.is_hot)
+        if hot != self.announcement.is_hot:
+            now = self.announcement
+            self.announcement = replace(now, serial=now.serial + 1, issuer=self._me, is_hot=hot)
+        return self.announcement is not before
+
+    def _announce_schedules(
+        self, by_digest: Mapping[str, ConsumerGroup], last: ConsumerGroup | None, sizes: Mapping[str, int]
+    ) -> None:
+        """Announce the leader and its schedules, if they have changed. by_digest: the eligible groups; last: the
+        leader until now."""
+        before = self.announcement
         if not by_digest:
             if before.leader:
                 self._announce("", 0, (), is_new_term=True)
-            return self.announcement is not before
+            return
         candidates = [
             LeaderCandidate(digest, sizes[digest], len(group.members), self._known_epochs(group))
             for digest, group in by_digest.items()
@@ -105,7 +125,6 @@ class Coordinator:
             self._announced_at = self._progress
         elif schedules != before.schedules:
             self._announce(leader.name, before.first_epoch, schedules, is_new_term=False)
-        return self.announcement is not before
 
     def _follow_progress(self, leader: ConsumerGroup | None) -> None:
         """Follow the leader as far as it goes on."""
@@ -125,7 +144,9 @@ class Coordinator:
         term, left_at = before.term, before.left_at
         if is_new_term:
             term, left_at = term + 1, min(self._progress + self._lead, MAX_EPOCHS)
-        self.announcement = Announcement(before.serial + 1, self._me, term, leader, first_epoch, left_at, schedules)
+        self.announcement = Announcement(
+            before.serial + 1, self._me, term, leader, first_epoch, left_at, schedules, before.is_hot
+        )
         self._announced_at = self._progress
 
     def _schedules(self, leader: ConsumerGroup, others: Sequence[ConsumerGroup]) -> tuple[EpochSchedule, ...]:

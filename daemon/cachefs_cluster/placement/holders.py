@@ -72,6 +72,8 @@ class FormerHolders:
     changed_at: float
     # Other possible holders, each of the same shape.
     other_holders: tuple[NodeNumbers, ...] = ()
+    # Keepers of second copies, each of the same shape. They hand nothing on: their copies are not needed.
+    second_holders: tuple[NodeNumbers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,9 +168,9 @@ class Holders:
         return self._placement.first
 
     def second_holders(self, epoch: int, blocks: "Ids | slice" = _ALL) -> list[NodeNumbers]:
-        """Return the keepers of the second copies of these blocks in *epoch*. There are two per block if it changes
-        hands in the epoch, as the copy must be there by then. Each of shape (n,), uint16; empty if one copy is
-        enough."""
+        """Return the keepers of the second copies of these blocks in *epoch*, if the snapshot is hot. There are two per
+        block if it changes hands in the epoch, as the copy must be there by then. Each of shape (n,), uint16; empty if
+        the cluster keeps one copy of all blocks."""
         if self._replicas < 2 or not self.ring.ids:
             return []
         first, second = self._placement.first[blocks], self._placement.second[blocks]
@@ -184,11 +186,11 @@ class Holders:
         return kept
 
     def kept_blocks(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
-        """Return which of these blocks *node* keeps as *epoch* begins, including second copies; by homes if the epoch
-        is undecided. Shape (n,), bool."""
-        kept = self.has_second_copy(epoch, node, blocks)
-        if node != NO_NODE:
-            kept |= self.by_epoch.get(epoch, self.homes)[blocks] == node
+        """Return which of these blocks *node* keeps as *epoch* begins; by homes if the epoch is undecided. Shape (n,),
+        bool."""
+        if node == NO_NODE:
+            return np.zeros(len(self.homes[blocks]), np.bool_)
+        kept: npt.NDArray[np.bool_] = self.by_epoch.get(epoch, self.homes)[blocks] == node
         return kept
 
     def kept_until_read(self, group: str, epoch: int, reads: FirstReads, node: int) -> npt.NDArray[np.bool_]:
@@ -223,7 +225,10 @@ class Holders:
         if before:
             holders = self.current_holders(current, done)
             self.former = FormerHolders(
-                before, holders if holders is not None else old_homes, _now(), tuple(seconds[current])
+                before,
+                holders if holders is not None else old_homes,
+                _now(),
+                second_holders=tuple(seconds[current]),
             )
         latest: NodeNumbers | None = None
         # Later epochs than the next are decided anew. Readers that just came back may have unknown positions; the
@@ -273,15 +278,13 @@ class Holders:
         return move_overflow(holders, self._rooms_of_members(ring), self._sizes) if ring.is_known else holders
 
     def _rooms_of_members(self, ring: PlacementRing) -> NodeBytes:
-        """Return the room for held blocks; second copies take as much again."""
-        return capacity_by_node(
-            (np.array(ring.capacities, np.int64) * (USABLE_FRACTION / self._replicas)).astype(np.int64), self._sizes
-        )
+        """Return the room for held blocks; second copies take what is left."""
+        return capacity_by_node((np.array(ring.capacities, np.int64) * USABLE_FRACTION).astype(np.int64), self._sizes)
 
     def _compute_placement(self, ring: PlacementRing) -> _Placement:
         if self._homes is None:
             self._homes = BlockHomes(space_hashes(self._space), self._replicas)
-            self._sizes = _block_spans(self._space.sizes)
+            self._sizes = block_spans(self._space.sizes)
         self._homes.set_members(ring.members)
         return _Placement(self._homes.first, self._homes.second, self._homes.zones)
 
@@ -422,7 +425,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _block_spans(sizes: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+def block_spans(sizes: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     """Return the bytes that blocks of these sizes take in a tier: shape (n,), uint32. Most blocks have one of few
     sizes."""
     different, which = np.unique(sizes, return_inverse=True)

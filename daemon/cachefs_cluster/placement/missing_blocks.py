@@ -1,4 +1,5 @@
-"""Finds the blocks of a snapshot that this node keeps and lacks, and the nodes that may have them."""
+"""Finds the blocks of a snapshot that this node keeps and lacks, or keeps second copies of, and the nodes that may have
+them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,13 +9,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.cluster.copies import missing_second_copies, second_copy_room
 from cachefs.planning.cluster.homes import NO_NODE, NodeCandidates, blocks_at_home, candidate_nodes
 from cachefs.planning.cluster.ownership import OwnedMarks, Ownership
 from cachefs.planning.cluster.rendezvous import space_hashes
 from cachefs.planning.sequences.plan import Plan
 from cachefs.snapshot import Snapshot
-from cachefs_cluster.placement.holders import FormerHolders, PlacementRing
+from cachefs_cluster.placement.holders import FormerHolders, PlacementRing, block_spans
 from cachefs_cluster.placement.shared_snapshot import SharedSnapshot
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
@@ -55,7 +58,7 @@ class RingChange:
     # The members before and now.
     before: PlacementRing
     now: PlacementRing
-    # Id of this node, and copies of each block in the cluster.
+    # Id of this node, and most copies of each block in the cluster.
     me: str
     replicas: int
 
@@ -63,9 +66,12 @@ class RingChange:
 class MissingBlockSearch:
     """Computes missing blocks. Used on the event loop; computes in threads."""
 
-    def __init__(self, plan: Plan, standing: Ownership, blocks: BlockStore, threads: Threads) -> None:
+    def __init__(
+        self, plan: Plan, standing: Ownership, presence: Presence, blocks: BlockStore, threads: Threads
+    ) -> None:
         self._plan = plan
         self._standing = standing
+        self._presence = presence
         self._blocks = blocks
         self._threads = threads
 
@@ -99,6 +105,32 @@ class MissingBlockSearch:
             ids = ids[np.argsort(seconds, kind="stable")]
         return MissingBlocks(space, ids, await planning(_holder_candidates, space, ids, change, former))
 
+    async def find_second_copies(self, shared: SharedSnapshot, free: int) -> MissingBlocks | None:
+        """Return the second copies that this node lacks and has room for; None if there are none. free: bytes free in
+        the tiers."""
+        space, marks = shared.space, self._standing.second_copies.get(shared.snapshot)
+        if not shared.has_readers or not shared.is_up_to_date or space is None or marks is None:
+            return None
+        owned, states = self._standing.owned.get(shared.snapshot), self._presence.states.get(shared.snapshot)
+        if owned is None or states is None:
+            return None
+        planning = self._threads.planning
+        room = free + await planning(self._room_of_copies)
+        spans = await planning(block_spans, space.sizes)
+        ids = await planning(missing_second_copies, marks & ~owned, states != ABSENT, spans, room)
+        return MissingBlocks(space, ids, shared.nodes_with(ids)) if len(ids) else None
+
+    def _room_of_copies(self) -> int:
+        """Return the bytes that all snapshots together leave for second copies, beside what is free."""
+        room = 0
+        for snapshot, owned in self._standing.owned.items():
+            space, states = self._plan.spaces.get(snapshot), self._presence.states.get(snapshot)
+            if space is not None and states is not None and len(states) == len(owned) == space.count:
+                soon = self._plan.next_use_of(snapshot, np.arange(space.count)) <= self._standing.copy_window
+                second = self._standing.second_copies.get(snapshot)
+                room += second_copy_room(owned, second, states != ABSENT, soon, block_spans(space.sizes))
+        return room
+
     def _are_absent(self, space: BlockSpace, ids: Ids) -> npt.NDArray[np.bool_]:
         absent = np.zeros(len(ids), np.bool_)
         for start in range(0, len(ids), _LOOKED_UP_AT_ONCE):
@@ -118,7 +150,7 @@ async def _wait_until_followed(shared: SharedSnapshot) -> None:
 def _kept_blocks(space: BlockSpace, mine: OwnedMarks | None, change: RingChange) -> Ids:
     """Return the blocks that this node keeps. mine: as decided by jobs; None: by homes alone."""
     if mine is None:
-        mine = blocks_at_home(space_hashes(space), change.now.members, change.me, change.replicas)
+        mine = blocks_at_home(space_hashes(space), change.now.members, change.me)
     return np.flatnonzero(mine).astype(np.int32)
 
 
@@ -129,7 +161,7 @@ def _are_moved(
     only the former holders tell."""
     moved = np.zeros(len(ids), np.bool_)
     if change.before.members and not is_coordinated:
-        moved = ~blocks_at_home(space_hashes(space)[ids], change.before.members, change.me, change.replicas)
+        moved = ~blocks_at_home(space_hashes(space)[ids], change.before.members, change.me)
     if former is not None:
         former_nodes = NodeCandidates(former.ids, former.holders[ids])
         moved |= ~former_nodes.are_among({change.me}) & (former_nodes.nodes != NO_NODE)
@@ -146,5 +178,6 @@ def _holder_candidates(
         space_hashes(space)[ids], (change.before.members, change.now.members, without), change.replicas
     )
     if former is not None:
-        found = [*(NodeCandidates(former.ids, nodes[ids]) for nodes in (former.holders, *former.other_holders)), *found]
+        nodes = (former.holders, *former.other_holders, *former.second_holders)
+        found = [*(NodeCandidates(former.ids, one[ids]) for one in nodes), *found]
     return found

@@ -3,6 +3,8 @@
 A node that joins or comes back fills up this way. A node that drains pushes nothing: the nodes that take over its
 blocks pull them. Blocks that are read next come first. No block comes from an origin: a block that no node has is
 fetched when it is read, or as planned by a job.
+
+Once nothing is left to move, a node pulls the second copies that it keeps of hot snapshots, as far as it has room.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ import numpy.typing as npt
 
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
+from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.sequences.plan import Plan
 from cachefs.sizes import format_size
@@ -59,6 +62,8 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS: Final = 1.0
 # Seconds between checks for new snapshots.
 CHECK_SECONDS: Final = 2.0
+# Seconds between two searches for second copies to fetch.
+SECOND_COPIES_SECONDS: Final = 10.0
 # Longest wait in seconds for snapshots on their way from other nodes.
 PENDING_SECONDS: Final = 30.0
 # Seconds between reports of missing blocks to all other nodes.
@@ -235,6 +240,7 @@ class RebalanceParts:
     plan: Plan
     standing: Ownership
     threads: Threads
+    presence: Presence
     # Returns the snapshots of this node's datasets; and whether any is on its way from another node.
     snapshots: Callable[[], Iterable[Snapshot]]
     is_snapshot_pending: Callable[[], bool]
@@ -258,7 +264,8 @@ class Rebalance:
         self.blocks = 0  # left to fetch since the ring changed
         self.bytes = 0
         self._parts = parts
-        self._search = MissingBlockSearch(parts.plan, parts.standing, parts.blocks, parts.threads)
+        self.second_copies = 0  # fetched since the daemon started
+        self._search = MissingBlockSearch(parts.plan, parts.standing, parts.presence, parts.blocks, parts.threads)
         self._puller = BlockPuller(parts.membership, parts.client, parts.blocks, parts.threads, parts.bandwidth)
         self._ring = ring
         self._target_ring = PlacementRing(0, (), ())  # the ring for which the rebalance is running or done
@@ -283,8 +290,8 @@ class Rebalance:
 
     @property
     def fetched_blocks(self) -> int:
-        """Blocks that the rebalance has fetched since the daemon started."""
-        return self._puller.blocks
+        """Blocks that the rebalance has fetched since the daemon started, without second copies."""
+        return self._puller.blocks - self.second_copies
 
     async def run(self) -> None:
         """Rebalance after each change, as long as the daemon runs."""
@@ -308,7 +315,8 @@ class Rebalance:
             self._publish_status()
 
     async def _wait_for_work(self) -> None:
-        """Wait until the ring changes, or a new snapshot appears."""
+        """Wait until the ring changes, or a new snapshot appears; make second copies meanwhile."""
+        second_copies_at = asyncio.get_running_loop().time() + SECOND_COPIES_SECONDS
         while not self._ring_changed.is_set():
             known = {snapshot.id for snapshot in self._parts.snapshots()}
             self._done_snapshots &= known
@@ -319,6 +327,26 @@ class Rebalance:
                     await self._ring_changed.wait()
             except TimeoutError:
                 pass
+            if asyncio.get_running_loop().time() >= second_copies_at and not self._ring_changed.is_set():
+                await self._make_second_copies()
+                second_copies_at = asyncio.get_running_loop().time() + SECOND_COPIES_SECONDS
+
+    async def _make_second_copies(self) -> None:
+        """Fetch missing second copies of hot snapshots from other nodes, until the ring changes."""
+        for snapshot in [one.id for one in self._parts.snapshots()]:
+            shared = self._parts.shared_snapshot(snapshot)
+            try:
+                missing = (
+                    await self._search.find_second_copies(shared, self._parts.free_bytes())
+                    if shared is not None and shared.is_hot
+                    else None
+                )
+                if missing is not None:
+                    before = self._puller.blocks
+                    await self._puller.pull_blocks(missing, lambda blocks, size: not self._ring_changed.is_set())
+                    self.second_copies += self._puller.blocks - before
+            except Exception:
+                log.exception("second copies of snapshot %s could not be made", snapshot)
 
     async def _wait_for_snapshots(self) -> None:
         """Wait until no snapshot is on its way from another node, for at most PENDING_SECONDS."""

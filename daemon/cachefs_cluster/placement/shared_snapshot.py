@@ -25,7 +25,7 @@ from cachefs.errors import CachefsError, StoreFull
 from cachefs.planning.blocks.presence import ABSENT
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.epoch_reads import FirstReads
-from cachefs.planning.cluster.homes import NO_NODE
+from cachefs.planning.cluster.homes import NO_NODE, NodeCandidates
 from cachefs.planning.cluster.ownership import OwnedMarks, owned_now
 from cachefs.planning.cluster.scale import SnapshotDemand
 from cachefs.planning.cluster.schedule import Announcement, EpochSchedule, ScheduledEpoch
@@ -107,6 +107,8 @@ class SharedSnapshot:
         self._leader: ConsumerGroup | None = None  # by whose epochs the holders are decided
         self._leader_position = _START_POSITION  # of its slowest consumer, also after its end
         self._decided_epoch = -1  # of the leader, at the latest decision
+        self._was_hot = False  # whether nodes may have second copies
+        self._has_second_copies = False  # whether this node's are marked
         self._is_ownership_exact = False  # whether standing is exact for all blocks, including those read in this epoch
         self._adopted: HolderState | None = None
         self._handoffs = PendingHandoffs(snapshot, context.me, context.standing, context.are_others_complete)
@@ -131,6 +133,16 @@ class SharedSnapshot:
     def has_readers(self) -> bool:
         """Whether any job reads the snapshot."""
         return bool(self._groups)
+
+    @property
+    def datasets(self) -> set[str]:
+        """Names of the dataset by which jobs read the snapshot."""
+        return {member.facts.dataset for group in self._groups for member in group.members}
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether the cluster makes second copies of the blocks. Without readers, it keeps those that it has."""
+        return self._context.replicas > 1 and self._coordinator.announcement.is_hot
 
     @property
     def has_moved_copies(self) -> bool:
@@ -218,8 +230,22 @@ class SharedSnapshot:
         groups = [group for group in self._groups if group.nodes & ids]
         eligible = [group for group in eligible if group.digest not in self._apart and group.nodes & ids]
         sizes = {group.digest: self._samples.block_count(group) for group in eligible}
-        if self._coordinator.issue(groups, eligible, sizes):
+        if self._coordinator.issue(groups, eligible, sizes, self._block_reads()):
             self._publish_announcement()
+
+    def _block_reads(self) -> float | None:
+        """Return how often each block is read per second, by all groups together; None if unknown, or if it does not
+        matter."""
+        space = self.space
+        if self._context.replicas < 2 or space is None or not space.count:
+            return None
+        # The rate of a consumer that has not begun its epoch is an assumption.
+        paces = [
+            max((at.rate for at in self._context.positions_of(group) if at.done > 0), default=0.0)
+            * self._samples.block_count(group)
+            for group in self._groups
+        ]
+        return sum(paces) / space.count or None
 
     def _publish_announcement(self) -> None:
         self._context.publish_announcement(self.snapshot, self._coordinator.announcement)
@@ -299,14 +325,26 @@ class SharedSnapshot:
         former = self.holders.former if self.holders is not None else None
         if former is None or asyncio.get_running_loop().time() - former.changed_at > FORMER_HOLDER_SECONDS:
             return []
-        numbers = dict.fromkeys(int(nodes[block]) for nodes in (*former.other_holders, former.holders))
+        numbers = dict.fromkeys(
+            int(nodes[block]) for nodes in (*former.other_holders, *former.second_holders, former.holders)
+        )
         return [former.ids[number] for number in numbers if number < len(former.ids)]
 
     def second_holders(self, block: int) -> list[int]:
-        """Return the current or next keepers of the second copy of a block, as places in the ring."""
+        """Return the current or next keepers of the second copy of a block, as places in the ring; empty if the
+        snapshot has not been hot."""
         assert self.holders is not None
+        if not self._was_hot:
+            return []
         found = self.holders.second_holders(self._position.epoch, np.array([block], np.int32))
         return [number for nodes in found if (number := int(nodes[0])) != NO_NODE]
+
+    def nodes_with(self, blocks: Ids) -> list[NodeCandidates]:
+        """Return the nodes that may have these blocks: holders now and in the next epoch, and homes."""
+        holders, epoch = self.holders, self._position.epoch
+        assert holders is not None
+        decided = [at for one in (epoch, epoch + 1) if (at := holders.by_epoch.get(one)) is not None]
+        return [NodeCandidates(holders.ring.ids, nodes[blocks]) for nodes in (*decided, holders.homes)]
 
     def demand_of_groups(self) -> SnapshotDemand:
         """Return the demand of all groups together."""
@@ -357,8 +395,7 @@ class SharedSnapshot:
             takes &= self._taken_in[passed.blocks] <= number
             blocks = passed.blocks[takes]
             if len(blocks):
-                mine = holders.has_second_copy(number + 1, me, blocks) & (me != NO_NODE)
-                self._context.standing.update_owned(self.snapshot, blocks, mine)
+                self._context.standing.update_owned(self.snapshot, blocks, False)
 
     def _take_over_blocks(self, group: ConsumerGroup) -> None:
         """Count blocks that this node reads next, and then keeps, as its own as soon as they are here. Blocks that are
@@ -478,15 +515,13 @@ class SharedSnapshot:
         if holders.former is not None and holders.former is not former:
             self._handoffs.add_handoffs(holders.former)
         changed |= await self._follow_leader(holders, space)
-        stands_anew, self._is_order_missing = False, False
+        is_new, self._is_order_missing = False, False
         if self._leader is not None:
             epoch = self._decided_epoch = self._position.epoch
             deciding = {group.digest for group in self._deciding_groups()}
             is_new = await holders.decide_epochs(epoch, self._coordinator.announcement.schedule_of, self._load_reads)
             if is_new:
                 self._taken_over, self._awaited = {}, {}
-                # Keepers of second copies change with each epoch; other blocks change hands read by read.
-                stands_anew = around.replicas > 1
                 if len(self._deciding_groups()) > 1:
                     self._remote_reads.mark_outdated()
                 if not deciding <= {group.digest for group in self._deciding_groups()}:
@@ -499,8 +534,10 @@ class SharedSnapshot:
         if changed:
             self._remote_reads.mark_outdated()
         await self._remote_reads.plan_reads(groups, space, holders.ring.ids, self._kept_in)
-        if changed or stands_anew or self.snapshot not in around.standing.owned:
+        if changed or self.snapshot not in around.standing.owned:
             await self._set_ownership(holders)
+        if self.is_hot != self._has_second_copies or (self.is_hot and (changed or is_new)):
+            await self._mark_second_copies(holders)
         if holders.ring != self._ring or all_groups != self._groups:
             self._wakeup.set()
         return not self._is_order_missing and len(groups) == len(all_groups)
@@ -613,7 +650,6 @@ class SharedSnapshot:
                 if reads is None:
                     return None
                 kept = await planning(holders.kept_until_read, group.digest, epoch, reads, self._me)
-                kept |= holders.has_second_copy(self._position.epoch, self._me)
             else:
                 # The reads of groups that do not decide have been where they are since the first decision.
                 is_leader = self._leader is not None and group.key == self._leader.key
@@ -635,7 +671,6 @@ class SharedSnapshot:
         if at is not None and decision is not None and leader is not None and me != NO_NODE:
             passed = _progress_by_node(holders.ring.ids, self._context.positions_of(leader), self._position)
             mine = await self._context.threads.planning(owned_now, at, decision.moves, passed, me)
-            mine |= holders.has_second_copy(epoch, me)
         else:
             mine = await self._context.threads.planning(holders.kept_blocks, epoch, me)
         before = self._context.standing.owned.get(self.snapshot)
@@ -646,6 +681,20 @@ class SharedSnapshot:
         self._taken_over, self._awaited = {}, {}
         for group in self._deciding_groups():
             self._take_over_blocks(group)
+
+    async def _mark_second_copies(self, holders: Holders) -> None:
+        """Mark the blocks of which this node keeps the second copy. They change with each epoch of the leader; other
+        blocks change hands read by read."""
+        is_hot, marks = self.is_hot, None
+        if is_hot:
+            marks = await self._context.threads.planning(holders.has_second_copy, self._position.epoch, self._me)
+        if is_hot != self._has_second_copies:
+            why = "second copies are made of its blocks" if is_hot else "it has no second copies any more"
+            pace = "more" if is_hot else "less"
+            log.info("snapshot %s is read %s often than pays for second copies: %s", self.snapshot, pace, why)
+        self._has_second_copies = is_hot
+        self._was_hot |= is_hot
+        self._context.standing.set_second_copies(self.snapshot, marks)
 
 
 def _leadership_of(announcement: Announcement) -> tuple[int, str, int, float]:

@@ -161,8 +161,6 @@ class HomeRoutes:
         records = [self._view.get(one) for one in others if one != first]
         before = [record for record in records if record is not None and record.state != "away"]
         route = BlockRoute.from_records(me, home, home, after, tuple(before))
-        if self._replicas > 1 and second == me:
-            route = replace(route, is_kept_here=True)
         if readers:
             records = [self._view.get(one) for one in self._ring.first_of(hashed, readers - {me})]
             reading = [

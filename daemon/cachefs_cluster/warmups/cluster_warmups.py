@@ -95,7 +95,6 @@ class ClusterWarmupParts:
     threads: Threads
     fetcher: PartFetcher
     state_dir: Path
-    replicas: int
     # Seconds for which a node that is away keeps its part.
     grace: float
 
@@ -188,9 +187,7 @@ class ClusterWarmups:
         names = [record.name if (record := view.get(one)) is not None else one for one in ring.ids]
         share = self._parts.catalog.get(request.dataset).record.share
         capacities = [int(share * capacity) for capacity in ring.capacities]
-        return await self._parts.threads.planning(
-            _forecast, request, snapshot, ring, names, capacities, self._parts.replicas
-        )
+        return await self._parts.threads.planning(_forecast, request, snapshot, ring, names, capacities)
 
     def progress(self) -> list[WarmupProgress]:
         """Return the progress of all warm-ups, oldest first."""
@@ -240,7 +237,6 @@ class ClusterWarmups:
         if view.me in self._ring.ids:
             parts[view.me] = own.published()
         size, blocks = own.selected
-        copies = min(self._parts.replicas, max(1, len(self._ring.ids)))
         owners = [
             PartOwner(one, member.name, self._away_text if member.state == "away" else "")
             for one in self._ring.ids
@@ -248,7 +244,7 @@ class ClusterWarmups:
         ]
         known = [(part.ring, part.snapshot) for part in parts.values() if part.snapshot]
         key = own.key if own.key[1] or not known else max(sorted(set(known)), key=known.count)
-        return WarmupScene(owners, parts, key, (copies * size, copies * blocks))
+        return WarmupScene(owners, parts, key, (size, blocks))
 
     # --- main loop ----------------------------------------------------------------------------------------------------
 
@@ -537,14 +533,13 @@ def _forecast(
     ring: PlacementRing,
     names: Sequence[str],
     capacities: Sequence[int],
-    replicas: int,
 ) -> tuple[WarmupForecast, tuple[int, str]]:
     """Return the forecast, and the number and the first of paths that are not in the snapshot."""
     plan = plan_warmup(snapshot, request)
     space = BlockSpace.of(snapshot)
     _, ids = space.blocks_of(np.frombuffer(plan.files, np.uint64).astype(np.int64))
     sizes = space.sizes[ids].astype(np.int64)
-    parts = member_parts(space_hashes(space)[ids], sizes, spans(sizes), ring.members, capacities, replicas)
+    parts = member_parts(space_hashes(space)[ids], sizes, spans(sizes), ring.members, capacities)
     forecast = WarmupForecast(
         wanted=DatasetAmount(files=len(plan.files), blocks=plan.blocks, bytes=plan.bytes),
         here=DatasetAmount(files=0, blocks=0, bytes=0),

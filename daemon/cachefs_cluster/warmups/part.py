@@ -114,9 +114,8 @@ class LocalPart:
 class PartParts:
     """The parts of the node that `PartFetcher` uses."""
 
-    # Id of this node, and copies of each block in the cluster.
+    # Id of this node.
     me: str
-    replicas: int
     warmups: Warmups
     fetcher: Fetcher
     catalog: Catalog
@@ -191,7 +190,7 @@ class PartFetcher:
         part.selected = int(space.sizes[chosen].sum(dtype=np.int64)), len(chosen)
         owned = parts.storage.planning.standing.owned if parts.storage.planning.standing is not None else {}
         marks = owned.get(snapshot.id) if shared is not None else None
-        ids = await planning(_kept_blocks, space, chosen, marks, target.ring, parts.me, parts.replicas)
+        ids = await planning(_kept_blocks, space, chosen, marks, target.ring, parts.me)
         is_here = await parts.threads.background(self._are_here, space, ids)
         is_here |= np.isin(ids, fetched)
         next_use = await planning(plan.next_use_of, snapshot.id, ids) if snapshot.id in plan.spaces else None
@@ -244,10 +243,8 @@ def _chosen_blocks(snapshot: Snapshot, request: WarmupRequest, space: BlockSpace
     return ids, (len(plan.missing), next(iter(plan.missing), ""))
 
 
-def _kept_blocks(
-    space: BlockSpace, chosen: Ids, marks: OwnedMarks | None, ring: PlacementRing, me: str, replicas: int
-) -> Ids:
+def _kept_blocks(space: BlockSpace, chosen: Ids, marks: OwnedMarks | None, ring: PlacementRing, me: str) -> Ids:
     """Return which of the blocks *chosen* this node keeps. marks: as decided by jobs; None: by homes alone."""
-    mine = marks if marks is not None else blocks_at_home(space_hashes(space), ring.members, me, replicas)
+    mine = marks if marks is not None else blocks_at_home(space_hashes(space), ring.members, me)
     kept: Ids = chosen[mine[chosen]]
     return kept

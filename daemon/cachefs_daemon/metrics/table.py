@@ -313,6 +313,12 @@ PEER_RAILS_DOWN: Final = _experimental(
 CLUSTER_NODES: Final = _gauge(
     "cluster_nodes", "nodes", "Nodes of the cluster that this node knows, by state.", NODE_STATE
 )
+HOT_DATASETS: Final = _experimental(
+    _gauge("cluster_hot_datasets", "datasets", "Datasets that are read often enough to have second copies.")
+)
+SECOND_COPIES: Final = _experimental(
+    _counter("peer_second_copies", "blocks", "Second copies of blocks of hot datasets, fetched from other nodes.")
+)
 CLUSTER_PROBLEM: Final = _gauge("cluster_problem", "bool", "1 while this node cannot read the cluster's membership.")
 
 
@@ -328,6 +334,8 @@ def _peer_samples(node: Node) -> Iterator[MetricSample]:
     yield MetricSample(PEER_RAILS_DOWN, (), counts.rails_down)
     for state, count in sorted(brief.states.items()):
         yield MetricSample(CLUSTER_NODES, (state,), count)
+    yield MetricSample(HOT_DATASETS, (), len(brief.hot))
+    yield MetricSample(SECOND_COPIES, (), counts.second_copies)
     yield MetricSample(CLUSTER_PROBLEM, (), bool(brief.problem))
 
 

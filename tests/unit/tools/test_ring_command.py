@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import click
+import msgspec
 import pytest
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus
@@ -99,3 +100,9 @@ def test_all_may_leave_and_without_a_cluster_there_is_no_ring() -> None:
 def test_cachectl_starts_without_numpy() -> None:
     program = "import sys, cachefs_tools.cachectl; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=20).returncode == 0
+
+
+def test_with_two_copies_the_hot_datasets_are_named() -> None:
+    found = msgspec.structs.replace(cluster(member(1, "a"), member(2, "b"), replicas=2), hot=["imagenet"])
+    texts = [text for text in shares_output(found)[1] if isinstance(text, str)]
+    assert texts[:2] == ["ring epoch 7, 2 nodes, 1 copy of each block", "2 copies of hot datasets: imagenet"]

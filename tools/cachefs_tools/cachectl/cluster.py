@@ -290,5 +290,7 @@ def cluster_facts(found: ClusterBrief) -> Iterator[tuple[str, str]]:
         return
     states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))
     yield "cluster", f"{escape_name(found.name)}: {states}; ring epoch {found.epoch}"
+    if found.hot:
+        yield "", f"second copies of hot datasets: {', '.join(found.hot)}"
     if found.problem:
         yield "", escape_name(found.problem)

@@ -87,8 +87,10 @@ def _find_leaving(name: str, found: ClusterStatus, members: dict[str, RingMember
 
 def describe(found: ClusterStatus, rows: Sequence[MemberShare]) -> Iterator[str | Table]:
     """Yield the lines of `ring`."""
-    nodes, copies = "node" if len(rows) == 1 else "nodes", "copy" if found.replicas == 1 else "copies"
-    yield f"ring epoch {found.epoch}, {len(rows)} {nodes}, {found.replicas} {copies} of each block"
+    nodes = "node" if len(rows) == 1 else "nodes"
+    yield f"ring epoch {found.epoch}, {len(rows)} {nodes}, 1 copy of each block"
+    if found.replicas > 1:
+        yield f"{found.replicas} copies of hot datasets: {', '.join(found.hot) or 'none at present'}"
     yield ""
     by_id = {member.id: member for member in found.members}
     second = found.replicas > 1

@@ -215,3 +215,32 @@ def _taken_over_by(scene: Scene, before: Coordinator, node: str) -> Coordinator:
     scene.step(found)
     scene.groups.remove(first)
     return found
+
+
+def test_whether_the_snapshot_is_hot_is_announced_once_and_passed_on() -> None:
+    scene = Scene([group("job")])
+    issuer, other = scene.coordinator("a"), scene.coordinator("b")
+
+    def issue(one: Coordinator, block_reads: float | None) -> bool:
+        return one.issue(scene.groups, scene.groups, {scene.groups[0].digest: 100}, block_reads)
+
+    issue(issuer, None)
+    assert not issuer.announcement.is_hot
+    before = issuer.announcement
+    assert issue(issuer, 1.0)
+    assert (issuer.announcement.is_hot, issuer.announcement.term) == (True, before.term)
+    assert not issue(issuer, 0.3 / 3600), "less, but not by enough"
+    assert not issue(issuer, None), "its readers pause"
+    assert other.follow([issuer.announcement])
+    scene.groups = [group("job", "bcd")]
+    issue(other, None)
+    assert other.announcement.is_hot, "the next issuer goes on from there"
+    assert issue(other, 0.1 / 3600)
+    assert not other.announcement.is_hot
+
+
+def test_a_snapshot_whose_jobs_do_not_decide_may_be_hot() -> None:
+    scene = Scene([group("job")])
+    issuer = scene.coordinator("a")
+    assert issuer.issue(scene.groups, [], {}, 1.0)
+    assert (issuer.announcement.leader, issuer.announcement.is_hot) == ("", True)

@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 import xxhash
 
 from cachefs.block import MEMORY, piece_checksums
+from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.cluster.homes import BlockHomes
+from cachefs.planning.cluster.homes import BlockHomes, NodeCandidates
 from cachefs.planning.cluster.ownership import Ownership
 from cachefs.planning.cluster.rendezvous import RingMember, space_hashes
 from cachefs.planning.sequences.plan import Plan
@@ -28,7 +30,7 @@ from cachefs_cluster.peers.peer_requests import (
     RequestOptions,
 )
 from cachefs_cluster.placement import missing_blocks, rebalance
-from cachefs_cluster.placement.holders import PlacementRing
+from cachefs_cluster.placement.holders import PlacementRing, block_spans
 from cachefs_cluster.placement.rebalance import Rebalance, RebalanceParts
 from cachefs_cluster.placement.rebalance_status import ring_digest
 from cachefs_daemon.runtime.threads import Threads
@@ -118,7 +120,8 @@ def test_what_a_node_that_leaves_holds_is_had_also_where_another_one_comes_meanw
         before, without, after = ring(1, 2, 3), ring(1, 3), ring(1, 3, 4)
         parts = RebalanceParts(
             KnownMembership(view), cast(Any, shared), cast(Any, others), store.blocks, Plan(), Ownership(), threads,
-            lambda: [cast(Any, Listing())], lambda: False, lambda snapshot: None, lambda: 1 << 30, 1, 1 << 30,
+            Presence(), lambda: [cast(Any, Listing())], lambda: False, lambda snapshot: None, lambda: 1 << 30, 1,
+            1 << 30,
         )  # fmt: skip
         filling = Rebalance(parts, before)
         task = asyncio.create_task(filling.run())
@@ -157,8 +160,8 @@ def filled(tmp_path: Path, others: Others, *listings: Listing, free: int = 1 << 
         view = view_of(node_id(1), [record(number, 1) for number in (1, 2, 3)])
         parts = RebalanceParts(
             KnownMembership(view), cast(Any, Shared()), cast(Any, others), store.blocks, Plan(), Ownership(), threads,
-            lambda: [cast(Any, one) for one in listings], lambda: False, lambda snapshot: None, lambda: free, 1,
-            1 << 30,
+            Presence(), lambda: [cast(Any, one) for one in listings], lambda: False, lambda snapshot: None,
+            lambda: free, 1, 1 << 30,
         )  # fmt: skip
         filling = Rebalance(parts, ring(1, 2, 3))
         assert all(filling.is_searching(one.id) for one in listings)
@@ -227,3 +230,41 @@ def test_one_snapshot_is_looked_at_at_a_time(tmp_path: Path, monkeypatch: pytest
     assert found == set().union(*(own(one) for one in listings))
     # The one that is asked for, and at most one that has not gone yet.
     assert max(alive) <= 2
+
+
+def test_second_copies_of_hot_snapshots_come_from_other_nodes_as_far_as_there_is_room(tmp_path: Path) -> None:
+    async def run() -> None:
+        store, threads, others = OpenStore(store_config(tmp_path, memory=32 << 20)), Threads(), Others()
+        view, listing = view_of(node_id(1), [record(number, 1) for number in (1, 2)]), Listing()
+        space, standing, presence, plan = BlockSpace.of(cast(Any, listing)), Ownership(), Presence(), Plan()
+        plan.add_space(space)
+        presence.add_space(space)
+        owned, second = np.zeros((2, space.count), np.bool_)
+        second[:100] = True
+        standing.set_owned(space.snapshot, owned)
+        standing.set_second_copies(space.snapshot, second)
+        ids = ring(1, 2).ids
+        shared = SimpleNamespace(
+            is_hot=False, has_readers=True, is_up_to_date=True, space=space, snapshot=space.snapshot, holders=None,
+            leader="job", nodes_with=lambda ids_: [NodeCandidates(ids, np.full(len(ids_), 1, np.uint16))],
+        )  # fmt: skip
+        spans = block_spans(space.sizes)
+        parts = RebalanceParts(
+            KnownMembership(view), cast(Any, Shared()), cast(Any, others), store.blocks, plan, standing, threads,
+            presence, lambda: [cast(Any, listing)], lambda: False, lambda snapshot: cast(Any, shared),
+            lambda: int(spans[:60].sum()), 2, 1 << 30,
+        )  # fmt: skip
+        rebalance_ = Rebalance(parts, ring(1, 2))
+        try:
+            await rebalance_._make_second_copies()
+            assert not rebalance_.second_copies
+            shared.is_hot = True
+            await rebalance_._make_second_copies()
+            assert (rebalance_.second_copies, rebalance_.fetched_blocks) == (60, 0)
+            assert all(store.blocks.get(space.key(number)) is not None for number in range(60))
+            assert set(others.asked.values()) == {node_id(2)}
+        finally:
+            threads.close()
+            store.close()
+
+    virtual_time.run(run())

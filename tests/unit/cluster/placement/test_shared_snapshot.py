@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from cachefs.planning.cluster import copies
 from cachefs_cluster.placement.groups import groups_of
 from cachefs_cluster.sharing.sections import ConsumerFacts, OrderRef
 from cachefs_daemon.runtime.threads import Threads
@@ -81,10 +82,28 @@ def test_a_node_that_is_lost_costs_its_share_and_no_more() -> None:
     assert 0.1 <= again <= 0.25 + 0.02
 
 
-def test_with_second_copies_a_node_that_is_lost_costs_no_read_of_the_origin() -> None:
+def test_a_hot_snapshot_survives_the_loss_of_a_node_without_a_read_of_the_origin() -> None:
     cluster = simulated(Setting(capacity=3.0, loss=9.0, replicas=2))
     assert sum(epoch.again for epoch in cluster.figures) == 0
     assert origin_reads(cluster) == 1.0
+    assert not cluster.disagreements
+
+
+def test_a_snapshot_that_is_read_seldom_has_no_second_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "AWAY_SECONDS", 1.0)
+    cluster = simulated(Setting(capacity=3.0, loss=9.0, replicas=2))
+    assert not sum(node.second_copies for node in cluster.nodes)
+    again = sum(epoch.again for epoch in cluster.figures) / cluster.setting.files
+    assert 0.08 <= again <= 0.25 + 0.02, "what the lost node held and nobody had read"
+
+
+@pytest.mark.parametrize("capacity", [1.1, 1.5])
+def test_second_copies_displace_no_first_copies(capacity: float) -> None:
+    one, two = (simulated(Setting(capacity=capacity, replicas=replicas)) for replicas in (1, 2))
+    assert two.origin_reads == one.origin_reads
+    made = sum(node.second_copies for node in two.nodes) / two.setting.files
+    assert made >= 0.4 if capacity > 1.2 else made <= 0.2, "as many as there is room for, each made about once"
+    assert all(epoch.local > 0.42 for epoch in two.figures[1:])
 
 
 # --- several jobs -----------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Node:
         return ClusterWarmups(
             ClusterWarmupParts(
                 self.sharing.shared, cast(Catalog, catalog), cast(JobRegistry, self.jobs), Threads(),
-                cast(PartFetcher, self.fetcher), self.directory, 1, 30.0,
+                cast(PartFetcher, self.fetcher), self.directory, 30.0,
             )
         )  # fmt: skip
 

@@ -18,14 +18,12 @@ def in_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "_BLOCKS_PER_PART", request.param)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_what_is_at_home_on_a_node(replicas: int) -> None:
-    homes = BlockHomes(HASHES, replicas)
+def test_what_is_at_home_on_a_node() -> None:
+    homes = BlockHomes(HASHES)
     homes.set_members(MEMBERS)
     for number, member in enumerate(MEMBERS):
-        expected = (homes.first == number) | (homes.second == number)
-        assert (blocks_at_home(HASHES, MEMBERS, member.id, replicas) == expected).all()
-    assert not blocks_at_home(HASHES, MEMBERS, "a stranger", replicas).any()
+        assert (blocks_at_home(HASHES, MEMBERS, member.id) == (homes.first == number)).all()
+    assert not blocks_at_home(HASHES, MEMBERS, "a stranger").any()
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -6,7 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.copies import holders_after_change, second_keepers
+from cachefs.planning.cluster.copies import (
+    AWAY_SECONDS,
+    holders_after_change,
+    is_hot,
+    missing_second_copies,
+    second_copy_room,
+    second_keepers,
+)
 from cachefs.planning.cluster.homes import NO_NODE, BlockHomes
 from cachefs.planning.cluster.rendezvous import RingMember, mix_bits
 
@@ -54,3 +61,33 @@ def test_what_a_lost_node_held_is_held_by_who_has_the_second_copy() -> None:
     names = np.array([*ids[1:], "nobody"])
     kept = np.where(holders == 0, second, holders)
     assert names[found].tolist() == np.array(ids)[kept].tolist()
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=30))
+def test_a_snapshot_is_hot_while_half_of_its_blocks_are_read_in_an_hour_and_does_not_flap(
+    parts: list[float | None],
+) -> None:
+    hot = False
+    for part in parts:
+        before, hot = hot, is_hot(None if part is None else part / AWAY_SECONDS, hot)
+        if part is None or 0.26 < part < 0.49:
+            assert hot == before
+        elif not 0.24 < part < 0.51:
+            assert hot == (part > 0.5)
+
+
+@given(st.integers(0, 1 << 30), st.integers(0, 60_000))
+def test_second_copies_take_no_more_than_the_room_that_blocks_to_keep_and_reads_leave(seed: int, capacity: int) -> None:
+    chances = np.random.default_rng(seed)
+    sizes = chances.integers(1, 1000, 100).astype(np.uint32)
+    owned, second, present, soon = chances.random((4, 100)) < 0.4
+    second &= ~owned
+    free = capacity - int(sizes[present].sum())
+    room = free + second_copy_room(owned, second, present, soon, sizes)
+    found = missing_second_copies(second, present, sizes, room)
+    assert second[found].all()
+    assert not present[found].any()
+    if len(found):
+        to_keep = owned | (present & (second | (soon & ~owned)))
+        to_keep[found] = True
+        assert sizes[to_keep].sum() <= capacity

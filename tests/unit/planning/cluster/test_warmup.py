@@ -40,15 +40,15 @@ def test_what_is_fetched_fits_beside_what_is_here_and_is_read_first(
     assert (plan.blocks_here, plan.bytes_here) == (here.sum(), sizes[here].sum())
 
 
-@given(st.integers(1, 5), st.integers(1, 2), st.integers(0, 3_000_000))
-def test_the_forecast_has_the_parts_that_nodes_keep(count: int, replicas: int, capacity: int) -> None:
+@given(st.integers(1, 5), st.integers(0, 3_000_000))
+def test_the_forecast_has_the_parts_that_nodes_keep(count: int, capacity: int) -> None:
     hashes = mix_bits(np.arange(1, 301, dtype=np.uint64))
     sizes = np.arange(1, 301, dtype=np.int64) * 100
     spans = -(-sizes // 4096) * 4096
     members = [RingMember(f"n{number}", number + 1, 1.0) for number in range(count)]
-    parts = member_parts(hashes, sizes, spans, members, [capacity] * count, replicas)
-    kept = [int(sizes[blocks_at_home(hashes, members, one.id, replicas)].sum()) for one in members]
+    parts = member_parts(hashes, sizes, spans, members, [capacity] * count)
+    kept = [int(sizes[blocks_at_home(hashes, members, one.id)].sum()) for one in members]
     assert [part.bytes for part in parts] == kept
-    assert sum(kept) == sizes.sum() * min(replicas, count)
+    assert sum(kept) == sizes.sum()
     for part in parts:
         assert part.holds == part.bytes if not capacity else part.holds <= min(part.bytes, capacity)

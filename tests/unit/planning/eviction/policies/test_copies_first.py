@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.ownership import COPY_PENALTY, OwnedMarks, Ownership
@@ -215,3 +217,40 @@ def test_what_is_owed_goes_last_until_its_new_keeper_has_it() -> None:
     assert policy.choose_victims(2 * SIZE, (), [KEYS[50]]) == [KEYS[700], KEYS[499]], "it is a copy now"
     standing.set_pending_handoffs("space", None)
     assert policy.choose_victims(2 * SIZE, (), [KEYS[50]]) == [KEYS[700], KEYS[999]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_second_copies_go_after_other_copies_that_were_read_and_before_what_is_mine(seed: int) -> None:
+    chances = np.random.default_rng(seed)
+    kind = chances.integers(0, 3, 300)  # 0: this node's; 1: second copies; 2: other copies
+    marks = np.zeros((2, BLOCKS), np.bool_)
+    marks[0, :300], marks[1, :300] = kind == 0, kind == 1
+    standing = Ownership()
+    standing.set_owned("space", marks[0])
+    standing.set_second_copies("space", marks[1])
+    policy = filled(plan_of(list(range(150))), standing, range(300))
+    read = np.arange(300) / RATE
+    soon = (np.arange(300) < 150) & (read <= standing.copy_window)
+    counts = {number: int(np.count_nonzero((kind == number) & ~soon)) for number in (2, 1)}
+    found = policy.choose_victims(sum(counts.values()) * SIZE, ())
+    whose = [int(kind[KEYS.index(key)]) for key in found]
+    assert whose == [2] * counts[2] + [1] * counts[1]
+    # A second copy displaces other copies only, and never a block of this node.
+    bound = policy.choose_victims(max(1, counts[2]) * SIZE, (), [KEYS[400]])
+    assert all(kind[KEYS.index(key)] == 2 for key in bound) or not counts[2]
+
+
+def test_a_second_copy_displaces_no_block_that_this_node_keeps_and_gives_way_to_a_copy_that_is_read_soon() -> None:
+    standing = standing_of(range(100))
+    second = np.zeros(BLOCKS, np.bool_)
+    second[100:300] = True
+    standing.set_second_copies("space", second)
+    policy = filled(plan_of([*range(300, 310), *range(100)]), standing, range(200))
+    assert policy.choose_victims(SIZE, (), [KEYS[250]]) == (), "there are only blocks to keep, and second copies"
+    assert policy.choose_victims(100 * SIZE, (), [KEYS[300]]), "it is about to be read here"
+    assert policy.choose_victims(101 * SIZE, (), [KEYS[300]]) == ()
+    policy.note_added(KEYS[1500], SIZE)
+    assert policy.choose_victims(SIZE, (), [KEYS[250]]) == [KEYS[1500]]
+    standing.set_second_copies("space", None)
+    assert policy.choose_victims(SIZE, (), [KEYS[50]]) != (), "they are copies like others then"
