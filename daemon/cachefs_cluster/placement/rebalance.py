@@ -328,11 +328,14 @@ class Rebalance:
             except TimeoutError:
                 pass
             if asyncio.get_running_loop().time() >= second_copies_at and not self._ring_changed.is_set():
-                await self._make_second_copies()
-                second_copies_at = asyncio.get_running_loop().time() + SECOND_COPIES_SECONDS
+                is_done = await self._make_second_copies()
+                second_copies_at = asyncio.get_running_loop().time() + SECOND_COPIES_SECONDS * is_done
 
-    async def _make_second_copies(self) -> None:
-        """Fetch missing second copies of hot snapshots from other nodes, until the ring changes."""
+    async def _make_second_copies(self) -> bool:
+        """Fetch missing second copies of hot snapshots from other nodes, until the ring changes, and no longer than
+        SECOND_COPIES_SECONDS, as new snapshots go first. Returns whether no more are left."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + SECOND_COPIES_SECONDS
         for snapshot in [one.id for one in self._parts.snapshots()]:
             shared = self._parts.shared_snapshot(snapshot)
             try:
@@ -343,10 +346,13 @@ class Rebalance:
                 )
                 if missing is not None:
                     before = self._puller.blocks
-                    await self._puller.pull_blocks(missing, lambda blocks, size: not self._ring_changed.is_set())
+                    await self._puller.pull_blocks(
+                        missing, lambda blocks, size: not self._ring_changed.is_set() and loop.time() < until
+                    )
                     self.second_copies += self._puller.blocks - before
             except Exception:
                 log.exception("second copies of snapshot %s could not be made", snapshot)
+        return loop.time() < until
 
     async def _wait_for_snapshots(self) -> None:
         """Wait until no snapshot is on its way from another node, for at most PENDING_SECONDS."""
