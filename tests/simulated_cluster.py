@@ -1,13 +1,15 @@
 """Training nodes of one cluster on a clock of their own: on each of them the plan, the fetch plan, the eviction and the
 shared snapshot of the daemon; between them transfers that take a while, and progress that is published once a second.
 
-No bytes. Each rank of a job is that of a DistributedSampler, on a node of its own; the ranks of a job read at one pace.
+No bytes. Each rank of a job is that of a DistributedSampler; the ranks of a job read at one pace.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -45,19 +47,41 @@ SNAPSHOT = "space"
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """One more job."""
+    """One more job, or one more loader of a job. A job that is restarted is a second one of the same name and seed."""
 
     name: str
-    # The nodes of its ranks, by rank.
+    # The nodes of its ranks, by rank: several may be on one node.
     nodes: tuple[int, ...]
     seed: int
     rate: float = 50.0  # reads per second and rank
-    # Seconds from the begin of the first job to that of this one, and its epochs; `resumes`: the first that it reads.
+    # Seconds from the begin of the first job to that of this one, and its epochs; `resumes`: the first that it reads,
+    # from that part of the epoch on.
     start: float = 0.0
     epochs: int = 3
     resumes: int = 0
+    resumes_at: float = 0.0
     # Seconds after which it is killed; 0: never.
     end: float = 0.0
+    # From so many seconds after its start on it reads at its rate times a factor; by time.
+    paces: tuple[tuple[float, float], ...] = ()
+    # Reads by which each rank is ahead of its place, or behind it; empty: none is.
+    drifts: tuple[int, ...] = ()
+    # Name of the loader after the rank, and the part of the files, from the first one on, that it reads.
+    loader: str = ""
+    share: float = 1.0
+
+    @property
+    def loader_name(self) -> str:
+        return f"{self.name}{self.loader}"
+
+    def pace_at(self, seconds: float) -> float:
+        """Return the reads per second of a rank, so many seconds after the start."""
+        return self.rate * next((factor for since, factor in reversed(self.paces) if since <= seconds), 1.0)
+
+    def reads_after(self, seconds: float) -> int:
+        """Return the reads that a rank has done so many seconds after the start."""
+        times = [0.0, *(since for since, _ in self.paces if since < seconds), max(0.0, seconds)]
+        return int(sum(self.pace_at(begin) * (end - begin) for begin, end in pairwise(times)))
 
 
 @dataclass(frozen=True)
@@ -81,8 +105,12 @@ class Setting:
     repeats: bool = False
     # Most copies of each block.
     replicas: int = 1
-    # Seconds after which the last node is lost for good; 0: never. The others notice at once.
+    # Seconds after which the last node is lost, and those after which it is back with what it had; 0: never. The others
+    # notice at once.
     loss: float = 0.0
+    back: float = 0.0
+    # Size of the cache of each node, relative to the others; empty: all are of one size.
+    caches: tuple[float, ...] = ()
     # Jobs beside the first one, which the fields above describe.
     jobs: tuple[SimulatedJob, ...] = ()
 
@@ -111,8 +139,6 @@ class SimulatedRank:
     rank: int
     node: "SimulatedPeer"
     cluster: "SimulatedCluster"
-    # Reads by which it is ahead of its place.
-    drift: int = 0
     epoch: int = 0
     position: int = 0
     published_position: tuple[int, int] | None = None
@@ -122,11 +148,16 @@ class SimulatedRank:
 
     def __post_init__(self) -> None:
         self.epoch = self.job.resumes
-        self.figures: dict[int, Figures] = {}
+        self.position = self._begin = int(self.job.resumes_at * self.reads)
 
     @property
     def key(self) -> str:
-        return f"{self.job.name}/{self.rank}"
+        return f"{self.job.name}/{self.rank}{self.job.loader}"
+
+    @property
+    def drift(self) -> int:
+        """Reads by which it is ahead of its place."""
+        return self.job.drifts[self.rank] if self.job.drifts else 0
 
     @property
     def is_done(self) -> bool:
@@ -136,6 +167,13 @@ class SimulatedRank:
     def reads(self) -> int:
         """Reads of an epoch."""
         return len(self.cluster.order(self.job, self.epoch, self.rank))
+
+    @property
+    def rate(self) -> float:
+        """Reads per second, as the node has measured them: the latest pace at which it read."""
+        passed = self.cluster.seconds_of(self.job)
+        paces = [self.job.rate, *(self.job.rate * factor for since, factor in self.job.paces if since <= passed)]
+        return next(pace for pace in reversed(paces) if pace)
 
     def publish(self) -> None:
         """Publish the sequence, as far as it is known now."""
@@ -151,13 +189,13 @@ class SimulatedRank:
         """target: reads of all epochs that are done then."""
         while not self.is_done:
             order = self.cluster.order(self.job, self.epoch, self.rank)
-            done = (self.epoch - self.job.resumes) * len(order) + self.position
+            done = (self.epoch - self.job.resumes) * len(order) + self.position - self._begin
             end = self.position + max(0, target - done)
             figures = self.cluster.figures_of(self.job, self.epoch)
             for block in order[self.position : end].tolist():
                 self.node.read(block, figures)
             self.position = min(end, len(order))
-            self.node.plan.set_progress(self.key, self.epoch, self.position, self.job.rate)
+            self.node.plan.set_progress(self.key, self.epoch, self.position, self.rate)
             if self.position < len(order):
                 return
             self.epoch, self.position = self.epoch + 1, 0
@@ -185,8 +223,7 @@ class SimulatedPeer:
         self.presence.add_space(space)
         self.state = self.presence.states[SNAPSHOT]
         self.policy = Clairvoyant(self.plan, None, self.standing)
-        setting = self.cluster.setting
-        self.tier = SimulatedTier(self.policy, int(setting.files * setting.capacity / setting.nodes) * SIZE)
+        self.tier = SimulatedTier(self.policy, self.cluster.capacity_of(self.number))
         limits = FetchLimits(2.0, 1 << 30, 512 << 20, 48)
         self.fetches = FetchPlan(self.plan, self.presence, limits, self.cluster.now, self.standing)
         self.latency = FetchLatency(LATENCY)
@@ -260,6 +297,11 @@ class SimulatedPeer:
         return key in self.tier
 
 
+def _map_of(job: SimulatedJob) -> str:
+    """Return the digest of the sample map of a loader; empty where it reads all files."""
+    return hashlib.blake2b(job.loader_name.encode(), digest_size=16).hexdigest() if job.share < 1 else ""
+
+
 class SimulatedCluster:
     """Its nodes are called a, b, c, ..."""
 
@@ -268,18 +310,23 @@ class SimulatedCluster:
         self.threads = threads
         self.now = 1000.0
         self.space: BlockSpace = space_of([SIZE] * setting.files, SNAPSHOT)
-        self.samples = Samples(self.space, np.arange(setting.files + 1), np.arange(setting.files, dtype=np.int32))
+        self.samples = self._samples_of(setting.files)
         self.keys = self.space.keys(np.arange(setting.files))
         self.job = SimulatedJob("job", tuple(range(setting.nodes)), 0, setting.rate, 0.0, setting.epochs)
+        if setting.drift:
+            self.job = replace(self.job, drifts=(setting.drift, *[0] * (setting.nodes - 1)))
         self.jobs = (self.job, *setting.jobs)
         self._figures: dict[tuple[str, int], Figures] = {}
         self.remembered: dict[str, HolderState] = {}
+        self.announced: dict[str, Announcement] = {}  # by node: the one that it follows
         self.rooms: dict[str, PlanMemory] = {}
         self.names = [chr(ord("a") + number) for number in range(setting.nodes)]
         self.lost: set[str] = set()
         self.unknown_maps: set[str] = set()  # digests of sample maps that no node can fetch
+        self._maps = {_map_of(job): self._samples_of(self._files_of(job)) for job in self.jobs}  # by digest
+        self.ring_epoch = 1
         self.disagreements: set[tuple[str, int]] = set()  # leader and epoch for which nodes had different holders
-        self._digests: dict[tuple[str, int, tuple[str, ...]], bytes] = {}
+        self._digests: dict[tuple[str, int, int], bytes] = {}  # by leader, epoch and epoch of the ring
         self._later: list[tuple[float, partial[None]]] = []
         self._orders: dict[tuple[str, int, int], np.ndarray[tuple[int], np.dtype[np.int32]]] = {}
         self.nodes: list[SimulatedPeer] = []
@@ -302,30 +349,47 @@ class SimulatedCluster:
         return sum(one.from_origin for one in self._figures.values())
 
     def figures_of(self, job: SimulatedJob, epoch: int) -> Figures:
-        return self._figures.setdefault((job.name, min(epoch, job.epochs - 1)), Figures())
+        return self._figures.setdefault((job.loader_name, min(epoch, job.epochs - 1)), Figures())
 
     def figures_for(self, node: SimulatedPeer, consumer: str) -> Figures:
         """Of the epoch for which *consumer* of a node has blocks fetched: that in which it is, or its job."""
-        own = next((rank for rank in node.ranks if rank.key == consumer), None)
+        own = next((rank for rank in node.ranks if rank.key == consumer and not rank.is_gone), None)
         if own is None:
             job = next(one for one in self.jobs if consumer.startswith(f"{one.name}/"))
             own = next((rank for rank in self.ranks if rank.job is job and not rank.is_gone), self.ranks[0])
         return self.figures_of(own.job, own.epoch)
 
+    def seconds_of(self, job: SimulatedJob) -> float:
+        """Return the seconds since a job has begun to read."""
+        return self.now - self._began - self.setting.start - job.start
+
+    def capacity_of(self, number: int) -> int:
+        """Return the bytes of the cache of a node."""
+        setting = self.setting
+        sizes = setting.caches or (1.0,) * setting.nodes
+        return int(setting.files * setting.capacity * sizes[number] / sum(sizes)) * SIZE
+
+    def _samples_of(self, files: int) -> Samples:
+        return Samples(self.space, np.arange(files + 1), np.arange(files, dtype=np.int32))
+
+    def _files_of(self, job: SimulatedJob) -> int:
+        return int(self.setting.files * job.share)
+
     def _start_jobs(self) -> None:
         """Start the jobs whose time has come, and end those that are killed."""
         passed = self.now - self._began
-        started = {rank.job.name for rank in self.ranks}
+        started = {id(rank.job) for rank in self.ranks}
         for job in self.jobs:
-            if job.name not in started and job.start <= passed:
+            if id(job) not in started and job.start <= passed:
                 for rank, number in enumerate(job.nodes):
-                    drift = self.setting.drift if job is self.job and rank == 0 else 0
-                    one = SimulatedRank(job, rank, self.nodes[number], self, drift)
+                    one = SimulatedRank(job, rank, self.nodes[number], self)
                     self.ranks.append(one)
                     one.node.ranks.append(one)
                     one.publish()
+                    if one.node.name in self.lost:
+                        self._remove([one])
             if job.end and passed >= job.end:
-                self._remove([rank for rank in self.ranks if rank.job is job])
+                self._remove([rank for rank in self.ranks if rank.job is job and not rank.is_gone])
 
     def _remove(self, ranks: "Sequence[SimulatedRank]") -> None:
         for rank in ranks:
@@ -345,52 +409,65 @@ class SimulatedCluster:
                 node.shared.set_groups(groups_of(facts))
 
     def ring(self, names: Sequence[str]) -> PlacementRing:
-        capacity = int(self.setting.files * SIZE * self.setting.capacity / self.setting.nodes)
-        members = tuple(Placed(name, (1 + ord(name)) * 0x9E3779B97F4A7C15 % (1 << 64), 1.0) for name in names)
-        return PlacementRing(1 + len(names), members, (capacity,) * len(names))
+        numbers = [self.names.index(name) for name in names]
+        members = tuple(
+            Placed(
+                self.names[number],
+                (1 + ord(self.names[number])) * 0x9E3779B97F4A7C15 % (1 << 64),
+                self.setting.caches[number] if self.setting.caches else 1.0,
+            )
+            for number in numbers
+        )
+        return PlacementRing(self.ring_epoch, members, tuple(self.capacity_of(number) for number in numbers))
 
     def spec(self, job: SimulatedJob, rank: int) -> SamplerSpec:
         return SamplerSpec(
-            kind="torch-distributed", size=self.setting.files, epochs=job.epochs, seed=job.seed,
+            kind="torch-distributed", size=self._files_of(job), epochs=job.epochs, seed=job.seed,
             replicas=len(job.nodes), rank=rank,
         )  # fmt: skip
 
     def order(self, job: SimulatedJob, epoch: int, rank: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-        if (job.name, epoch, rank) not in self._orders:
-            drawn = 0 if self.setting.repeats else epoch
-            self._orders[job.name, epoch, rank] = epoch_order(self.spec(job, rank), drawn).astype(np.int32)
-        return self._orders[job.name, epoch, rank]
+        drawn = 0 if self.setting.repeats else epoch
+        key = job.loader_name, drawn, rank
+        if key not in self._orders:
+            self._orders[key] = epoch_order(self.spec(job, rank), drawn).astype(np.int32)
+        return self._orders[key]
 
     def _facts(self, rank: SimulatedRank, viewer: SimulatedPeer) -> ConsumerFacts:
         """Of a consumer, as *viewer* knows it."""
         setting, job, number, ranks = self.setting, rank.job, rank.rank, len(rank.job.nodes)
-        name, consumer = job.name, str(number)
+        name, consumer, files = job.name, f"{number}{job.loader}", self._files_of(job)
+        samples_map = _map_of(job)
         if setting.ahead is None:
-            return ConsumerFacts(name, consumer, "ds", SNAPSHOT, number, ranks, self.spec(job, number))
+            return ConsumerFacts(name, consumer, "ds", SNAPSHOT, number, ranks, self.spec(job, number), map=samples_map)
         first, last = setting.told
         late = 0.0 if viewer is rank.node else first + (last - first) * viewer.number / setting.nodes
         known = [epochs for when, epochs in rank.published if when + late <= self.now]
-        samples = setting.files // ranks
+        samples = files // ranks
         digest = f"{job.seed:08x}{number:08x}"  # different orders have different ones
         orders = [OrderRef(one, f"{digest}{one:016x}", samples) for one in (known[-1] if known else ())]
-        return ConsumerFacts(name, consumer, "ds", SNAPSHOT, number, ranks, None, orders)
+        return ConsumerFacts(name, consumer, "ds", SNAPSHOT, number, ranks, None, orders, samples_map)
 
     def share(self, node: SimulatedPeer) -> SharedSnapshot:
         async def samples(group: ConsumerGroup, digest: str) -> Samples:
             if digest in self.unknown_maps:
                 raise NotFound("the sample map is not known")
-            return self.samples
+            return self._maps.get(digest, self.samples)
 
         async def remembered(space: BlockSpace) -> HolderState | None:
-            return self.remembered.get(node.name)
+            own = self.remembered.get(node.name)
+            others = [one.shared.holder_state() for one in self.nodes if one is not node and one.name not in self.lost]
+            known = [one for one in others if one is not None and (own is None or one.count >= own.count)]
+            return max(known, key=lambda one: one.count, default=own)
 
         def remember(snapshot: str, known: HolderState) -> None:
             self.remembered[node.name] = known
             digest = known.holders.tobytes()
-            if self._digests.setdefault((known.job, known.epoch, known.ids), digest) != digest:
+            if self._digests.setdefault((known.job, known.epoch, self.ring_epoch), digest) != digest:
                 self.disagreements.add((known.job, known.epoch))
 
         def announce(snapshot: str, announcement: Announcement) -> None:
+            self.announced[node.name] = announcement
             for other in self.nodes:
                 if other is not node and node.name not in self.lost and other.name not in self.lost:
                     self.later(HEARD, partial(other.shared.offer_announcement, announcement))
@@ -398,17 +475,18 @@ class SimulatedCluster:
         def positions(group: ConsumerGroup) -> list[EpochPosition]:
             found = []
             for rank in self.ranks:
-                if rank.node.name in self.lost or rank.job.name != group.job:
+                if rank.node.name in self.lost or rank.job.loader_name != group.name:
                     continue
                 place = (rank.epoch, rank.position) if rank.node is node else rank.published_position
                 if place is not None and place[0] < rank.job.epochs and not rank.is_gone:
-                    found.append(
-                        EpochPosition(rank.node.name, place[0], place[1] / rank.reads, rank.job.rate / rank.reads)
-                    )
+                    found.append(EpochPosition(rank.node.name, place[0], place[1] / rank.reads, rank.rate / rank.reads))
             return found
 
         async def published(member: GroupMember, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-            job = next(one for one in self.jobs if one.name == member.facts.job)
+            rank = str(member.facts.rank)
+            job = next(
+                one for one in self.jobs if one.name == member.facts.job and rank + one.loader == member.facts.consumer
+            )
             return self.order(job, epoch, member.facts.rank).astype(np.uint32)
 
         surroundings = SnapshotContext(
@@ -421,7 +499,7 @@ class SimulatedCluster:
             self.setting.replicas,
             samples,
             positions,
-            lambda group: [rank.key for rank in node.ranks if rank.job.name == group.job and not rank.is_done],
+            lambda group: [rank.key for rank in node.ranks if rank.job.loader_name == group.name and not rank.is_done],
             remembered,
             remember,
             lambda space, blocks: None,  # it has no transient blocks
@@ -429,7 +507,7 @@ class SimulatedCluster:
             publish_announcement=announce,
             are_others_complete=lambda: not self.lost,  # blocks are on the way to other nodes only after a loss
         )
-        return SharedSnapshot(SNAPSHOT, self.ring(self.names), surroundings)
+        return SharedSnapshot(SNAPSHOT, self.ring([name for name in self.names if name not in self.lost]), surroundings)
 
     def later(self, seconds: float, what: "partial[None]") -> None:
         self._later.append((self.now + seconds, what))
@@ -457,10 +535,25 @@ class SimulatedCluster:
     def lose(self, lost: SimulatedPeer) -> None:
         """It is away, with all that it had."""
         self.lost.add(lost.name)
-        self._remove(lost.ranks)
+        self.ring_epoch += 1
+        self._remove([rank for rank in lost.ranks if not rank.is_gone])
         rest = [node for node in self.nodes if node.name not in self.lost]
         for node in rest:
             node.shared.set_ring(self.ring([one.name for one in rest]))
+        self._regroup()
+
+    async def bring_back(self, lost: SimulatedPeer) -> None:
+        """It starts again with the blocks that it had; its ranks are gone."""
+        await lost.shared.close()
+        lost.flights.clear()
+        self.lost.discard(lost.name)
+        self.ring_epoch += 1
+        lost.facts, lost.shared = {}, self.share(lost)
+        rest = [node for node in self.nodes if node.name not in self.lost]
+        for node in rest:
+            node.shared.set_ring(self.ring([one.name for one in rest]))
+            if node is not lost and node.name in self.announced:
+                lost.shared.offer_announcement(self.announced[node.name])
         self._regroup()
 
     async def run(self) -> "SimulatedCluster":
@@ -474,13 +567,16 @@ class SimulatedCluster:
             for what in due:
                 what()
             passed = self.now - self._began - setting.start
-            if setting.loss and not self.lost and passed >= setting.loss:
+            is_away = setting.loss and passed >= setting.loss and not (setting.back and passed >= setting.back)
+            if is_away and not self.lost:
                 self.lose(self.nodes[-1])
+            elif self.lost and not is_away:
+                await self.bring_back(self.nodes[-1])
             nodes = [node for node in self.nodes if node.name not in self.lost]
             for rank in self.ranks:
-                target = int((passed - rank.job.start) * rank.job.rate)
+                target = rank.job.reads_after(self.seconds_of(rank.job))
                 if rank.node in nodes:
-                    rank.read_on(target + (rank.drift if target > 0 else 0))
+                    rank.read_on(max(0, target + (rank.drift if target > 0 else 0)))
             if self.now - published >= NEWS:
                 published = self.now
                 for rank in self.ranks:
@@ -498,9 +594,7 @@ class SimulatedCluster:
         return self
 
     def _is_over(self) -> bool:
-        return len({rank.job.name for rank in self.ranks}) == len(self.jobs) and all(
-            rank.is_done for rank in self.ranks
-        )
+        return len({id(rank.job) for rank in self.ranks}) == len(self.jobs) and all(rank.is_done for rank in self.ranks)
 
     async def _settle(self) -> None:
         while not all(node.shared.is_up_to_date or node.name in self.lost for node in self.nodes):  # noqa: ASYNC110 - no news are told

@@ -144,6 +144,43 @@ def test_copies_stay_where_they_are_when_a_job_comes_or_is_killed() -> None:
     assert not cluster.disagreements
 
 
+def test_all_nodes_agree_where_a_home_has_more_than_fits() -> None:
+    cluster = simulated(Setting(nodes=8, files=600, capacity=1.1, epochs=1, rate=3.75, tick=0.5))
+    assert not cluster.disagreements
+
+
+def test_a_job_that_is_killed_and_goes_on_from_a_checkpoint_finds_its_copies() -> None:
+    killed = SimulatedJob("killed", ALL, seed=1000, rate=7.5, end=30)
+    again = replace(killed, start=34, end=0.0, resumes=1, resumes_at=0.4)
+    cluster = simulated(Setting(files=600, rate=7.5, tick=0.25, jobs=(killed, again)))
+    assert cluster.origin_reads <= 1.05 * cluster.setting.files
+    assert [epoch.reads for epoch in cluster.figures_by_epoch("killed")][2] == 600
+    assert not cluster.disagreements
+
+
+def test_a_validation_loader_takes_part_beside_the_training() -> None:
+    training = SimulatedJob("job", ALL, seed=0, rate=7.5, paces=((20, 0.0), (24, 1.0), (44, 0.0), (48, 1.0)))
+    paces = ((0, 0.0), (20, 1.0), (24, 0.0), (44, 1.0), (48, 0.0), (68, 1.0))
+    validation = replace(training, seed=1, rate=2.0, paces=paces, loader="val", share=0.05)
+    cluster = simulated(Setting(files=600, rate=7.5, tick=0.25, jobs=(replace(training, name="other"), validation)))
+    assert [epoch.reads for epoch in cluster.figures_by_epoch("jobval")] == [32] * 3
+    assert cluster.origin_reads <= 1.08 * cluster.setting.files, "more than without: 1.01"
+    assert not cluster.disagreements
+
+
+def test_a_node_that_comes_back_agrees_with_the_others() -> None:
+    cluster = simulated(Setting(files=600, capacity=1.5, rate=7.5, tick=0.25, loss=25, back=35))
+    assert sum(epoch.again for epoch in cluster.figures) <= 0.27 * cluster.setting.files
+    assert not cluster.disagreements
+
+
+def test_larger_nodes_hold_more() -> None:
+    cluster = simulated(Setting(files=600, rate=7.5, tick=0.25, epochs=2, caches=(1.0, 1.0, 1.0, 2.0)))
+    assert cluster.origin_reads <= 1.02 * cluster.setting.files
+    small, *_, large = (len(node.tier.sizes) for node in cluster.nodes)
+    assert large > 1.5 * small
+
+
 def test_a_job_that_resumes_in_a_late_epoch_takes_part() -> None:
     resumed = SimulatedJob("resumed", ALL, seed=1000, rate=25, start=5, epochs=43, resumes=40)
     cluster = simulated(Setting(capacity=1.1, rate=25, jobs=(resumed,)))
