@@ -69,7 +69,11 @@ def test_each_block_leaves_the_origin_once_and_reads_become_local(tmp_path: Path
         entries = entries_of(daemons[0])
         ranks = [Rank(daemon, number, view.snapshot, entries) for number, daemon in enumerate(daemons)]
         for daemon in daemons:
-            until(lambda daemon=daemon: "copies go where job train reads them next" in daemon.log.read_text())
+            until(
+                lambda daemon=daemon: (
+                    "copies go where they are read next, by the epochs of job train" in daemon.log.read_text()
+                )
+            )
         from_peers = []
         for epoch in range(EPOCHS):
             before = sum(daemon.status().peers.blocks for daemon in daemons)

@@ -145,7 +145,7 @@ def test_a_job_is_told_field_by_field(scene: Scene) -> None:
     assert set(detail) == {"job", "period", "history", "ranks", "all_ranks"}
     assert set(detail["job"]) == {
         "id", "name", "owner", "dataset", "state", "reason", "started", "ranks", "epoch", "part", "left", "rate",
-        "waited", "fetched", "from_peers", "troubles", "loop_waited", "advice",
+        "waited", "fetched", "from_peers", "troubles", "loop_waited", "advice", "shares",
     }  # fmt: skip
     assert set(detail["ranks"][0]) == {
         "rank", "loader", "state", "problem", "epoch", "read", "length", "rate", "waits", "waited", "longest",
