@@ -322,7 +322,7 @@ def _read_sooner(
         reads_next = following[blocks[open_ones]]
         wins = reads_next == theirs[open_ones]
         found[open_ones[wins]] = True
-        open_ones = open_ones[~wins & (reads_next != ours[open_ones])]
+        open_ones = open_ones[~wins & ((reads_next != ours[open_ones]) | (reads_next == NO_NODE))]
         if not len(open_ones):
             break
     return found
@@ -343,7 +343,8 @@ def _next_read(
     """Return when each block is read by its node in a later layer than *after*: infinite where it is not."""
     soon = np.full(len(blocks), np.inf, np.float32)
     for layer in reversed(range(1, len(layers.readers))):
-        reads = np.flatnonzero((layers.readers[layer][blocks] == nodes) & (after < layer))
+        readers = layers.readers[layer][blocks]
+        reads = np.flatnonzero((readers == nodes) & (readers != NO_NODE) & (after < layer))
         soon[reads] = layers.times(layer, blocks[reads])
     return soon
 
@@ -370,7 +371,7 @@ def _taking_layer(
     chosen, last = np.full(len(blocks), -1, np.intp), np.full(len(blocks), -1, np.intp)
     for layer in layers.current:
         reader = layers.readers[layer][blocks]
-        read = np.flatnonzero((reader == ours) | (reader == theirs))
+        read = np.flatnonzero(((reader == ours) | (reader == theirs)) & (reader != NO_NODE))
         read = read[layers.times(layer, blocks[read]) < 1]
         by_holder = reader[read] == ours[read]
         chosen[read[by_holder]] = -1
