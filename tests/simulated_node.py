@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -94,6 +95,7 @@ class _Flight:
     asked: float
     waiting: list[Callable[[], None]] = field(default_factory=list)
     ahead: UpcomingBlock | None = None
+    is_sent: bool = False  # whether the origin was asked
 
 
 class SimulatedNode:
@@ -116,6 +118,8 @@ class SimulatedNode:
         self.fetched = 0
         self.refused = 0
         self.flights: dict[int, _Flight] = {}
+        self._queue: list[tuple[float, int]] = []  # when blocks are due, and these
+        self._asked = 0  # blocks that the origin was asked for
         self.idle_link = 0.0  # seconds for which the origin could have delivered more
         self.news = True  # for the prefetcher
         self._origin, self._random, self._free = origin, random.Random(1), -math.inf
@@ -132,12 +136,25 @@ class SimulatedNode:
 
     def fetch(self, block: int, ahead: UpcomingBlock | None, landed: Callable[[], None] | None = None) -> None:
         flight = self.flights.get(block)
-        if flight is None:
-            flight = self.flights[block] = _Flight(self.clock.now, ahead=ahead)
-            first = self._origin.latency * math.exp(self._random.gauss(0, self._origin.sigma))
-            self.clock.at(self.clock.now + first, lambda: self._send(block, [64 << 10, SIZE - (64 << 10)]))
+        if flight is None or (landed is not None and not flight.is_sent):
+            flight = self.flights.setdefault(block, _Flight(self.clock.now, ahead=ahead))
+            due = self.clock.now + ahead.seconds if ahead is not None and landed is None else 0.0
+            heapq.heappush(self._queue, (due, block))
+            self._ask()
         if landed is not None:
             flight.waiting.append(landed)
+
+    def _ask(self) -> None:
+        """Ask the origin for the blocks that are needed first, as many at once as there are connections."""
+        while self._queue and self._asked < self.slots:
+            _, block = heapq.heappop(self._queue)
+            flight = self.flights.get(block)
+            if flight is None or flight.is_sent:
+                continue
+            flight.asked, flight.is_sent = self.clock.now, True
+            self._asked += 1
+            first = self._origin.latency * math.exp(self._random.gauss(0, self._origin.sigma))
+            self.clock.at(self.clock.now + first, partial(self._send, block, [64 << 10, SIZE - (64 << 10)]))
 
     def _send(self, block: int, chunks: list[int]) -> None:
         if not chunks:
@@ -151,6 +168,7 @@ class SimulatedNode:
     def _landed(self, block: int) -> None:
         flight = self.flights.pop(block)
         self.fetched += 1
+        self._asked -= 1
         self.latency.measure(self.clock.now - flight.asked)
         key = self.keys[block]
         taken = key in self.tier
@@ -168,6 +186,7 @@ class SimulatedNode:
                 self.fetches.note_refused(flight.ahead, self.clock.now)
         for landed in flight.waiting:
             landed()
+        self._ask()
         self.news = True
 
     # --- the prefetcher -------------------------------------------------------------------------------------------

@@ -126,6 +126,11 @@ def _as_list(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def _without_empty(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the hosts that are named: an empty text names none."""
+    return tuple(host for host in hosts if host)
+
+
 def _check_prefix(value: str) -> str:
     if value and (not _PREFIX.fullmatch(value) or len(value) > 255):
         raise ValueError('expected a prefix of keys such as "/cachefs/training"')
@@ -137,7 +142,9 @@ Host = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_check_
 Address = Annotated[str, AfterValidator(_check_address)]
 # One value, or a list of them.
 Addresses = Annotated[tuple[Address, ...], Field(min_length=1, max_length=MAX_RAILS), BeforeValidator(_as_list)]
-Hosts = Annotated[tuple[Host, ...], Field(max_length=MAX_RAILS), BeforeValidator(_as_list)]
+Hosts = Annotated[
+    tuple[Host, ...], Field(max_length=MAX_RAILS), BeforeValidator(_as_list), AfterValidator(_without_empty)
+]
 ListedNode = Annotated[str, AfterValidator(_check_static_node)]
 Endpoint = Annotated[str, AfterValidator(_normalize_endpoint)]
 Observer = Annotated[str, Field(min_length=1), AfterValidator(_check_host)]
@@ -288,7 +295,7 @@ class ClusterSection(ClusterTable):
     @property
     def advertised_hosts(self) -> tuple[str, ...]:
         """The hosts under which others reach this node: the first for all messages, the others for blocks only."""
-        named = [host for host in self.advertise if host]
+        named = self.advertise
         return tuple(dict.fromkeys(named or [host for host, _ in self.listen_addresses]))
 
     @property
@@ -382,7 +389,7 @@ def _problems(section: ClusterSection) -> Iterator[str]:
 def _address_problems(section: ClusterSection) -> Iterator[str]:
     hosts = [host for host, _ in section.listen_addresses]
     wild = next((host for host in hosts if host in ("0.0.0.0", "::")), "")
-    if wild and not any(section.advertise) and section.membership != "static":
+    if wild and not section.advertise and section.membership != "static":
         yield (
             f"cluster.listen = {section.listen[0]!r}: does not tell other nodes how to reach this node; set "
             'cluster.advertise to its address, or to "$VARIABLE" of the environment'

@@ -193,10 +193,8 @@ def job_prefix(cluster: str) -> str:
 def parse_jobs(text: bytes, cluster: str = "") -> list[SlurmJob]:
     """Return the jobs that read a dataset. cluster: see `job_prefix`. Raises CachefsError for invalid output."""
     try:
-        try:
-            rows = _DECODER.decode(text).jobs
-        except UnicodeDecodeError:  # Slurm passes on users' bytes, such as a comment in Latin-1
-            rows = _DECODER.decode(text.decode(errors="replace")).jobs
+        # Slurm passes on users' bytes, such as a comment in Latin-1.
+        rows = _DECODER.decode(text.decode(errors="replace")).jobs
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CachefsError(f"the output of squeue --json is invalid: {error}") from None
     return [job for row in rows if (job := _job(row, job_prefix(cluster))) is not None]

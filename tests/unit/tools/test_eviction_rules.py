@@ -12,7 +12,7 @@ def test_alsd_hits_as_often_as_the_better_of_the_simple_rules(epochs: int, share
 
 
 def test_the_least_over_jobs_is_worse_with_few_certain_reads_and_better_with_many() -> None:
-    few, many = compare_rules(120, 2, 1, 0.5, 16), compare_rules(120, 2, 1, 0.5, 120)
+    few, many = compare_rules(200, 2, 1, 0.5, 16), compare_rules(200, 2, 1, 0.5, 200)
     assert few["least_over_jobs"] < few["mean_over_jobs"] - 1
     assert many["least_over_jobs"] > many["mean_over_jobs"] + 1
 

@@ -766,7 +766,7 @@ def test_failures_are_a_jobs_own_from_the_birth_of_its_process(tmp_path: Path, m
     monkeypatch.setattr(liveness, "birth_of", lambda pid: boot_clock.now() if pid else None)
 
     async def scene(jobs: Jobs) -> None:
-        jobs.report_troubles_of(Troubles(lambda job, began: asked.append(began)), list)
+        jobs.report_troubles_of(Troubles(lambda job, began: asked.append(began)), list, lambda job: [])
         jobs.say("young", pid=os.getpid())
         jobs.say("unknown")
         jobs.troubles_of(jobs.get("young"))
@@ -782,7 +782,9 @@ def test_consumers_are_there_while_the_failed_reads_of_an_ended_job_are_looked_f
     found: list[tuple[str, list[str]]] = []
 
     async def scene(jobs: Jobs) -> None:
-        jobs.report_troubles_of(Troubles(lambda job, began: found.append((job, [*jobs.consumer_keys]))), list)
+        jobs.report_troubles_of(
+            Troubles(lambda job, began: found.append((job, [*jobs.consumer_keys]))), list, lambda job: []
+        )
         for job in ("said", "cancelled"):
             jobs.say(job)
             [key] = jobs.consumer_keys
