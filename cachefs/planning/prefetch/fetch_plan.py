@@ -317,11 +317,12 @@ class FetchPlan:
     def choose_for_backlog(self, window: float) -> list[FetchBatch]:
         """Return for each job blocks beyond the *window* that would come too late if their fetch began within it."""
         batches: list[FetchBatch] = []
-        for job, demand in self.demands.items():
-            backlog = demand.backlog
-            if backlog is None or backlog.seconds <= window:
-                continue
-            chosen = self._choose(self._for_backlog, backlog.seconds, self._limits.max_bytes, job)
+        backlogs = [(job, one) for job, demand in self.demands.items() if (one := demand.backlog) is not None]
+        late = [(job, backlog) for job, backlog in backlogs if backlog.seconds > window]
+        readers = self._readers_by_job() if late else {}
+        for job, backlog in late:
+            own = {job: readers.get(job, ())}
+            chosen = self._choose(self._for_backlog, backlog.seconds, self._limits.max_bytes, own)
             batch = self._make_batch(chosen, backlog.snapshot, backlog.last_block) if chosen else None
             if batch is not None:
                 batches.append(batch)
@@ -364,25 +365,30 @@ class FetchPlan:
         self._price = taken * taken / total if total else 0.0
         return self._price
 
-    def _choose(self, lookahead: Lookahead, seconds: float, room: int, job: str = "") -> list[UpcomingBlock]:
-        """Return blocks that are read within *seconds*, soonest first, at most *room* bytes. job: only its blocks; "":
-        those of all jobs."""
+    def _readers_by_job(self) -> Mapping[str, Sequence[str]]:
+        """Return the consumers of each job."""
         readers: dict[str, list[str]] = {}
         for consumer in self._plan.consumers():
             readers.setdefault(job_of_consumer(consumer), []).append(consumer)
+        return readers
+
+    def _choose(
+        self, lookahead: Lookahead, seconds: float, room: int, readers: Mapping[str, Sequence[str]] | None = None
+    ) -> list[UpcomingBlock]:
+        """Return blocks that are read within *seconds*, soonest first, at most *room* bytes. readers: by job, the
+        consumers that read them; None: all."""
+        readers = self._readers_by_job() if readers is None else readers
         # Jobs that want nothing take no places.
         all_places = MAX_JOBS_AHEAD * self._limits.max_blocks
         places = max(_MIN_PLACES, min(self._limits.max_blocks, all_places // max(1, len(self.demands))))
         known = self._in_flight.keys() | self._backoff.paused
         chosen: list[list[UpcomingBlock]] = []
-        for one in [job] if job else readers:
-            max_blocks = places - self._job_blocks[one]
-            max_bytes = min(room, self._limits.max_bytes - self._job_bytes[one])
+        for job, consumers in readers.items():
+            max_blocks = places - self._job_blocks[job]
+            max_bytes = min(room, self._limits.max_bytes - self._job_bytes[job])
             if max_blocks <= 0 or max_bytes <= 0:
                 continue
-            found = lookahead.take_blocks(
-                self._presence.states, seconds, max_blocks, max_bytes, known, readers.get(one, ())
-            )
+            found = lookahead.take_blocks(self._presence.states, seconds, max_blocks, max_bytes, known, consumers)
             if found and found[0].size > max_bytes:
                 lookahead.rewind()  # the block must be found again later
             elif found:
