@@ -96,7 +96,7 @@ class SharedJobShares:
             for job, one in values.items():
                 for origin, figures in one.origins.items():
                     remote.setdefault(node, {}).setdefault(origin, {})[job] = OriginUse(*figures)
-        self._shares.remote_uses = remote
+        self._shares.take_remote_uses(remote)
 
 
 def _order(priority: JobPriority) -> tuple[object, float]:

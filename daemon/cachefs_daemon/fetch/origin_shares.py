@@ -76,12 +76,19 @@ class OriginShares:
         self._sampled_at = time.monotonic()
         self._uses: dict[str, dict[str, OriginUse]] = {}
         self._held_since: dict[tuple[str, str], float] = {}  # by job and origin: unix time
-        self.remote_uses: Mapping[str, UsesByOrigin] = {}  # by id of another node
+        self._remote_uses: Mapping[str, UsesByOrigin] = {}  # by id of another node
+        self._total: UsesByOrigin = {}  # through all nodes, as of the last sample or news of other nodes
 
     @property
     def local_uses(self) -> UsesByOrigin:
         """The uses of origins through this node."""
         return self._uses
+
+    def take_remote_uses(self, uses: Mapping[str, UsesByOrigin]) -> None:
+        """Count the uses of origins through other nodes, by their ids, in place of those counted before."""
+        if uses != self._remote_uses:
+            self._remote_uses = uses
+            self._total = self._sum_uses()
 
     async def run(self) -> None:
         """Measure as long as the daemon runs."""
@@ -115,6 +122,7 @@ class OriginShares:
         }
         for job, endpoint in [key for key in self._fetched if key[0] not in self._uses.get(key[1].name, {})]:
             del self._fetched[job, endpoint], self._fetched_before[job, endpoint]
+        self._total = self._sum_uses()
         self._note_held_back()
 
     def _note_held_back(self) -> None:
@@ -124,10 +132,11 @@ class OriginShares:
     def _jobs(self) -> set[str]:
         return {job for uses in self._uses.values() for job in uses if job}
 
-    def _all_uses(self) -> dict[str, dict[str, OriginUse]]:
-        """Return the uses of origins through all nodes."""
+    def _sum_uses(self) -> UsesByOrigin:
+        """Return the uses of origins through all nodes. Each job's shares are asked for several times a second, so the
+        sum is kept."""
         total: defaultdict[str, dict[str, OriginUse]] = defaultdict(dict)
-        for node in (self._uses, *self.remote_uses.values()):
+        for node in (self._uses, *self._remote_uses.values()):
             for origin, uses in node.items():
                 for job, use in uses.items():
                     one = total[origin].setdefault(job, OriginUse())
@@ -139,7 +148,7 @@ class OriginShares:
     def shares_of(self, job: str) -> list[OriginShare]:
         """Return the share that a job has of each origin it uses."""
         found = []
-        for origin, uses in sorted(self._all_uses().items()):
+        for origin, uses in sorted(self._total.items()):
             if job not in uses:
                 continue
             wants = {one: max(use.wants, use.gets) for one, use in uses.items()}

@@ -1,5 +1,6 @@
 """Weights of jobs, and what they want of origins, known on all nodes."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,7 @@ class Peer:
     def __init__(self, node: SharingNode, *running: str) -> None:
         self.node, self.jobs = node, Jobs(*running)
         self.shares = SimpleNamespace(local_uses={}, remote_uses={})
+        self.shares.take_remote_uses = partial(setattr, self.shares, "remote_uses")
         self.sharing = SharedJobShares(self.jobs, self.shares, node.shared)  # type: ignore[arg-type]
 
     async def step(self) -> None:

@@ -78,9 +78,9 @@ def test_a_job_that_has_gone_leaves_nothing() -> None:
 def test_what_other_nodes_fetch_for_a_job_counts_with_what_this_node_does() -> None:
     scene = Scene()
     scene.sample(60)
-    scene.shares.remote_uses = {
-        "other": {"store": {"a": OriginUse(20 * MIB, 5 * MIB, 1.0), "c": OriginUse(1.0 * MIB, 0, 0)}}
-    }
+    scene.shares.take_remote_uses(
+        {"other": {"store": {"a": OriginUse(20 * MIB, 5 * MIB, 1.0), "c": OriginUse(1.0 * MIB, 0, 0)}}}
+    )
     [share] = scene.shares.shares_of("a")
     assert (share.wants, share.gets, share.jobs) == (
         pytest.approx(50 * MIB, rel=0.01),
