@@ -1,7 +1,7 @@
 """The clock by which holders are decided: one group of consumers leads, and the epochs of all groups that read the
 snapshot are placed on the time of the leader's epochs.
 
-Holders are decided for one epoch of the leader after the other (`cachefs.planning.cluster.copies`). All nodes must
+Holders are decided for one epoch of the leader after the other (`cachefs.planning.cluster.moves`). All nodes must
 decide alike, though they hear of progress at different moments. So one node, the issuer, publishes an `Announcement`:
 which group leads, and for the current and the next epoch an `EpochSchedule` that says when each epoch of each group
 begins and how long it lasts, in epochs of the leader. What a node needs beside it are the orders themselves.

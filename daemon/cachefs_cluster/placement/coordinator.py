@@ -7,7 +7,7 @@ the next node continues from there.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -58,13 +58,13 @@ class Coordinator:
         self._lead = 0.0  # epochs of the leader by which blocks change hands before they are read
         self._announced_at = 0.0  # `_progress` at the latest announcement
 
-    def follow(self, announcements: Iterable[Announcement]) -> bool:
-        """Follow the announcement of other nodes that ranks highest. Returns whether it is new."""
-        before = self.announcement
-        for one in announcements:
-            if one.outranks(self.announcement):
-                self.announcement = one
-        return self.announcement is not before
+    def follow(self, announcement: Announcement) -> bool:
+        """Follow the announcement of another node, if it outranks the one that this node follows. Returns whether it
+        does."""
+        is_newer = announcement.outranks(self.announcement)
+        if is_newer:
+            self.announcement = announcement
+        return is_newer
 
     def find_leader(self, groups: Sequence[ConsumerGroup]) -> ConsumerGroup | None:
         """Return the group that leads; None if there is none, or its consumers are not known here."""
@@ -122,7 +122,7 @@ class Coordinator:
         if is_new_term:
             self._announce(leader.name, first, schedules, is_new_term=True)
             self._follow_progress(leader)
-            self._announced_at = self._progress
+            self._announced_at = self._progress  # that of the new leader
         elif schedules != before.schedules:
             self._announce(leader.name, before.first_epoch, schedules, is_new_term=False)
 

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Final
 
 from cachefs.job_messages import MAX_JOB_NAME
@@ -27,7 +27,7 @@ class GroupMember:
     facts: ConsumerFacts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConsumerGroup:
     """Consumers that go through their epochs together: their samplers differ only in the rank, or each publishes its
     orders epoch by epoch."""
@@ -50,12 +50,12 @@ class ConsumerGroup:
         sampler = replace(self.spec, epochs=1) if self.spec is not None else None
         return self.job, self.snapshot, self.loader, "" if sampler is None else self.members[0].facts.map, sampler
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the identity, as published: 16 hex digits."""
         return _digest(self.key)
 
-    @property
+    @cached_property
     def readers_digest(self) -> str:
         """Digest of `reader_ids`: 16 hex digits."""
         return _digest(self.reader_ids)
@@ -98,7 +98,6 @@ class ConsumerGroup:
         return len(ranks) == shares and sorted(ranks) == list(range(len(ranks)))
 
 
-@lru_cache(maxsize=1024)
 def _digest(identity: Hashable) -> str:
     return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 

@@ -1,6 +1,6 @@
 """Computes the holders of each block of one snapshot: homes, and from them the holders of one epoch after the other.
 
-Every node computes them for itself from the same facts (see `cachefs.planning.cluster.copies`). The holders of the
+Every node computes them for itself from the same facts (see `cachefs.planning.cluster.moves`). The holders of the
 current epoch are stored on disk and sent to other nodes, since they depend on all epochs before.
 """
 

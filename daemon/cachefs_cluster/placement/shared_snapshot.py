@@ -2,13 +2,14 @@
 of other nodes here.
 
 Copies go where they are read next, by the reads of all groups whose orders are known
-(`cachefs.planning.cluster.copies`). One of the groups leads: holders are decided for one of its epochs after the other,
+(`cachefs.planning.cluster.moves`). One of the groups leads: holders are decided for one of its epochs after the other,
 on all nodes alike, by the schedules that one node announces (`cachefs_cluster.placement.coordinator`). Where no group
 leads, blocks stay where they are: at home, if none ever did.
 
-A copy changes hands when its next holder reads it: that node counts the block as its own from shortly before the read,
-and the former holder stops doing so once it has given the block. To wait for the reader's published progress instead
-would take room on both nodes for longer: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
+A copy changes hands when its next holder reads it: that node counts the block as its own once the block is there,
+shortly before the read, and the former holder stops doing so once it has given the block. To wait for the reader's
+published progress instead would take room on both nodes for longer: 2 to 10 % more bytes from the origin, with epochs
+of 5 to 20 s.
 """
 
 import asyncio
@@ -52,14 +53,12 @@ POSITIONS_SECONDS: Final = 5.0
 # Seconds, besides those for which a read counts as near, by which a node counts a block as its own before reading it.
 LEAD_SECONDS: Final = 0.25
 
-
 # Epochs by which the readers of a group may be apart. Usually they go in step, and the holders follow from the position
 # of the slowest. After one was cut off for a while and went on by itself, all looked in the wrong places, and a fifth
 # of all blocks came from the origin (4 nodes, 5 epochs apart; with copies at home 4 %). The reads of a group that is
 # further apart than MAX_SPREAD do not decide until the spread is at most REJOIN_SPREAD again.
 MAX_SPREAD: Final = 2.0
 REJOIN_SPREAD: Final = 1.0
-
 
 # Reads of own consumers at which this node takes blocks over: epoch and number of the read, block, and the leader's
 # epoch in which that was decided.
@@ -155,6 +154,9 @@ class SharedSnapshot:
         """Set the groups that read the snapshot."""
         if groups != self._groups:
             self._groups = groups
+            keys, digests = {group.key for group in groups}, {group.digest for group in groups}
+            self._slowest_positions = {key: at for key, at in self._slowest_positions.items() if key in keys}
+            self._apart &= digests
             self._wakeup.set()
 
     def set_ring(self, ring: PlacementRing) -> None:
@@ -170,7 +172,7 @@ class SharedSnapshot:
 
     def offer_announcement(self, announcement: Announcement) -> None:
         """Follow an announcement that another node follows, if it ranks higher than this node's."""
-        if self._coordinator.follow([announcement]):
+        if self._coordinator.follow(announcement):
             self._publish_announcement()
 
     def note_handed_over(self, node: str, keys: Sequence[bytes]) -> None:

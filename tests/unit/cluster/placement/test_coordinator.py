@@ -66,8 +66,8 @@ def test_the_first_node_with_a_consumer_announces_and_the_others_follow() -> Non
     assert numbers(announced) == [0, 1]
     assert [schedule.since for schedule in announced.schedules] == [0.0, 0.0]
     assert not scene.step(issuer), "nothing is new"
-    assert other.follow([announced])
-    assert not other.follow([announced])
+    assert other.follow(announced)
+    assert not other.follow(announced)
     assert other.find_leader(scene.groups) is scene.groups[0]
 
 
@@ -120,7 +120,7 @@ def test_when_the_leader_ends_another_group_leads_from_where_copies_are() -> Non
     scene.step(issuer)
     assert issuer.announcement.leader == "job", "it has more consumers"
     successor = scene.coordinator("b")
-    successor.follow([issuer.announcement])
+    successor.follow(issuer.announcement)
     assert not scene.step(successor)
     scene.groups.pop(0)
     del scene.progress["job"]
@@ -210,7 +210,7 @@ def test_an_announcement_is_valid_whatever_rates_nodes_publish() -> None:
 def _taken_over_by(scene: Scene, before: Coordinator, node: str) -> Coordinator:
     """Return the coordinator of another node that has followed everything so far."""
     found = scene.coordinator(node)
-    found.follow([before.announcement])
+    found.follow(before.announcement)
     scene.groups.append(first := group("job"))
     scene.step(found)
     scene.groups.remove(first)
@@ -231,7 +231,7 @@ def test_whether_the_snapshot_is_hot_is_announced_once_and_passed_on() -> None:
     assert (issuer.announcement.is_hot, issuer.announcement.term) == (True, before.term)
     assert not issue(issuer, 0.3 / 3600), "less, but not by enough"
     assert not issue(issuer, None), "its readers pause"
-    assert other.follow([issuer.announcement])
+    assert other.follow(issuer.announcement)
     scene.groups = [group("job", "bcd")]
     issue(other, None)
     assert other.announcement.is_hot, "the next issuer goes on from there"
