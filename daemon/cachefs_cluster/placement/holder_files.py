@@ -17,6 +17,7 @@ from cachefs.job_messages import MAX_JOB_NAME
 from cachefs.planning.cluster.homes import NO_NODE, NodeNumbers
 from cachefs_cluster.membership.view import is_id
 from cachefs_cluster.placement.holders import FormerHolders, HolderState
+from cachefs_daemon.runtime.autosave import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +122,7 @@ class HolderFiles:
     def save(self, snapshot: str, known: HolderState) -> None:
         """Replace the stored holders. Raises OSError."""
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        path = self._directory / (snapshot + _SUFFIX)
-        new = path.with_suffix(".new")
-        new.write_bytes(encode_state(replace(known, former=None)))
-        new.replace(path)
+        replace_file(self._directory / (snapshot + _SUFFIX), encode_state(replace(known, former=None)))
 
     def load(self, snapshot: str, blocks: int) -> HolderState | None:
         """Load holders; None if there are none, or they are invalid."""

@@ -52,7 +52,7 @@ from cachefs_daemon.content.warmup import plan_warmup
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.owners import name_without_owner
 from cachefs_daemon.jobs.registry import JobRegistry
-from cachefs_daemon.runtime.autosave import autosave
+from cachefs_daemon.runtime.autosave import autosave, replace_file
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import spans
 
@@ -580,6 +580,4 @@ def _load(path: Path) -> dict[int, WarmupFacts]:
 
 
 def _write(path: Path, facts: dict[str, WarmupFacts]) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.msgpack.encode(facts))
-    fresh.replace(path)
+    replace_file(path, msgspec.msgpack.encode(facts))

@@ -17,7 +17,7 @@ from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.ports import RemoteReaders
-from cachefs_daemon.runtime.autosave import autosave
+from cachefs_daemon.runtime.autosave import autosave, replace_file
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
 
@@ -78,9 +78,7 @@ def _load(path: Path) -> list[WarmupRequest]:
 
 
 def _save(path: Path, requests: list[WarmupRequest]) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.msgpack.encode(requests))
-    fresh.replace(path)
+    replace_file(path, msgspec.msgpack.encode(requests))
 
 
 class ContentParts:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from cachefs_daemon.mounts.registry import MountRecord, MountRegistry
-from cachefs_daemon.runtime.autosave import autosave
+from cachefs_daemon.runtime.autosave import autosave, replace_file
 from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,4 @@ def _load(path: Path) -> list[MountRecord]:
 
 def _save(path: Path, records: list[MountRecord]) -> None:
     """Write the file without fsync: no mount outlives the machine."""
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(records), indent=1))
-    fresh.replace(path)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(records), indent=1))

@@ -1,8 +1,9 @@
-"""Saves state for the next daemon periodically, as long as the daemon runs."""
+"""Saves state for the next daemon: periodically, as long as the daemon runs, and file by file."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
@@ -34,3 +35,11 @@ async def autosave(save: Callable[[], Awaitable[None]], loss: str) -> None:
         except Exception:
             problem = "internal error"
             log.exception("after a restart %s", loss)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file as a whole. It is not synced: after a crash of the machine it may be empty, so readers check its
+    content. Raises OSError; the old file then stays."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(content)
+    fresh.replace(path)
