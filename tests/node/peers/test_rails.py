@@ -186,31 +186,38 @@ def swallowing(host: str, port: int) -> Iterator[None]:
         yield
 
 
+@asynccontextmanager
+async def asker_over_two_rails(root: Path) -> AsyncIterator[tuple[Asker, NodeRecord, Link]]:
+    """A node with blocks that is asked over two rails, both in use, and the second of them."""
+    async with ServingNode(root) as node, link("127.0.0.2", node.record) as second:
+        node.put(*BLOCKS)
+        record = dataclasses.replace(node.record, rails=("127.0.0.2",))
+        async with asker(record, window=600_000) as one:
+            await use_all_rails(one, record)
+            yield one, record, second
+
+
 def test_what_was_asked_over_a_rail_that_falls_silent_comes_over_the_other(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "SILENT_SECONDS", 1.0)
 
     async def run() -> None:
-        async with ServingNode(root) as node, link("127.0.0.2", node.record) as second:
-            node.put(*BLOCKS)
-            record = dataclasses.replace(node.record, rails=("127.0.0.2",))
-            async with asker(record, window=600_000) as one:
-                await use_all_rails(one, record)
-                second.cut()
-                for _ in range(3):
-                    assert are_blocks(await ask_all(one, record))
-                rail = rails(one, record)[1]
-                assert rail.health.is_out_of_use
-                assert one.client.is_usable(record.id)
-                assert one.client.counters[record.id].failures == 0
-                assert not one.membership.lost_nodes
-                assert one.client.in_flight == (0, 0)
-                second.restore()
-                await until_async(lambda: not rail.health.is_out_of_use, "a probe gets through")
-                before = rail.received_bytes
-                while rail.received_bytes == before:
-                    assert are_blocks(await ask_all(one, record))
+        async with asker_over_two_rails(root) as (one, record, second):
+            second.cut()
+            for _ in range(3):
+                assert are_blocks(await ask_all(one, record))
+            rail = rails(one, record)[1]
+            assert rail.health.is_out_of_use
+            assert one.client.is_usable(record.id)
+            assert one.client.counters[record.id].failures == 0
+            assert not one.membership.lost_nodes
+            assert one.client.in_flight == (0, 0)
+            second.restore()
+            await until_async(lambda: not rail.health.is_out_of_use, "a probe gets through")
+            before = rail.received_bytes
+            while rail.received_bytes == before:
+                assert are_blocks(await ask_all(one, record))
 
     asyncio.run(run())
 
@@ -219,22 +226,18 @@ def test_a_silent_rail_is_left_at_once_where_another_answers_a_probe(root: Path)
     """A reader that waits has the peer probed after 0.3 s. Without that the blocks would come after SILENT_SECONDS."""
 
     async def run() -> None:
-        async with ServingNode(root) as node, link("127.0.0.2", node.record) as second:
-            node.put(*BLOCKS)
-            record = dataclasses.replace(node.record, rails=("127.0.0.2",))
-            async with asker(record, window=600_000) as one:
-                await use_all_rails(one, record)
-                second.cut()
-                asks = asyncio.ensure_future(ask_all(one, record))
-                [peer] = one.client._peers.values()
-                await until_async(lambda: any(batch.rail is peer.rails[1] for batch in peer.batches.values()))
-                await asyncio.sleep(0.3)
-                one.client.probe_silent(record.id)
-                await until_async(lambda: peer.rails[1].health.is_out_of_use, "its probe comes to nothing")
-                assert f"node node-1 at 127.0.0.2:{record.data_port} does not answer; its other" in one.complaints()
-                assert are_blocks(await asks)
-                assert one.client.counters[record.id].failures == 0
-                assert not peer.is_out_of_use
+        async with asker_over_two_rails(root) as (one, record, second):
+            second.cut()
+            asks = asyncio.ensure_future(ask_all(one, record))
+            [peer] = one.client._peers.values()
+            await until_async(lambda: any(batch.rail is peer.rails[1] for batch in peer.batches.values()))
+            await asyncio.sleep(0.3)
+            one.client.probe_silent(record.id)
+            await until_async(lambda: peer.rails[1].health.is_out_of_use, "its probe comes to nothing")
+            assert f"node node-1 at 127.0.0.2:{record.data_port} does not answer; its other" in one.complaints()
+            assert are_blocks(await asks)
+            assert one.client.counters[record.id].failures == 0
+            assert not peer.is_out_of_use
 
     asyncio.run(run())
 
